@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import uvloop
 
-from ..kv_events.dialects import ZmqPayload
 from ..transport.http2 import Http2Server, ServerCall
-from ..workers.trtllm_proto import SERVICE
+from ..workers.trtllm_proto import SERVICE, common_pb, varint_field
 
 RUNS = 64
 """Different prompts of an engine, which come again and again;"""
@@ -115,6 +114,19 @@ def publish(load: StreamLoad) -> Published:
     return Published(size, began, cpu)
 
 
+def grpc_batch(payload: bytes) -> bytes:
+    """The same as a KvEventBatch, without its number."""
+    batch = common_pb.KvEventBatch()
+    removed, stored = msgspec.msgpack.decode(payload)[1]
+    batch.events.add().removed.block_hashes.extend(removed["block_hashes"])
+    size = stored["block_size"]
+    chain = batch.events.add().stored
+    for place, block_hash in enumerate(stored["block_hashes"]):
+        tokens = stored["token_ids"][place * size : (place + 1) * size]
+        chain.blocks.add(block_hash=block_hash, token_ids=tokens, block_size=size)
+    return bytes(batch.SerializeToString())
+
+
 class GrpcEngines:
     """The same by SubscribeKvEvents, each engine on a port of its own."""
 
@@ -140,8 +152,8 @@ class GrpcEngines:
                 await server.stop(0.0)
 
     def _engine(self, number: int) -> Any:
-        told, load = payloads(self._load, number), self._load
-        translator = ZmqPayload(load.block_size)
+        load = self._load
+        batches = [grpc_batch(payload) for payload in payloads(load, number)]
 
         async def tell(call: ServerCall) -> None:
             await call.read()
@@ -156,8 +168,8 @@ class GrpcEngines:
                     wait_ns = self._began + load.due_ns(turn) - monotonic_ns()
                     if load.blocks_per_s and wait_ns > 0:
                         await asyncio.sleep(wait_ns / 1e9)
-                    batch = translator.batch(told[turn % RUNS], turn + 1)
-                    assert batch is not None
+                    # Fields of a message may follow each other in any order.
+                    batch = batches[turn % RUNS] + varint_field(1, turn + 1)
                     await call.write(batch)
                     self._size += len(batch)
                 await asyncio.Event().wait()  # until its reader goes

@@ -28,6 +28,7 @@ __all__ = [
     "EventIntake",
     "EventRecovery",
     "EventSources",
+    "EventSubscribers",
     "IndexPeers",
     "REPLAY_TICK_S",
     "RecoveryActions",

@@ -1,6 +1,6 @@
-"""EngineStream: reads one engine's SubscribeKvEvents, or what is translated into that.
+"""EngineStream: reads one engine's KV events, over gRPC, ZMQ or HTTP, into the index.
 
-What to do with each batch is decided in stream_cursor.py; the batch itself is decoded by the index.
+stream_cursor.py decides what to do with each batch.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from secrets import randbits
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import structlog
 
@@ -16,11 +16,19 @@ from ..base.backoff import Backoff
 from ..base.errors import ConfigError, StatusCode
 from ..base.identity import WorkerWithDpRank
 from ..indexer.event_index import EventIndex
-from ..indexer.wire import CLEARED_EVENTS, encode_heartbeat, frame_batch, read_head
+from ..indexer.wire import (
+    CLEARED_EVENTS,
+    BatchHead,
+    EngineBatch,
+    EngineEvents,
+    encode_heartbeat,
+    frame_batch,
+    read_grpc_batch,
+)
 from ..process.supervised import is_cancelled, stopped, supervise
 from ..workers.channels import EventCall
 from ..workers.failures import EngineCallError
-from .dialects import EventsEnded, EventsLost, EventsRefused
+from .dialects import EventsEnded, EventsLost, EventsRefused, PulledCall, ZmqMessage
 from .event_subscribers import EventSubscribers
 from .stream_cursor import StreamCursor, StreamStep
 
@@ -35,18 +43,24 @@ UNIMPLEMENTED_RETRY_S = 60.0
 FULL_WAIT_S = 0.05
 """The index's mailbox is full: the engine is read no faster than the index is."""
 
+_NO_EVENTS = EngineBatch(BatchHead(0), b"")
+
 log = structlog.get_logger(__name__)
+
+Message: TypeAlias = bytes | ZmqMessage | EngineBatch
+"""What a stream reads: a KvEventBatch over gRPC, a message over ZMQ, a batch over HTTP."""
+Call: TypeAlias = EventCall | PulledCall[ZmqMessage] | PulledCall[EngineBatch]
 
 
 @runtime_checkable
 class Subscriber(Protocol):
-    """The way to an engine that may tell its events."""
+    """The way to an engine that may offer its events."""
 
-    def subscribe_kv_events(self, start: int) -> EventCall: ...
+    def subscribe_kv_events(self, start: int) -> Call: ...
 
 
 class StreamListener(Protocol):
-    """Hears how the stream of a worker is."""
+    """Observer of a worker's stream."""
 
     def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
         """The engine took a subscription, or it ended; `lasting`: it has no such method."""
@@ -88,7 +102,7 @@ class _NoStream(Exception):
 
 
 class _Unwanted(Exception):
-    """What the engine tells is not to be indexed: nobody reads it any more."""
+    """The engine's events cannot be indexed: the stream is not read any more."""
 
 
 class EngineStream:
@@ -109,13 +123,15 @@ class EngineStream:
         block_size: int,
         subscribers: EventSubscribers,
     ) -> None:
-        """`subscribers` give the present way to a worker, a Subscriber if it may tell events."""
+        """`subscribers` give the present way to a worker, a Subscriber if it may have events."""
         self._worker_id, self._index, self._listener = worker_id, index, listener
-        self._counts, self._block_size, self._subscribers = counts, block_size, subscribers
+        self._counts, self._block_size = counts, block_size
+        self._subscribers = subscribers
         self._ranks = {rank: _Rank() for rank in ranks}
         self._first_rank = min(self._ranks)
         self._cursor = StreamCursor()
-        self._call: EventCall | None = None
+        self._call: Call | None = None
+        self._payloads = EngineEvents(block_size)  # over ZMQ
         self._task: asyncio.Task[None] | None = None
         self._resyncing = False
         self._believed = False
@@ -124,11 +140,6 @@ class EngineStream:
         self._backoff = Backoff(first=FIRST_RETRY_S, cap=LONGEST_RETRY_S)
         self.error = ""
         """what ended the last subscription, for people"""
-
-    @property
-    def kind(self) -> str:
-        """What it comes over, by its name in `/workers`."""
-        return self._subscribers.kind_of(self._worker_id)
 
     @property
     def is_open(self) -> bool:
@@ -141,12 +152,8 @@ class EngineStream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the engine told all that it holds."""
+        """Whether the index has all that the engine holds."""
         return self._cursor.complete
-
-    @property
-    def gives_snapshots(self) -> bool:
-        return self._cursor.gives_snapshots
 
     def publisher_id(self, rank: int) -> int:
         return self._ranks[rank].publisher_id
@@ -223,6 +230,8 @@ class EngineStream:
         if not isinstance(client, Subscriber):
             raise _NoStream("it is not called in a way that has one")
         self._cursor.on_subscribed()
+        if self._cursor.start == 0:
+            self._payloads.forget()
         self._resyncing = self._passed_over = False
         self._counts.subscriptions += 1
         call = self._call = client.subscribe_kv_events(self._cursor.start)
@@ -246,16 +255,16 @@ class EngineStream:
             call.cancel()
 
     def _forget(self) -> None:
-        """What was told is not to be believed any more."""
+        """Clear what the index has by this stream."""
         if self._believed and self._cursor.synced:
             for number in self._ranks:
-                self._post(number, b"", 0, clears=True)
+                self._post(number, _NO_EVENTS, clears=True)
         self._cursor.lose_all()
 
-    async def _first(self, call: EventCall) -> bytes:
+    async def _first(self, call: Call) -> Message:
         """The first message of a subscription, which counts as taken from then on, or when the
         engine was quiet for a while."""
-        reading = asyncio.ensure_future(call.read())
+        reading: asyncio.Future[Message] = asyncio.ensure_future(call.read())
         try:
             await asyncio.wait([reading], timeout=QUIET_S)
             if not reading.done():
@@ -270,13 +279,25 @@ class EngineStream:
         self.error = ""
         self._listener.on_stream(self._worker_id, True)
 
-    def _take(self, message: bytes) -> None:
+    def _batch(self, message: Message) -> EngineBatch | None:
+        """The batch in a message; None if the message is damaged."""
+        if isinstance(message, ZmqMessage):
+            try:
+                return self._payloads.read(message.payload, message.sequence)
+            except ValueError as reason:
+                raise EventsRefused(str(reason)) from None
+        if isinstance(message, bytes):
+            return read_grpc_batch(message, self._block_size)
+        return message
+
+    def _take(self, message: Message) -> None:
         """Hand a batch to the index. No coroutine: that would cost as much as half of the rest."""
-        head = read_head(message, self._block_size)
-        if head is None:
+        batch = self._batch(message)
+        if batch is None:
             self._counts.undecodable += 1
             self._cursor.forget()
             raise _AskAgain
+        head = batch.head
         if head.wrong_size:
             reason = f"blocks of {head.wrong_size} tokens, ours have {self._block_size}"
             self._listener.on_refused(self._worker_id, reason)
@@ -297,22 +318,23 @@ class EngineStream:
         clears = step is StreamStep.CLEAR_AND_APPLY
         if clears:
             for other in self._ranks.keys() - {number}:
-                self._post(other, b"", 0, clears=True)
+                self._post(other, _NO_EVENTS, clears=True)
         elif self._cursor.synced:
             self._backoff.reset()
         if number in self._ranks:
-            self._post(number, message, head.events, clears=clears)
+            self._post(number, batch, clears=clears)
         else:
             self._counts.strange_ranks += 1
 
-    def _post(self, number: int, batch: bytes, events: int, *, clears: bool) -> None:
+    def _post(self, number: int, batch: EngineBatch, *, clears: bool) -> None:
+        events = batch.head.events
         if clears:
             events += CLEARED_EVENTS
         if not events:
             return
         rank = self._ranks[number]
         frame = frame_batch(
-            batch,
+            batch.data,
             worker_id=self._worker_id,
             dp_rank=number,
             publisher_id=rank.publisher_id,
@@ -320,6 +342,7 @@ class EngineStream:
             first_event_id=rank.next_event_id,
             block_size=self._block_size,
             clears=clears,
+            decoded=batch.decoded,
         )
         rank.sequence += 1
         rank.next_event_id += events

@@ -1,12 +1,12 @@
-"""EventSources: finds out where each worker tells of its cache, and has the index believe that.
+"""EventSources: finds the event source of each worker, and has the index believe that one.
 
-Which source is believed is decided in source_choice.py, for each worker by itself. The index
-believes one publisher of a worker at a time: so two sources are never applied at once.
+source_choice.py decides which source is believed, for each worker by itself. The index believes one
+publisher of a worker at a time: so two sources are never applied at once.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from secrets import randbits
 
 import structlog
@@ -35,7 +35,7 @@ class _WorkerSource:
         self.choice = choice
         self.stream = stream
         self.closing = False  # the stream is
-        self.heard: tuple[int, int] | None = (0, 0)  # on the plane; None: to be counted from now
+        self.heard: tuple[int, int] | None = (0, 0)  # on the plane; None: counted from now on
         self.shown: EventSource | None = None
         self.well = True
         self.resync_at = float("-inf")
@@ -52,15 +52,13 @@ class EventSources:
         clock: Clock,
         *,
         block_size: int,
-        allowed: Collection[EventSource],
+        plane: EventSource | None,
         subscribers: EventSubscribers,
-        plane_name: str = EventSource.NATS.value,
     ) -> None:
-        """`subscribers` give the way to each engine's events; `plane_name` is the event plane's in
-        `/workers`."""
+        """`plane` is the event plane as a source, None: it is not used; `subscribers` give the way
+        to each engine's own stream."""
         self._index, self._registry, self._clock = index, registry, clock
-        self._block_size, self._allowed, self._subscribers = block_size, allowed, subscribers
-        self._plane_name = plane_name
+        self._block_size, self._plane, self._subscribers = block_size, plane, subscribers
         self._workers: dict[int, _WorkerSource] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.counts = StreamCounts()
@@ -81,32 +79,29 @@ class EventSources:
 
     def counted(self) -> Counter[str]:
         """How many workers have which source."""
-        return Counter(
-            self._named(worker, worker.shown) for worker in self._workers.values() if worker.shown
-        )
+        return Counter(worker.shown.label for worker in self._workers.values() if worker.shown)
 
     def asks(self, rank: WorkerWithDpRank) -> bool:
-        """Whether what was missed of a rank is to be asked for on the event plane."""
+        """Whether a rank's missing events are to be asked for on the event plane."""
         worker = self._workers.get(rank.worker_id)
-        return worker is None or worker.choice.current in (None, EventSource.NATS)
+        return worker is None or worker.choice.current is None or worker.choice.follows_plane
 
     def on_worker(self, entry: WorkerEntry) -> None:
         """A worker was added or renewed."""
         worker = self._workers.get(entry.worker_id)
         if worker is not None and worker.ranks != entry.ranks:
             self._forget(entry.worker_id)
-            worker = None
-        if worker is None or worker.choice.current in (None, EventSource.NATS):
+        if self.asks(entry.ranks[0]):
             believe_announced(self._index, entry)
 
     def on_reconnected(self) -> None:
         """The index doubts every source, because the event plane was away."""
         for worker in self._workers.values():
-            if worker.choice.current is EventSource.GRPC:
+            if worker.choice.follows_stream:
                 worker.stream.confirm()
 
     def look(self, sources: Iterable[SourceStatus], connected: bool) -> None:
-        """Take in how the index's sources are, and decide anew."""
+        """Decide anew, by the states of the index's sources."""
         now = self._clock.now()
         by_worker: dict[int, list[SourceStatus]] = {}
         for source in sources:
@@ -117,6 +112,10 @@ class EventSources:
         for worker_id, entry in entries.items():
             well = entry.state in (WorkerState.READY, WorkerState.DRAINING)
             worker = self._workers.get(worker_id)
+            stream = self._subscribers.source_of(worker_id)
+            if worker is not None and worker.choice.stream is not stream:  # it moved
+                self._forget(worker_id)
+                worker = None
             if worker is None:
                 if not well:
                     continue
@@ -128,9 +127,9 @@ class EventSources:
             heard = self._heard(worker, statuses)
             if well:
                 beats = any(status.beats for status in statuses)
-                worker.choice.on_nats(now, connected=connected, heard=heard, beats=beats)
+                worker.choice.on_plane(now, connected=connected, heard=heard, beats=beats)
             self._follow(worker_id, worker)
-            if worker.choice.current is EventSource.GRPC:
+            if worker.choice.follows_stream:
                 self._repair(worker, statuses, now)
 
     def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
@@ -149,7 +148,12 @@ class EventSources:
             self._follow(worker_id, worker)
 
     def _new(self, entry: WorkerEntry, now: float) -> _WorkerSource:
-        choice = SourceChoice(self._allowed, now, announced=bool(entry.publisher_ids))
+        choice = SourceChoice(
+            self._plane,
+            self._subscribers.source_of(entry.worker_id),
+            now,
+            announced=bool(entry.publisher_ids),
+        )
         stream = EngineStream(
             entry.worker_id,
             [rank.dp_rank for rank in entry.ranks],
@@ -162,18 +166,18 @@ class EventSources:
         return _WorkerSource(entry, choice, stream)
 
     def _heard(self, worker: _WorkerSource, statuses: Iterable[SourceStatus]) -> bool:
-        """Whether it said something on the event plane since the last look."""
+        """Whether it published something on the event plane since the last look."""
         heard = sum(status.heard for status in statuses)
         ignored = sum(status.unannounced for status in statuses)
         before, worker.heard = worker.heard, (heard, ignored)
         if before is None:
             return False
-        if worker.choice.current is EventSource.GRPC:
+        if worker.choice.follows_stream:
             return ignored > before[1]  # what the index hears is its stream
         return heard > before[0]
 
     def _follow(self, worker_id: int, worker: _WorkerSource) -> None:
-        """Do as was decided."""
+        """Carry out the choice."""
         source = worker.choice.current
         if source is not None and source is not worker.shown:
             self._switch(worker_id, worker, source)
@@ -191,28 +195,28 @@ class EventSources:
         entry = self._registry.entry(worker_id)
         if entry is None:
             return
+        details: dict[str, str] = {}
         if before is not None:
-            self.switches[self._named(worker, source)] += 1
-        tell = log.warning if source is EventSource.PREDICTED else log.info
-        name = self._named(worker, source)
-        said = {"before": self._named(worker, before)} if before is not None else {}
-        if source is not EventSource.NATS and worker.stream.error:
-            said["stream"] = worker.stream.error
+            self.switches[source.label] += 1
+            details["before"] = before.label
+        if source is not worker.choice.plane and worker.stream.error:
+            details["stream"] = worker.stream.error
         if worker.choice.refused:
-            said["refused"] = worker.choice.refused
-        tell(f"events of a worker: {name}", worker_id=worker_id, **said)
-        worker.stream.believe(source is EventSource.GRPC)
-        if source is EventSource.GRPC:
+            details["refused"] = worker.choice.refused
+        report = log.warning if source is EventSource.PREDICTED else log.info
+        report(f"events of a worker: {source.label}", worker_id=worker_id, **details)
+        worker.stream.believe(worker.choice.follows_stream)
+        if worker.choice.follows_stream:
             for rank in worker.ranks:
                 self._index.announce_publisher(rank, worker.stream.publisher_id(rank.dp_rank))
         elif before is not None:
-            for rank in worker.ranks:  # what the source before said is forgotten
+            for rank in worker.ranks:  # the source before is forgotten
                 self._index.announce_publisher(rank, randbits(53))
             believe_announced(self._index, entry)
-        self._registry.set_event_source(worker_id, name)
+        self._registry.set_event_source(worker_id, source.label)
 
     def _repair(self, worker: _WorkerSource, statuses: list[SourceStatus], now: float) -> None:
-        """Have an engine tell its cache again, of which the index has lost some."""
+        """Ask an engine for its whole cache again, if the index has lost some of it."""
         stream = worker.stream
         if not stream.is_synced:
             return
@@ -229,17 +233,11 @@ class EventSources:
         else:
             worker.resyncs.reset()
 
-    def _named(self, worker: _WorkerSource, source: EventSource) -> str:
-        """What `/workers` calls a source of a worker: its stream by what that comes over."""
-        if source is EventSource.GRPC:
-            return worker.stream.kind
-        return self._plane_name if source is EventSource.NATS else source.value
-
     def _forget(self, worker_id: int) -> None:
         self._end(self._workers.pop(worker_id))
 
     def _end(self, worker: _WorkerSource) -> None:
-        """Close a stream; not awaited, for it may be the stream itself that reports."""
+        """Close a stream, without waiting: the stream itself may be the caller."""
         if not worker.stream.is_open or worker.closing:
             return
         worker.closing = True
@@ -254,8 +252,8 @@ class EventSources:
 
 
 def believe_announced(index: EventIndex, entry: WorkerEntry) -> None:
-    """Whoever a worker announced over its own connection is believed on the event plane, and nobody
-    else; where it announced nobody, whoever publishes."""
+    """Believe, on the event plane, only the publishers that a worker announced over its own
+    connection; any publisher if it announced none."""
     announced = entry.publisher_ids or (None,) * entry.dp_size
     for worker, publisher_id in zip(entry.ranks, announced, strict=True):
         index.announce_publisher(worker, publisher_id)

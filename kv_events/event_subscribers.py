@@ -1,17 +1,14 @@
-"""EventSubscribers: the way to the events of each engine, wherever it tells them."""
+"""EventSubscribers: how to read each engine's own event stream."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from ..workers.worker_url import WorkerUrl
 from .dialects import ZmqEvents
+from .source_choice import STREAMS, EventSource
 
 if TYPE_CHECKING:
     from .dialects import HttpEvents
-
-GRPC, ZMQ, HTTP = "grpc", "zmq", "http"
-STREAMS = (GRPC, ZMQ, HTTP)
-"""What a stream of events can come over, by its name in `/workers`."""
 
 
 class EventSubscribers:
@@ -22,56 +19,58 @@ class EventSubscribers:
         client_of: Callable[[int], object],
         url_of: Callable[[int], WorkerUrl | None],
         block_size: int,
-        allowed: Collection[str] = STREAMS,
+        allowed: Collection[EventSource] = STREAMS,
     ) -> None:
         """`allowed` are those of STREAMS that may be used."""
         self._client_of, self._url_of = client_of, url_of
         self._block_size, self._allowed = block_size, allowed
-        self._made: dict[int, tuple[WorkerUrl, ZmqEvents | HttpEvents]] = {}
-        self._short_before = 0  # of those that are made no more
+        self._open: dict[int, tuple[WorkerUrl, ZmqEvents | HttpEvents]] = {}
+        self._short_before = 0  # of those that were closed
 
     async def of(self, worker_id: int) -> object:
-        """The present way; None if there is none, or none that may be used. ConfigError if it lacks
-        a package."""
-        url, known = self._url_of(worker_id), self._made.get(worker_id)
+        """The present way to a worker; None if there is none, or none that may be used. ConfigError
+        if it lacks a package."""
+        url, known = self._url_of(worker_id), self._open.get(worker_id)
         if known is not None and known[0] != url:
             await self.close(worker_id)
             known = None
-        if url is None or url.events is None:
-            return self._client_of(worker_id) if GRPC in self._allowed else None
-        if self.kind_of(worker_id) not in self._allowed:
+        source = self.source_of(worker_id)
+        if source is None or source not in self._allowed:
             return None
+        if url is None or url.events is None:
+            return self._client_of(worker_id)
         if known is None:
-            known = self._made[worker_id] = url, self._new(url, url.events)
+            if source is EventSource.HTTP:
+                from .dialects import HttpEvents  # and the HTTP client with it
+
+                known = url, HttpEvents(url.events, self._block_size)
+            else:
+                known = url, ZmqEvents(url.events, url.replay)
+            self._open[worker_id] = known
         return known[1]
 
-    def kind_of(self, worker_id: int) -> str:
-        """What its stream comes over."""
+    def source_of(self, worker_id: int) -> EventSource | None:
+        """What a worker's stream comes over; None if no stream may be used."""
+        if not self._allowed:
+            return None
         url = self._url_of(worker_id)
         if url is None or url.events is None:
-            return GRPC
-        return HTTP if url.events.startswith(HTTP) else ZMQ
+            return EventSource.GRPC
+        return EventSource.HTTP if url.events.startswith("http") else EventSource.ZMQ
 
     async def close(self, worker_id: int) -> None:
-        """Let go of what was opened for a worker. Its client is somebody else's."""
-        known = self._made.get(worker_id)
+        """Close what was opened for a worker; its client is not."""
+        known = self._open.get(worker_id)
         if known is None:
             return
         await known[1].close()
-        if self._made.pop(worker_id, None) is not None:
+        if self._open.pop(worker_id, None) is not None:
             self._short_before += _short_replays(known[1])
 
     @property
     def short_replays(self) -> int:
         """Replays over ZMQ that ended without their end, so far."""
-        return self._short_before + sum(_short_replays(events) for _, events in self._made.values())
-
-    def _new(self, url: WorkerUrl, events: str) -> "ZmqEvents | HttpEvents":
-        if events.startswith(HTTP):
-            from .dialects import HttpEvents  # and the HTTP client with it
-
-            return HttpEvents(events)
-        return ZmqEvents(events, url.replay, self._block_size)
+        return self._short_before + sum(_short_replays(events) for _, events in self._open.values())
 
 
 def _short_replays(events: "ZmqEvents | HttpEvents") -> int:

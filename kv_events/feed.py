@@ -1,7 +1,7 @@
 """The event feed: carries KV events from the event plane into the index.
 
 Events and heartbeats go straight to the index's mailbox. A tick sends the requests of the event
-recovery (recovery.py); a slower one also forgets workers that publish but were never registered.
+recovery (recovery.py); a slower one also looks after event sources and unknown publishers.
 """
 
 import asyncio
@@ -10,11 +10,10 @@ from collections.abc import Callable
 import structlog
 
 from ..base.clock import Clock
-from ..base.identity import WorkerWithDpRank
-from ..base.limit_hits import LimitHits
 from ..indexer.event_index import EventIndex
 from ..indexer.source import SourceStatus
 from ..process.supervised import stopped, supervise
+from ..runtime.components import EndpointName
 from ..runtime.event_planes import (
     KV_EVENTS,
     KV_HEARTBEAT,
@@ -26,22 +25,16 @@ from ..runtime.event_planes import (
 )
 from ..workers.registry import WorkerEntry, WorkerRegistry
 from .event_sources import EventSources, believe_announced
-from .recovery import REPLAY_TICK_S, TICK_S, EventRecovery, RecoveryActions
+from .feed_schedule import FeedSchedule
+from .recovery import EventRecovery, RecoveryActions
 from .resync_wire import ResyncRequest, encode_request
-
-REPEAT_S = 60.0
-"""Between two lines in the log about strangers."""
+from .unknown_publishers import UnknownPublishers
 
 log = structlog.get_logger(__name__)
 
 
 class EventFeed:
-    """Feeds one endpoint's KV events into an index, from `start` until `close`.
-
-    Events of workers nobody registered are indexed too, for at most `unknown_worker_ttl_s`
-    seconds after they were first seen, so that a worker which publishes before it is discovered
-    loses nothing.
-    """
+    """Feeds one endpoint's KV events into an index, from `start` until `close`."""
 
     def __init__(
         self,
@@ -49,44 +42,25 @@ class EventFeed:
         index: EventIndex,
         registry: WorkerRegistry,
         clock: Clock,
+        endpoint: EndpointName,
         *,
-        namespace: str,
-        component: str,
-        endpoint: str,
-        unknown_worker_ttl_s: float = 300.0,
-        on_unannounced: Callable[[int], None] | None = None,
-        hits: LimitHits | None = None,
+        unknown: UnknownPublishers | None = None,
         ask_worker: Callable[[ResyncRequest], bool] | None = None,
         sources: EventSources | None = None,
         caught_up: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`ask_worker` may take a request over that would be published, and says whether it does.
-        `on_unannounced` hears of a registered worker (its id) in whose name somebody else
-        publishes than it announced: perhaps because it was started anew. `hits` counts what is
-        refused because too many workers publish that nobody registered. `sources` finds out who
-        tells events elsewhere; None: all publish on the plane. Nothing is asked for unless
-        `caught_up`: what is missed may be on its way."""
-        self._plane = plane
-        self._index = index
-        self._registry = registry
-        self._clock = clock
-        self._ttl = unknown_worker_ttl_s
-        self._events = endpoint_subject(namespace, component, endpoint, KV_EVENTS)
-        self._heartbeats = endpoint_subject(namespace, component, endpoint, KV_HEARTBEAT)
-        self._resync = endpoint_subject(namespace, component, endpoint, KV_RESYNC)
+        """`ask_worker` may take over a request that would be published, and returns whether it
+        does. `sources` finds workers' own streams; None: all publish on the plane. Nothing is asked
+        for unless `caught_up`: what is missed may be on its way."""
+        self._plane, self._index, self._registry, self._clock = plane, index, registry, clock
+        place = (endpoint.namespace, endpoint.component, endpoint.endpoint)
+        self._events, self._heartbeats, self._resync = (
+            endpoint_subject(*place, topic) for topic in (KV_EVENTS, KV_HEARTBEAT, KV_RESYNC)
+        )
         self._recovery = EventRecovery(index)
-        self._next_upkeep = float("-inf")
-        self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None  # for when to look at the latest
-        self._posted = False  # something came since the last look
-        self._on_unannounced = on_unannounced
-        self._ask_worker = ask_worker
-        self._hits = LimitHits() if hits is None else hits
-        self._sources, self._caught_up = sources, caught_up
-        self._strangers_refused = 0
-        self._strangers_said = float("-inf")  # when that was last logged
-        self._unannounced: dict[WorkerWithDpRank, int] = {}
-        self._first_seen: dict[WorkerWithDpRank, float] = {}
+        self._schedule = FeedSchedule(clock, self._recovery)
+        self._unknown = unknown or UnknownPublishers(index)
+        self._ask_worker, self._sources, self._caught_up = ask_worker, sources, caught_up
         self._subscriptions: list[Subscription] = []
         self._ticker: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -123,19 +97,18 @@ class EventFeed:
             await self._sources.close()
         for subscription in self._subscriptions:
             await subscription.close()
-        self._let_sleep()
+        self._schedule.cancel()
 
     async def tick(self) -> None:
         """One round at the clock's now: gaps each time, upkeep every `TICK_S`."""
         now = self._clock.now()
-        if now >= self._next_upkeep:
-            self._next_upkeep = now + TICK_S
+        if self._schedule.upkeep_due(now):
             await self._keep_up(now)
         if self._asks and (self._recovery.gap_noticed or self._recovery.waiting):
             await self._carry_out(self._recovery.fill_gaps(now))
 
     async def _keep_up(self, now: float) -> None:
-        self._notice_refused(now)
+        self._unknown.count_refused(now)
         if asked := self._index.relearn():
             log.info("room for dropped blocks again", sources=asked)
         sources: list[SourceStatus] = []
@@ -143,12 +116,12 @@ class EventFeed:
             sources += some
             await asyncio.sleep(0)  # a large fleet's take a while
         registered = {worker for _, worker in self._registry.numbered()}
-        self._forget_strangers({source.worker for source in sources} - registered, now)
+        self._unknown.forget({source.worker for source in sources} - registered, now)
         if self._sources is not None:
             self._sources.look(sources, self.connected)
             sources = [source for source in sources if self._sources.asks(source.worker)]
             registered = {worker for worker in registered if self._sources.asks(worker)}
-        self._notice_unannounced(sources, registered)
+        self._unknown.report_unannounced(sources, registered)
         if not self._asks:
             return
         await self._carry_out(self._recovery.keep_up(sources, registered, now))
@@ -173,46 +146,10 @@ class EventFeed:
         else:
             believe_announced(self._index, entry)
 
-    def _notice_unannounced(
-        self, sources: list[SourceStatus], registered: set[WorkerWithDpRank]
-    ) -> None:
-        """Tell of workers in whose name others publish, if there was more of that."""
-        seen, self._unannounced = self._unannounced, {}
-        for source in sources:
-            if source.unannounced and source.worker in registered:
-                self._unannounced[source.worker] = source.unannounced
-                if source.unannounced > seen.get(source.worker, 0) and self._on_unannounced:
-                    self._on_unannounced(source.worker.worker_id)
-
-    def _notice_refused(self, now: float) -> None:
-        """Count what strangers said beyond `max_unknown_workers`, and say so now and then."""
-        seen, self._strangers_refused = self._strangers_refused, self._index.refused
-        if self._strangers_refused == seen:
-            return
-        self._hits.hit("max_unknown_workers", self._strangers_refused - seen)
-        if now - self._strangers_said >= REPEAT_S:
-            self._strangers_said = now
-            log.warning(
-                "too many workers publish events that nobody registered",
-                refused=self._strangers_refused,
-            )
-
-    def _forget_strangers(self, strangers: set[WorkerWithDpRank], now: float) -> None:
-        for worker in self._first_seen.keys() - strangers:
-            del self._first_seen[worker]
-        for worker in strangers:
-            if now - self._first_seen.setdefault(worker, now) >= self._ttl:
-                del self._first_seen[worker]
-                self._index.unbind(worker)
-
     def _on_message(self, subject: str, payload: bytes) -> None:
         if not self._index.post(payload):
             self.refused += 1
-        if self._recovery.gap_noticed:
-            self._wake.set()  # the index noticed a gap, perhaps by an earlier message
-        elif not self._posted:
-            self._posted = True
-            self._look_in(REPLAY_TICK_S)  # or notices one a moment later
+        self._schedule.on_message()
 
     def _on_plane_state(self, state: PlaneState) -> None:
         if state is PlaneState.CONNECTED and self._plane.stats.lapses > self._lapses:
@@ -224,33 +161,6 @@ class EventFeed:
 
     async def _run(self) -> None:
         while True:
-            self._posted = False
+            self._schedule.begin_round()
             await self.tick()
-            self._wake.clear()
-            self._sleep()
-            try:
-                await self._wake.wait()
-            finally:
-                self._let_sleep()
-
-    def _sleep(self) -> None:
-        """Look again in time, which mostly finds nothing to do."""
-        restless = self._posted or self._recovery.gap_noticed or self._recovery.waiting
-        self._look_in(REPLAY_TICK_S if restless else self._next_upkeep - self._clock.now())
-
-    def _look_in(self, seconds: float) -> None:
-        self._let_sleep()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
-
-    def _look(self) -> None:
-        self._posted = False
-        due = self._clock.now() >= self._next_upkeep
-        if due or self._recovery.gap_noticed or self._recovery.waiting:
-            self._wake.set()
-        else:
-            self._sleep()
-
-    def _let_sleep(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            await self._schedule.wait()

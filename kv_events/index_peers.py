@@ -14,7 +14,7 @@ from ..base.errors import ConfigError
 from ..indexer.event_index import EventIndex, SnapshotHead, dump_index, merge_index, read_frames
 from ..process.supervised import stopped, supervise
 from ..runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
-from .index_loan import IndexBorrower, IndexCopy, IndexLender, Letter, Message
+from .index_transfer import IndexBorrower, IndexCopy, IndexLender, Message, Outgoing
 
 ROUTER_INDEX = "router-index"
 """The topic that all routers hear; with a router's number behind it, what only that one does."""
@@ -50,7 +50,7 @@ class IndexPeers:
         self._borrower: IndexBorrower | None = None
         self._lending: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._outgoing: deque[Letter] = deque(
+        self._outgoing: deque[Outgoing] = deque(
             maxlen=MAX_OUTGOING
         )  # what is lost is asked for again
         self._subscriptions: list[Subscription] = []
@@ -71,7 +71,7 @@ class IndexPeers:
     async def borrow(self) -> int:
         """Take the index of another router in; how many sources that brought, 0 if there is none.
 
-        Of sources that are known already, whichever was told more recently counts.
+        Of sources that are known already, the more recent state counts.
         """
         borrower = self._borrower = IndexBorrower(self._id, self._head)
         try:
@@ -143,17 +143,17 @@ class IndexPeers:
             self.undecodable += 1
             return
         now = self._clock.now()
-        letters = self._lender.on_message(message, now)
+        messages = self._lender.on_message(message, now)
         if self._borrower is not None:
-            letters += self._borrower.on_message(message, now)
+            messages += self._borrower.on_message(message, now)
         if self._lender.wants_copy:
             self._wake.set()
-        if letters:
-            self._outgoing.extend(letters)
+        if messages:
+            self._outgoing.extend(messages)
             self._wake.set()
 
-    async def _send(self, letters: list[Letter]) -> None:
-        for router_id, message in letters:
+    async def _send(self, messages: list[Outgoing]) -> None:
+        for router_id, message in messages:
             await self._plane.publish(self._subject(router_id), self._encode(message))
 
     def _subject(self, router_id: int | None) -> str:

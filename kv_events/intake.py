@@ -2,7 +2,7 @@
 feed.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ..base.limit_hits import LimitHits
 from ..base.urls import DEFAULT_NATS_URL, redact_url
 from ..indexer.event_index import EventIndex, SnapshotHead
 from ..process.settings import bad_setting
+from ..runtime.components import EndpointName
 from ..runtime.event_planes import (
     KV_EVENTS,
     EmbeddedNats,
@@ -28,24 +29,14 @@ from ..workers.registry import WorkerRegistry
 from ..workers.worker_url import WorkerUrl
 from .durable_events import DurableEvents, StateReset
 from .event_sources import EventSources
-from .event_subscribers import STREAMS, ZMQ, EventSubscribers
+from .event_subscribers import EventSubscribers
 from .feed import EventFeed
 from .index_peers import IndexPeers
 from .resync_wire import ResyncRequest
 from .settings import EventSettings
 from .snapshot_task import SnapshotTask
-from .source_choice import TOLD, EventSource
-
-
-def _allowed(wanted: str, over_zmq: bool) -> Collection[EventSource]:
-    """What `--event-sources` allows; all streams of engines count as one source. `over_zmq`: so
-    does the event plane for zmq."""
-    if wanted == "auto" or (wanted == ZMQ and over_zmq):
-        return TOLD
-    if wanted == "jetstream":
-        return [EventSource.NATS]
-    return [EventSource.GRPC if wanted in STREAMS else EventSource(wanted)]
-
+from .source_choice import STREAMS, EventSource
+from .unknown_publishers import UnknownPublishers
 
 SYNC_RETRY_S = 0.5
 """Longest wait before NATS is tried again where routers share their load."""
@@ -82,29 +73,29 @@ class EventIntake:
         workers the index is of, empty: all; `reset`: see DurableEvents; the others are for the
         feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock
-        self._auth, self._on_unannounced, self._hits = auth, on_unannounced, hits
+        self._auth = auth
+        self._unknown = UnknownPublishers(
+            index, ttl_s=config.unknown_worker_ttl_s, hits=hits, on_unannounced=on_unannounced
+        )
         self._ask_worker, self._pool, self._reset = ask_worker, pool, reset
         self._stack = AsyncExitStack()
         wanted = config.event_sources
+        self._over_zmq = config.plane.is_zmq and wanted in ("auto", EventSource.ZMQ.label)
+        streams = [stream for stream in STREAMS if wanted in ("auto", stream.label)]
+        self._streams_only = wanted != "auto" and bool(streams) and not self._over_zmq
         self.sources = EventSources(
             index,
             registry,
             clock,
             block_size=config.router.block_size,
-            allowed=_allowed(wanted, config.plane.is_zmq),
-            subscribers=EventSubscribers(
-                client_of,
-                url_of,
-                config.router.block_size,
-                [wanted] if wanted in STREAMS else STREAMS,
-            ),
-            plane_name="jetstream" if config.durable_kv_events else config.plane.event_plane,
+            plane=self._plane_source(),
+            subscribers=EventSubscribers(client_of, url_of, config.router.block_size, streams),
         )
         self.nats_url: str | None = None
         self.description = ""
         """the server's URL without credentials, and where we have it from, for people"""
         self.is_embedded = False
-        """whether it is a server of our own, that nobody else knows"""
+        """whether it is a server of our own, which no other process uses"""
         self.snapshot: SnapshotTask | None = None
         self.durable: DurableEvents | None = None
         self.peers: IndexPeers | None = None
@@ -112,10 +103,9 @@ class EventIntake:
     async def start(self) -> None:
         """Listen to events, the last snapshot loaded. ConfigError if there can be no server."""
         config, stack = self._config, self._stack
-        over_zmq = config.plane.is_zmq and config.event_sources in ("auto", ZMQ)
-        if over_zmq:
+        if self._over_zmq:
             self.description = f"over ZMQ, found in {config.backend}"
-        elif config.event_sources in STREAMS:
+        elif self._streams_only:
             self.description = "from engines"
         else:
             self.nats_url, origin = await self._find_nats()
@@ -133,11 +123,11 @@ class EventIntake:
             # Before the feed, which verifies what was loaded.
             await self.snapshot.start()
             stack.push_async_callback(self.snapshot.close)
-        # Without a server there is a plane on which nobody speaks.
+        # Without a server the plane carries nothing.
         url = self.nats_url
         # Routers that share their load should not be apart for longer than they must.
         backoff = Backoff(cap=SYNC_RETRY_S) if config.router.router_replica_sync else None
-        if over_zmq:
+        if self._over_zmq:
             self.plane = config.plane.open(config.discovery, config.backend, config.host)
             stack.push_async_callback(self.plane.close)
         elif url is None:
@@ -154,18 +144,22 @@ class EventIntake:
             self._index,
             self._registry,
             self._clock,
-            namespace=config.namespace,
-            component=config.component,
-            endpoint=config.endpoint,
-            unknown_worker_ttl_s=config.unknown_worker_ttl_s,
-            on_unannounced=self._on_unannounced,
-            hits=self._hits,
+            EndpointName(config.namespace, config.component, config.endpoint),
+            unknown=self._unknown,
             ask_worker=self._ask_worker,
             sources=self.sources,
             caught_up=self._caught_up,
         )
         await self.feed.start()
         stack.push_async_callback(self.feed.close)
+
+    def _plane_source(self) -> EventSource | None:
+        """The event plane as a source; None if it is not to be used."""
+        if self._streams_only:
+            return None
+        if self._config.durable_kv_events:
+            return EventSource.JETSTREAM
+        return EventSource.ZMQ_PLANE if self._over_zmq else EventSource.NATS
 
     @property
     def plane_state(self) -> PlaneState:

@@ -1,7 +1,7 @@
 """Event recovery: what a router does about events it missed, as a state machine without I/O.
 
 The event feed drives it by the clock, a simulation in virtual time, a test step by step. Whoever
-drives it sends the requests that it returns; what the index must be told, it tells it itself.
+drives it sends the requests that it returns; it changes the index itself.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ REPLAY_TICK_S = 0.05
 
 
 class RecoveryActions(NamedTuple):
-    """What one step decided: the requests to send, and what the index was told already."""
+    """What one step decided: the requests to send, and what it changed in the index."""
 
     ask: list[ResyncRequest]
     given_up: list[WorkerWithDpRank] = []
@@ -53,7 +53,7 @@ class EventRecovery:
         return self._replays.waiting
 
     def fill_gaps(self, now: float) -> RecoveryActions:
-        """Ask for missing events; give up the gaps that nobody fills."""
+        """Ask for missing events; give up the gaps that stay open."""
         self._alarms = self._index.alarms
         plan = self._replays.plan(self._index.recovering(), now)
         for worker in plan.give_up:
@@ -75,5 +75,5 @@ class EventRecovery:
         return RecoveryActions([ResyncRequest(*worker) for worker in plan.ask], [], plan.degraded)
 
     def forget_gaps(self) -> None:
-        """Begin to wait anew for every gap: until now nobody could answer."""
+        """Begin to wait anew for every gap: until now no answer could arrive."""
         self._replays = ReplayPlanner()

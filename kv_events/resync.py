@@ -34,7 +34,7 @@ class _Gap:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What to ask for now, and whose gaps nobody fills."""
+    """What to ask for now, and whose gaps stay open."""
 
     ask: list[ResyncRequest]
     give_up: list[WorkerWithDpRank]

@@ -12,7 +12,7 @@ import enum
 from ..indexer.wire import BatchHead
 
 FIRST_SEQUENCES = (0, 1)
-"""A stream that begins with one of these has told everything since its engine started."""
+"""A stream that begins with one of these has everything since its engine started."""
 STATE_TRIES = 3
 """Subscriptions in a row without the state they asked for, after which the engine gives none."""
 
@@ -41,7 +41,7 @@ class StreamCursor:
         self._stateless = 0  # subscriptions in a row that began with a change, not with the state
         self.gives_snapshots = False
         self.complete = False
-        """whether all that the engine holds was told"""
+        """whether all that the engine holds was applied"""
         self.synced = False
         """whether something was applied, and no snapshot is under way"""
         self.gaps = 0
@@ -70,7 +70,7 @@ class StreamCursor:
         self.synced = False
 
     def lose_all(self) -> None:
-        """Nobody knows whether what was applied still holds: it was taken back."""
+        """Whether what was applied still holds is unknown: it was cleared."""
         self.forget()
         self.complete, self.synced = False, True
 
@@ -104,14 +104,14 @@ class StreamCursor:
         return self._go_on(head)
 
     def _take_first(self, head: BatchHead) -> StreamStep:
-        """A change where the state of the cache was expected, or nothing is ever told before."""
-        told_all = head.sequence in FIRST_SEQUENCES and head.first_id <= 1
-        if self.gives_snapshots and not told_all:
+        """A change where the state of the cache was expected, or streams begin with changes."""
+        from_start = head.sequence in FIRST_SEQUENCES and head.first_id <= 1
+        if self.gives_snapshots and not from_start:
             self._stateless += 1
             if self._stateless < STATE_TRIES:
                 return self._miss()
             self.gives_snapshots = False  # another engine at that address
-        return self._begin(head, complete=told_all)
+        return self._begin(head, complete=from_start)
 
     def _take_chunk(self, head: BatchHead) -> StreamStep:
         self._resumed = False

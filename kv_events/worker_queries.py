@@ -17,7 +17,7 @@ from ..indexer.event_index import EventIndex
 from ..process.supervised import stopped
 from ..runtime.event_planes import KV_EVENTS
 from ..runtime.request_planes import RequestClient, RequestError
-from ..workers.records import EventSource
+from ..workers.records import PublisherRecord
 from .resync_wire import ResyncRequest
 
 AT_ONCE = 16
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 class WorkerQueries:
     """Takes over requests for events of workers that have such an endpoint.
 
-    What they answer goes into the index, as if it had been told. A worker that does not answer is
+    Their answers go into the index as published events do. A worker that does not answer is
     asked again when the recovery asks again.
     """
 
@@ -46,7 +46,7 @@ class WorkerQueries:
         self,
         index: EventIndex,
         plane: RequestClient,
-        sources: Callable[[], Mapping[WorkerWithDpRank, EventSource]],
+        sources: Callable[[], Mapping[WorkerWithDpRank, PublisherRecord]],
     ) -> None:
         self._index, self._plane, self._sources = index, plane, sources
         self._running: dict[WorkerWithDpRank, asyncio.Task[None]] = {}
@@ -73,7 +73,7 @@ class WorkerQueries:
         for task in list(self._running.values()):
             await stopped(task)
 
-    async def _recover(self, source: EventSource, request: ResyncRequest) -> None:
+    async def _recover(self, source: PublisherRecord, request: ResyncRequest) -> None:
         worker = source.worker
         self.asked += 1
         first = request.from_event_id
@@ -92,7 +92,7 @@ class WorkerQueries:
         finally:
             del self._running[worker]
 
-    async def _ask_for(self, source: EventSource, first: int | None) -> bool:
+    async def _ask_for(self, source: PublisherRecord, first: int | None) -> bool:
         """Ask for the events from `first` on, or (None) all that is cached; whether that helped."""
         target, worker = source.recovery, source.worker
         assert target is not None
@@ -113,7 +113,7 @@ class WorkerQueries:
                 answer = part if answer is None else answer
         return self._take_in(source, answer)
 
-    def _take_in(self, source: EventSource, answer: Any) -> bool:
+    def _take_in(self, source: PublisherRecord, answer: Any) -> bool:
         ((kind, said),) = answer.items()
         if kind == "TooNew":
             events, last = [], int(said["newest_available"])

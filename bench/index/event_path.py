@@ -20,6 +20,7 @@ from ...indexer.event_index import EventIndex
 from ...indexer.wire import Stored, decode_event_message
 from ...kv_events import EventFeed
 from ...process.child_process import ask_module
+from ...runtime.components import EndpointName
 from ...runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
 from ...workers.registry import WorkerRegistry
 from ..results import percentiles, spread
@@ -129,9 +130,7 @@ async def _measure(spec: LoadSpec) -> dict[str, float]:
         index,
         WorkerRegistry(),
         SystemClock(),
-        namespace=NAMESPACE,
-        component=COMPONENT,
-        endpoint=ENDPOINT,
+        EndpointName(NAMESPACE, COMPONENT, ENDPOINT),
     )
     reader = Reader(plane, index)
     try:

@@ -5,7 +5,7 @@ that stores it tells; what is behind a block that nobody was told of belongs to 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from ...indexer.hashing import block_hashes
 from ...indexer.wire import StorageTier
 from ...kv_events.dialects import EventsRefused
-from ...workers.trtllm_proto import common_pb
 from ..serving import (
     ENGINE_TIERS,
     BlocksRemoved,
@@ -22,10 +21,14 @@ from ..serving import (
     CacheCleared,
     CachedBlock,
     KvEvent,
-    tier_of,
 )
 
-_U64 = 2**64 - 1
+_TIERS: dict[str, StorageTier] = {
+    **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1"), "host_pinned"),
+    **dict.fromkeys(("CPU_TIER2", "DISK", "NVME", "STORAGE"), "disk"),
+    **dict.fromkeys(("EXTERNAL", "NETWORK", "REMOTE", "SHARED"), "external"),
+}
+"""By medium; others are the device."""
 
 
 @dataclass(slots=True)
@@ -52,25 +55,23 @@ class CacheMirror:
             {tier: {} for tier in ENGINE_TIERS} for _ in range(dp_size)
         ]
 
-    def apply(self, batch: bytes) -> tuple[int, list[KvEvent]]:
-        """(rank, what changed) by a serialized KvEventBatch. What is told again changes nothing.
+    def apply(self, rank: int, events: Iterable[Mapping[str, Any]]) -> list[KvEvent]:
+        """What changed, by events as vLLM writes them. What is told again changes nothing.
 
         EventsRefused for blocks larger than `block_size`, or of a rank that there is not.
         """
-        message = common_pb.KvEventBatch.FromString(batch)
-        rank = message.dp_rank
         if rank >= self.dp_size:
             raise EventsRefused(f"events of rank {rank}: there are {self.dp_size}")
         changes: list[KvEvent] = []
-        for event in message.events:
-            kind = event.WhichOneof("data")
-            if kind == "cleared":
+        for event in events:
+            kind = event["type"]
+            if kind == "AllBlocksCleared":
                 changes += self.clear(rank)
-            elif kind == "stored":
-                changes += self._store(rank, event.stored)
-            elif kind == "removed":
-                changes += self._remove(rank, event.removed)
-        return rank, changes
+            elif kind == "BlockStored":
+                changes += self._store(rank, event)
+            elif kind == "BlockRemoved":
+                changes += self._remove(rank, event)
+        return changes
 
     def clear(self, rank: int) -> list[KvEvent]:
         """Forget a rank's blocks: the engine did, or events of it were lost."""
@@ -103,29 +104,34 @@ class CacheMirror:
         """Whether a block is in some tier; None: the start of a prompt, where all begin."""
         return block_hash is None or any(block_hash in t for t in self._ranks[rank].values())
 
-    def _store(self, rank: int, stored: Any) -> list[KvEvent]:
-        tier = self._tier_of(stored)
+    def _store(self, rank: int, event: Mapping[str, Any]) -> list[KvEvent]:
+        spec_kind = str(event.get("kv_cache_spec_kind") or "full")
+        if not spec_kind.startswith(("full", "mla")):
+            return []  # other groups of a hybrid model name no blocks of prefixes
+        tier = self._tier_of(event)
         if tier is None:
             return []
-        parent = None
-        if stored.HasField("parent_block_hash"):
-            parent = stored.parent_block_hash & _U64
+        parent = event.get("parent_block_hash")
+        if parent is not None:
+            parent = _number(parent)
         if not self._known(rank, parent):
             self.stats.orphans += 1
             return []
-        chain = self._full_blocks(stored.blocks)
+        chain = self._full_blocks(event)
         if not chain:
             return []
-        lora_name, namespace = stored.lora_name or None, stored.cache_salt or None
-        tokens = np.array([t for block in chain for t in block.token_ids], dtype="<u4")
+        lora_name = event.get("lora_name") or None
+        namespace = event.get("cache_salt") or self._inherited_salt(rank, parent, event)
+        tokens = np.array([t for _, block in chain for t in block], dtype="<u4")
         local = block_hashes(
             tokens, self.block_size, lora_name=lora_name, cache_namespace=namespace
         )
         data, width = tokens.tobytes(), 4 * self.block_size
         here = self._ranks[rank][tier]
         runs: list[list[CachedBlock]] = [[]]
-        for place, (block, local_hash) in enumerate(zip(chain, local.tolist(), strict=True)):
-            block_hash = block.block_hash & _U64
+        for place, ((block_hash, _), local_hash) in enumerate(
+            zip(chain, local.tolist(), strict=True)
+        ):
             made = CachedBlock(
                 block_hash,
                 parent,
@@ -142,34 +148,59 @@ class CacheMirror:
             parent = block_hash
         return [BlocksStored(run, tier) for run in runs if run]
 
-    def _full_blocks(self, blocks: Iterable[Any]) -> list[Any]:
-        """Those up to the first that no prompt of token ids can be looked up by."""
+    def _inherited_salt(
+        self, rank: int, parent: int | None, event: Mapping[str, Any]
+    ) -> str | None:
+        """The first block of a chain names its salt among its keys, the others inherit it."""
+        if parent is not None:
+            above = [blocks[parent] for blocks in self._ranks[rank].values() if parent in blocks]
+            return above[0].cache_namespace if above else None
+        keys = (event.get("extra_keys") or [None])[0] or ()
+        return next((k for k in keys if isinstance(k, str) and k != event.get("lora_name")), None)
+
+    def _full_blocks(self, event: Mapping[str, Any]) -> list[tuple[int, list[int]]]:
+        """Name and tokens of those up to the first that no prompt of token ids can match."""
+        size, tokens, keys = event["block_size"], event["token_ids"], event.get("extra_keys") or ()
+        if size > self.block_size:
+            raise EventsRefused(f"blocks of {size} tokens, it says {self.block_size}")
         found = []
-        for block in blocks:
-            size = len(block.token_ids)
-            if size > self.block_size:
-                raise EventsRefused(f"blocks of {size} tokens, it says {self.block_size}")
-            if size < self.block_size:
+        for place, block_hash in enumerate(event["block_hashes"]):
+            own = tokens[place * size : (place + 1) * size]
+            own_keys = keys[place] if place < len(keys) else None
+            if block_hash is None:
+                break
+            if len(own) < self.block_size:
                 self.stats.partial += 1
                 break
-            if any(key.WhichOneof("key") in ("multimodal", "blob") for key in block.extra_keys):
+            if any(not isinstance(key, str | int) for key in own_keys or ()):
                 self.stats.keyed += 1
                 break
-            found.append(block)
+            found.append((_number(block_hash), own))
         return found
 
-    def _remove(self, rank: int, removed: Any) -> list[KvEvent]:
-        tier = self._tier_of(removed)
+    def _remove(self, rank: int, event: Mapping[str, Any]) -> list[KvEvent]:
+        tier = self._tier_of(event)
         if tier is None:
             return []
         here = self._ranks[rank][tier]
-        gone = [value & _U64 for value in removed.block_hashes if value & _U64 in here]
+        hashes = (_number(value) for value in event["block_hashes"] if value is not None)
+        gone = [value for value in hashes if value in here]
         for block_hash in gone:
             del here[block_hash]
         return [BlocksRemoved(gone, tier)] if gone else []
 
-    def _tier_of(self, change: Any) -> StorageTier | None:
-        tier = tier_of(change)
-        if tier is None:
+    def _tier_of(self, event: Mapping[str, Any]) -> StorageTier | None:
+        """None: outside of the engine."""
+        medium = str(event.get("medium") or "").upper()
+        tier = _TIERS.get(medium, "device")
+        if tier == "external" or str(event.get("locality") or "").upper() == "REMOTE":
             self.stats.elsewhere += 1
+            return None
         return tier
+
+
+def _number(block_hash: int | bytes) -> int:
+    """A block's name: 64 bits, of a longer one the last."""
+    if isinstance(block_hash, bytes):
+        return int.from_bytes(block_hash[-8:], "big")
+    return block_hash & 2**64 - 1

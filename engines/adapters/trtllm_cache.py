@@ -27,7 +27,7 @@ class TrtllmCache:
         """times that events of a rank were lost"""
         self.refused: str | None = None
         """why its events cannot be told at all"""
-        self._events = TrtllmEvents()
+        self._events = TrtllmEvents(block_size)
         self._last: dict[int, int] = {}  # event id, by rank
 
     def take(self, events: list[Any]) -> Changes:
@@ -55,7 +55,10 @@ class TrtllmCache:
         if data["type"] == "created":
             levels = data.get("num_blocks_per_cache_level") or [0]
             self.total_blocks = max(self.total_blocks, int(levels[0]))
-        changes += [self.mirror.apply(batch) for batch in self._events.batches([event])]
+        changes += [
+            (run.rank, self.mirror.apply(run.rank, run.events))
+            for run in self._events.translate([event])
+        ]
         return changes
 
     def _refuse(self, error: Exception) -> Changes:

@@ -1,13 +1,34 @@
 """VllmEvents: follows the KV events that vLLM publishes over ZMQ, from the first that there is."""
 
-import structlog
-from google.protobuf.message import DecodeError
+from typing import Any
 
-from ...kv_events.dialects import EventsEnded, EventsLost, EventsRefused, PulledCall, ZmqEvents
+import msgspec
+import structlog
+
+from ...indexer.wire import EngineEvents
+from ...kv_events.dialects import EventsEnded, EventsLost, EventsRefused, ZmqEvents
 from ...process.supervised import stopped, supervise
-from ...workers.trtllm_proto import common_pb
 from ..serving import KvEvent, OnEvents
 from .cache_mirror import CacheMirror
+
+_PLACES = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "block_mm_infos",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+}
+"""The fields of an event that is an array, as older engines write it."""
 
 log = structlog.get_logger(__name__)
 
@@ -17,7 +38,8 @@ class VllmEvents:
     not to be had any more, what was known is forgotten, and told from the first that there is."""
 
     def __init__(self, address: str, replay: str, mirror: CacheMirror, on_events: OnEvents) -> None:
-        self._subscriber = ZmqEvents(address, replay, mirror.block_size)
+        self._subscriber = ZmqEvents(address, replay)
+        self._checks = EngineEvents(mirror.block_size)  # what a router refuses is refused here
         self._mirror = mirror
         self._on_events = on_events
         self._last = 0  # the number of the last batch that was applied
@@ -35,14 +57,13 @@ class VllmEvents:
         while True:
             # 0: of a cache that nothing is known of, all that there is.
             start = self._last + 1 if self._last else 0
-            call: PulledCall = self._subscriber.subscribe_kv_events(start)
+            call = self._subscriber.subscribe_kv_events(start)
             try:
                 await call.initial_metadata()
                 while True:
-                    batch = await call.read()
-                    try:
-                        number = common_pb.KvEventBatch.FromString(batch).sequence_number
-                    except DecodeError:  # a replay would tell it again: go on behind it
+                    number, payload = await call.read()
+                    events = self._decode(payload, number)
+                    if events is None:  # a replay would tell it again: go on behind it
                         self._forget(1)
                         self._last += 1
                         continue
@@ -59,7 +80,7 @@ class VllmEvents:
                         self._forget(missing)
                     asked = False
                     self._last = number
-                    self._tell(*self._mirror.apply(batch))
+                    self._tell(0, self._mirror.apply(0, events))
             except EventsLost:
                 self._begin_anew()
             except EventsEnded:
@@ -70,6 +91,17 @@ class VllmEvents:
                 return
             finally:
                 call.cancel()
+
+    def _decode(self, payload: bytes, number: int) -> list[dict[str, Any]] | None:
+        """The events, each by its fields; None if the payload cannot be read."""
+        try:
+            if self._checks.read(payload, number) is None:
+                return None
+            return [_by_name(event) for event in msgspec.msgpack.decode(payload)[1]]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        except ValueError as reason:
+            raise EventsRefused(str(reason)) from None
 
     def _begin_anew(self) -> None:
         self._forget(0)
@@ -83,3 +115,10 @@ class VllmEvents:
     def _tell(self, rank: int, changes: list[KvEvent]) -> None:
         if changes:
             self._on_events(rank, changes)
+
+
+def _by_name(event: Any) -> dict[str, Any]:
+    if isinstance(event, dict):
+        return event
+    kind, *values = event
+    return {"type": kind, **dict(zip(_PLACES.get(kind, ()), values, strict=False))}

@@ -24,7 +24,6 @@ from .kv_events import (
     KvEvent,
 )
 from .kv_feed import KvEventFeed, KvSubscription
-from .kv_messages import tier_of
 from .request import EngineRequest, unsupported
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ __all__ = [
     "require_positive",
     "run_worker",
     "say",
-    "tier_of",
     "unsupported",
 ]
 

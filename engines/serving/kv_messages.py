@@ -14,14 +14,6 @@ _NUMBERS: dict[StorageTier, int] = {
     "host_pinned": common_pb.KV_CACHE_TIER_HOST,
     "disk": common_pb.KV_CACHE_TIER_DISK,
 }
-_TIERS: dict[int, StorageTier] = {number: tier for tier, number in _NUMBERS.items()}
-
-
-def tier_of(change: Any) -> StorageTier | None:
-    """The tier of an engine's own that a stored or removed event is about; None: another one's."""
-    if change.locality == common_pb.KV_CACHE_LOCALITY_REMOTE:
-        return None
-    return _TIERS.get(change.tier or common_pb.KV_CACHE_TIER_DEVICE)
 
 
 def add_kv_event(batch: Any, event: KvEvent, event_id: int) -> None:

@@ -14,8 +14,8 @@ from ...runtime.kv_stores import KeyValueStore, StoreError
 from ...runtime.request_planes import RequestServer
 from ...workers.records import (
     TRTLLM,
-    EventSource,
     ModelCard,
+    PublisherRecord,
     encode_card,
     event_channel,
     event_source,
@@ -94,7 +94,7 @@ class WorkerRegistration:
         subject = endpoint_subject(name.namespace, name.component, name.endpoint, KV_EVENTS)
         for rank, (publisher, target) in enumerate(zip(publishers, recovery, strict=True)):
             worker = WorkerWithDpRank(worker_id, rank)
-            source = EventSource(worker, publisher.publisher_id, target)
+            source = PublisherRecord(worker, publisher.publisher_id, target)
             prefix = subject.removesuffix(f".{KV_EVENTS}")
             if not config.plane.is_zmq:  # its plane lets itself be found
                 await self._register(*event_channel(name, publisher.publisher_id, prefix))

@@ -31,7 +31,7 @@ from ...server.pool import LiveSettings, WorkerPool
 from ...workers.records import (
     PREFILL,
     CardFile,
-    EventSource,
+    PublisherRecord,
     WrongFileError,
     adapter_id,
     checked_folder,
@@ -234,7 +234,7 @@ class ModelPool:
     def become(
         self,
         found: WorkerSet | None,
-        sources: Mapping[WorkerWithDpRank, EventSource],
+        sources: Mapping[WorkerWithDpRank, PublisherRecord],
         elsewhere: Collection[int],
     ) -> None:
         """Who is registered for it now; None: nobody any more. `elsewhere`: for other pools."""

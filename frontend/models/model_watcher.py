@@ -9,8 +9,8 @@ from ...runtime.kv_stores import Bucket, Entry, KeyValueStore
 from ...workers.records import (
     CARDS,
     EVENT_SOURCES,
-    EventSource,
     ModelCard,
+    PublisherRecord,
     decode_card,
     decode_source,
 )
@@ -41,7 +41,7 @@ class ModelWatcher(StoreWatch):
         return worker_sets(found.values(), self._cards.values, self._wanted)
 
     @property
-    def sources(self) -> Mapping[WorkerWithDpRank, EventSource]:
+    def sources(self) -> Mapping[WorkerWithDpRank, PublisherRecord]:
         """The event sources, by whose cache they speak of."""
         return {source.worker: source for source in self._sources.values.values()}
 

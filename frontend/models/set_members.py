@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from ...base.identity import WorkerWithDpRank
-from ...workers.records import ENCODE, DiscoveredWorker, EndpointWorkers, EventSource
+from ...workers.records import ENCODE, DiscoveredWorker, EndpointWorkers, PublisherRecord
 from .worker_sets import WorkerSet
 
 
@@ -15,13 +15,13 @@ class SetMembers:
         self._fleet = EndpointWorkers(transports, not_called=(ENCODE,))
         self.workers: Mapping[int, DiscoveredWorker] = {}
         self.elsewhere: Collection[int] = frozenset()
-        self.sources: Mapping[WorkerWithDpRank, EventSource] = {}
+        self.sources: Mapping[WorkerWithDpRank, PublisherRecord] = {}
         self.changed = asyncio.Event()
 
     def become(
         self,
         found: WorkerSet | None,
-        sources: Mapping[WorkerWithDpRank, EventSource],
+        sources: Mapping[WorkerWithDpRank, PublisherRecord],
         elsewhere: Collection[int],
     ) -> None:
         """Who they are from now on; None: nobody. Those `elsewhere` have a card of another set."""

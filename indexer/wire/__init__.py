@@ -12,12 +12,21 @@ from .codec import (
     encode_heartbeat,
     encode_router_event,
 )
+from .engine_batches import (
+    CLEARED_EVENTS,
+    BatchHead,
+    EngineBatch,
+    EngineEvents,
+    frame_batch,
+    read_grpc_batch,
+)
 from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
-from .grpc_batch import CLEARED_EVENTS, BatchHead, frame_batch, plain_batch, read_head
 
 __all__ = [
     "BatchHead",
     "CLEARED_EVENTS",
+    "EngineBatch",
+    "EngineEvents",
     "EventData",
     "EventWriter",
     "Removed",
@@ -33,6 +42,5 @@ __all__ = [
     "encode_heartbeat",
     "encode_router_event",
     "frame_batch",
-    "plain_batch",
-    "read_head",
+    "read_grpc_batch",
 ]

@@ -5,6 +5,10 @@ from ...base.native._memory cimport grown_capacity, vector_reserve, vector_resiz
 from ._reader cimport DECODE_NO_MEMORY, DECODE_OK, DECODE_TOO_LARGE
 
 
+cdef enum:
+    BATCH_TIERS = 4          # an engine that clears its cache clears each of them
+
+
 cdef enum EventKind:
     EVENT_STORED = 0
     EVENT_REMOVED = 1
@@ -67,3 +71,18 @@ cdef inline int batch_append_event(EventBatch* batch, const Event* event) noexce
     batch.events[batch.n_events] = event[0]
     batch.n_events += 1
     return DECODE_OK
+
+
+cdef inline int batch_append_cleared(EventBatch* batch, const Event* event) noexcept nogil:
+    """One event for each tier, numbered from the event's own number on: a DecodeError."""
+    cdef Event cleared = event[0]
+    cdef int code = DECODE_OK
+    cdef uint8_t tier
+    cleared.kind = EVENT_CLEARED
+    cleared.count = 0
+    for tier in range(BATCH_TIERS):
+        cleared.tier = tier
+        if code == DECODE_OK:
+            code = batch_append_event(batch, &cleared)
+        cleared.event_id += 1
+    return code

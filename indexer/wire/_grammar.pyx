@@ -20,7 +20,8 @@ from ._reader cimport (
     remaining,
 )
 from ._syntax cimport (
-    at_end, field_is, looks_like_json, next_element, next_field, open_array, open_struct,
+    another_element, another_field, at_end, field_is, looks_like_json, next_element, next_field,
+    open_array, open_struct,
     read_hash, read_uint, read_value, skip_value, text_is,
 )
 
@@ -70,10 +71,7 @@ cdef int decode_block(
     cdef Item block, key
     cdef bint has_block = False, has_local = False
     cdef int code = open_struct(reader, &block)
-    while code == DECODE_OK:
-        code = next_field(reader, &block, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &block, &key, &code):
         if field_is(&key, "block_hash", 0):
             has_block = True
             code = read_hash(reader, external_hash)
@@ -82,7 +80,7 @@ cdef int decode_block(
             code = read_hash(reader, local_hash)
         else:
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     return DECODE_OK if has_block and has_local else DECODE_MISSING_FIELD
 
@@ -124,14 +122,12 @@ cdef int decode_blocks(ByteReader* reader, EventBatch* batch) noexcept nogil:
 cdef int decode_hashes(ByteReader* reader, EventBatch* batch) noexcept nogil:
     cdef Item hashes
     cdef int code = open_array(reader, &hashes)
-    while code == DECODE_OK:
-        code = next_element(reader, &hashes)
-        if code == DECODE_OK:
-            code = batch_reserve_blocks(batch, 1)
+    while another_element(reader, &hashes, &code):
+        code = batch_reserve_blocks(batch, 1)
         if code == DECODE_OK:
             code = read_hash(reader, batch.external_hashes + batch.n_blocks)
             batch.n_blocks += 1
-    return DECODE_OK if code == DECODE_END else code
+    return code
 
 
 cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noexcept nogil:
@@ -139,10 +135,7 @@ cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noex
     cdef bint has_blocks = False, has_parent = False, has_others = False
     cdef int code = open_struct(reader, &stored)
     event.kind = EVENT_STORED
-    while code == DECODE_OK:
-        code = next_field(reader, &stored, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &stored, &key, &code):
         if field_is(&key, "parent_hash", 0):
             has_parent = True
             code = read_value(reader, &parent)
@@ -156,7 +149,7 @@ cdef int decode_stored(ByteReader* reader, EventBatch* batch, Event* event) noex
         else:
             has_others = has_others or not field_is(&key, "start_position", 1)
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     if has_others and not has_parent:
         return DECODE_MISSING_FIELD  # one of the others may be its damaged name
@@ -168,17 +161,14 @@ cdef int decode_removed(ByteReader* reader, EventBatch* batch, Event* event) noe
     cdef bint has_hashes = False
     cdef int code = open_struct(reader, &removed)
     event.kind = EVENT_REMOVED
-    while code == DECODE_OK:
-        code = next_field(reader, &removed, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &removed, &key, &code):
         if field_is(&key, "block_hashes", 0):
             has_hashes = True
             batch.n_blocks = event.first
             code = decode_hashes(reader, batch)
         else:
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     return DECODE_OK if has_hashes else DECODE_MISSING_FIELD
 
@@ -221,10 +211,7 @@ cdef int decode_cache_event(ByteReader* reader, EventBatch* batch, Event* event)
     cdef bint has_id = False, has_data = False
     cdef int code = open_struct(reader, &fields)
     event.dp_rank = 0
-    while code == DECODE_OK:
-        code = next_field(reader, &fields, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &fields, &key, &code):
         if field_is(&key, "event_id", 0):
             has_id = True
             code = read_uint(reader, UINT64_MAX, &event.event_id)
@@ -239,7 +226,7 @@ cdef int decode_cache_event(ByteReader* reader, EventBatch* batch, Event* event)
             event.dp_rank = <uint32_t>number
         else:
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     return DECODE_OK if has_id and has_data else DECODE_MISSING_FIELD
 
@@ -272,10 +259,7 @@ cdef int decode_router_event(ByteReader* reader, EventBatch* batch) noexcept nog
     cdef int code = open_struct(reader, &fields)
     memset(&event, 0, sizeof(event))
     event.first = batch.n_blocks
-    while code == DECODE_OK:
-        code = next_field(reader, &fields, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &fields, &key, &code):
         if field_is(&key, "worker_id", 0):
             has_worker = True
             code = read_uint(reader, UINT64_MAX, &event.worker_id)
@@ -286,7 +270,7 @@ cdef int decode_router_event(ByteReader* reader, EventBatch* batch) noexcept nog
             code = decode_cache_event(reader, batch, &event)
         else:
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     if not has_worker or not has_event:
         return DECODE_MISSING_FIELD

@@ -1,13 +1,10 @@
-"""KvEventBatch messages of an engine's gRPC stream, framed for the index's mailbox."""
-from libc.stdint cimport uint8_t
+"""KvEventBatch messages of an engine's gRPC stream, decoded."""
+from libc.stdint cimport uint8_t, uint32_t
 
-from ._events cimport EventBatch
+from ._events cimport Event, EventBatch
 
-cdef enum:
-    FRAME_MARK = 0xC1        # first byte of a frame: msgpack never begins with it, nor does JSON
-    FRAME_HEADER = 48        # bytes before the KvEventBatch
-
-
-# The events of one frame, under the publisher and the numbers that its header says; 0 or a
-# DecodeError. The batch must be empty.
-cdef int decode_frame(EventBatch* batch, const uint8_t* data, size_t size) noexcept nogil
+# Append its events, numbered from `event`'s number on, of the worker that `event` names; 0 or a
+# DecodeError. `event` gets the number behind them.
+cdef int append_grpc_batch(
+    EventBatch* batch, Event* event, const uint8_t* data, size_t size, uint32_t block_size
+) noexcept nogil

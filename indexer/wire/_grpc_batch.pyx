@@ -1,14 +1,12 @@
 """KvEventBatch (smg.grpc.common) into an EventBatch.
 
-An engine's stream has no publisher, and its event ids are not ours to rely on: who reads it puts a
-header before each batch with a publisher of its own and numbers without a hole. Each event becomes
-one of the index's, a cleared one four, for it concerns all tiers; those that do not speak of blocks
-that a prompt can have, and those without a full block, become a removal of nothing, so that the
-numbering goes on.
+Each event becomes one of the index's, a cleared one four, for it concerns all tiers; those that do
+not speak of blocks that a prompt can have, and those without a full block, become a removal of
+nothing, so that the numbering goes on.
 """
-from libc.stdint cimport UINT32_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memset
 
 from ...base.native._protobuf cimport (
     DELIMITED,
@@ -22,7 +20,6 @@ from ...base.native._protobuf cimport (
 from .._hashing cimport BASE_SEED, hash_bytes
 from ._grpc_block cimport Stored, append_block
 from ._grpc_fields cimport (
-    BATCH_TIERS,
     BLOCK_CACHE_LEVEL,
     BLOCK_HASHES,
     BLOCKS,
@@ -42,30 +39,20 @@ from ._grpc_fields cimport (
     inside,
 )
 from ._events cimport (
-    EVENT_CLEARED,
+    BATCH_TIERS,
     EVENT_REMOVED,
     EVENT_STORED,
     Event,
     EventBatch,
+    batch_append_cleared,
     batch_append_event,
     batch_reserve_blocks,
 )
-from ._reader cimport DECODE_MALFORMED, DECODE_NO_MEMORY, DECODE_OK, DECODE_TOO_LARGE
+from ._reader cimport DECODE_MALFORMED, DECODE_NO_MEMORY, DECODE_OK
 
 cdef enum:
     REMOTE = 2           # KvCacheLocality: a pool that several engines share
 
-cdef struct Header:          # of a frame, little-endian as it is here
-    uint8_t mark             # FRAME_MARK
-    uint8_t clears           # the worker's blocks are forgotten before the batch is applied
-    uint8_t unused[2]
-    uint32_t dp_rank
-    uint64_t worker_id
-    uint64_t publisher_id
-    uint64_t sequence
-    uint64_t first_event_id
-    uint32_t block_size      # tokens
-    uint8_t unused_too[4]
 
 cdef inline bint text_is(const Field* field, const char* text, size_t size) noexcept nogil:
     return field.value >= size and memcmp(field.start, text, size) == 0
@@ -189,19 +176,6 @@ cdef int append_removed(EventBatch* batch, ByteReader reader, Event* event) noex
     return DECODE_OK
 
 
-cdef int append_cleared(EventBatch* batch, Event* event) noexcept nogil:
-    """One event for each tier; the next number is left in `event`."""
-    cdef int code = DECODE_OK
-    cdef uint8_t tier
-    event.kind = EVENT_CLEARED
-    for tier in range(BATCH_TIERS):
-        event.tier = tier
-        if code == DECODE_OK:
-            code = batch_append_event(batch, event)
-        event.event_id += 1
-    return code
-
-
 cdef int append_event(
     EventBatch* batch, ByteReader reader, Event* event, uint32_t* tokens, uint32_t block_size
 ) noexcept nogil:
@@ -218,9 +192,8 @@ cdef int append_event(
         if field.wire == DELIMITED and STORED <= field.number <= CLEARED:
             data = field  # of several the last one counts
     if data.number == CLEARED:
-        code = append_cleared(batch, &made)
-        event.event_id = made.event_id
-        return code
+        event.event_id += BATCH_TIERS
+        return batch_append_cleared(batch, &made)
     if data.number == STORED:
         code = append_stored(batch, inside(&data), &made, tokens, block_size)
     elif data.number == REMOVED:
@@ -232,71 +205,31 @@ cdef int append_event(
 
 
 cdef int append_events(
-    EventBatch* batch, const Header* header, ByteReader reader, uint32_t* tokens
+    EventBatch* batch, Event* event, ByteReader reader, uint32_t* tokens, uint32_t block_size
 ) noexcept nogil:
-    cdef Event event, cleared
     cdef Field field
     cdef int code = DECODE_OK
-    memset(&event, 0, sizeof(Event))
-    event.worker_id = header.worker_id
-    event.dp_rank = header.dp_rank
-    event.event_id = header.first_event_id
-    if header.clears:
-        cleared = event
-        code = append_cleared(batch, &cleared)
-        event.event_id = cleared.event_id
     while reader.at < reader.end and code == DECODE_OK:
         if not read_field(&reader, &field):
             return DECODE_MALFORMED
         if field.number == EVENTS and field.wire == DELIMITED:
-            code = append_event(batch, inside(&field), &event, tokens, header.block_size)
+            code = append_event(batch, inside(&field), event, tokens, block_size)
     return code
 
 
-cdef int decode_frame(EventBatch* batch, const uint8_t* data, size_t size) noexcept nogil:
-    cdef Header header
+cdef int append_grpc_batch(
+    EventBatch* batch, Event* event, const uint8_t* data, size_t size, uint32_t block_size
+) noexcept nogil:
     cdef ByteReader reader
     cdef uint32_t* tokens
     cdef int code
-    if size < FRAME_HEADER:
-        return DECODE_MALFORMED
-    if size > UINT32_MAX:
-        return DECODE_TOO_LARGE
-    memcpy(&header, data, FRAME_HEADER)
-    batch.publisher_id = header.publisher_id
-    batch.sequence = header.sequence
-    batch.has_envelope = True
     # No block has more tokens than its message has bytes.
-    header.block_size = min(header.block_size, <uint32_t>size)
-    tokens = <uint32_t*>malloc((<size_t>header.block_size + 1) * sizeof(uint32_t))
+    block_size = min(block_size, <uint32_t>size)
+    tokens = <uint32_t*>malloc((<size_t>block_size + 1) * sizeof(uint32_t))
     if tokens == NULL:
         return DECODE_NO_MEMORY
-    reader.at = data + FRAME_HEADER
+    reader.at = data
     reader.end = data + size
-    code = append_events(batch, &header, reader, tokens)
+    code = append_events(batch, event, reader, tokens, block_size)
     free(tokens)
     return code
-
-
-def frame_batch(
-    bytes data not None,
-    uint64_t worker_id,
-    uint32_t dp_rank,
-    uint64_t publisher_id,
-    uint64_t sequence,
-    uint64_t first_event_id,
-    uint32_t block_size,
-    bint clears,
-):
-    """See grpc_batch.py."""
-    cdef Header header
-    memset(&header, 0, sizeof(Header))
-    header.mark = FRAME_MARK
-    header.clears = clears
-    header.dp_rank = dp_rank
-    header.worker_id = worker_id
-    header.publisher_id = publisher_id
-    header.sequence = sequence
-    header.first_event_id = first_event_id
-    header.block_size = block_size
-    return (<const char*>&header)[:FRAME_HEADER] + data

@@ -2,9 +2,6 @@
 
 from ...base.native._protobuf cimport ByteReader, Field
 
-cdef enum:
-    BATCH_TIERS = 4      # a cleared event is one of ours for each
-
 cdef enum:               # field numbers of KvEventBatch
     SEQUENCE_NUMBER = 1
     EVENTS = 3

@@ -10,8 +10,8 @@ from ...base.native._protobuf cimport (
     count_numbers,
     read_field,
 )
+from ._events cimport BATCH_TIERS
 from ._grpc_fields cimport (
-    BATCH_TIERS,
     BLOCKS,
     BLOCK_SIZE,
     CHUNK_COUNT,

@@ -50,6 +50,31 @@ cdef inline int next_field(ByteReader* reader, Item* container, Item* key) noexc
     return code
 
 
+cdef inline bint another_element(ByteReader* reader, Item* container, int* code) noexcept nogil:
+    """Go to the container's next item, as long as *code is DECODE_OK. False behind the last one,
+    with DECODE_OK, and after an error."""
+    if code[0] == DECODE_OK:
+        code[0] = next_element(reader, container)
+        if code[0] == DECODE_OK:
+            return True
+        if code[0] == DECODE_END:
+            code[0] = DECODE_OK
+    return False
+
+
+cdef inline bint another_field(
+    ByteReader* reader, Item* container, Item* key, int* code
+) noexcept nogil:
+    """As another_element, for a struct: the key of the field is read."""
+    if code[0] == DECODE_OK:
+        code[0] = next_field(reader, container, key)
+        if code[0] == DECODE_OK:
+            return True
+        if code[0] == DECODE_END:
+            code[0] = DECODE_OK
+    return False
+
+
 cdef inline bint text_is(const Item* item, const char* name) noexcept nogil:
     if item.escaped:
         return escaped_is(item, name, strlen(name))

@@ -15,6 +15,9 @@ cdef enum Topic:             # EventBatch.topic
 cdef void batch_init(EventBatch* batch) noexcept nogil
 cdef void batch_free(EventBatch* batch) noexcept nogil
 
+# Empty it, and keep its arrays.
+cdef void batch_reset(EventBatch* batch) noexcept nogil
+
 # Both replace what the batch held and return 0 or a DecodeError (_reader.pxd; text in codec.py).
 # After an error the batch is empty, but for its envelope if that was read.
 

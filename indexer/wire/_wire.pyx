@@ -1,7 +1,8 @@
 """Messages of the event plane into event batches.
 
 A message is an envelope (msgpack) around events, bare events (msgpack, or the JSON of the seed
-generation), or a frame around a batch of an engine's gRPC stream (_grpc_batch.pyx). Known things that carry no events are told apart from what cannot be read.
+generation), or a frame around a batch of an engine's stream (_engine_frames.pyx). Known things that
+carry no events are told apart from what cannot be read.
 """
 
 cimport cython
@@ -11,16 +12,16 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from ._events cimport EVENT_HEARTBEAT, EVENT_STORED, Event, EventBatch, batch_append_event
-from ._grpc_batch cimport FRAME_MARK, decode_frame
+from ._engine_frames cimport FRAME_MARK, decode_frame
 from ._grammar cimport decode_cache_event, decode_payload, is_int
 from ._msgpack_reader cimport big_endian_64, msgpack_value
 from ._reader cimport (
-    DECODE_END, DECODE_MALFORMED, DECODE_MISSING_FIELD, DECODE_OK, DECODE_TOO_LARGE,
+    DECODE_MALFORMED, DECODE_MISSING_FIELD, DECODE_OK, DECODE_TOO_LARGE,
     DECODE_WRONG_TYPE, ITEM_ARRAY, ITEM_INT, ITEM_MAP, ITEM_NIL, ITEM_TEXT, Item, ByteReader,
 )
 from ._syntax cimport (
-    at_end, field_is, looks_like_json, next_field, open_struct, read_uint, read_value, skip_value,
-    text_is,
+    another_field, at_end, field_is, looks_like_json, open_struct, read_uint, read_value,
+    skip_value, text_is,
 )
 
 cdef enum:
@@ -51,10 +52,7 @@ cdef int decode_heartbeat(ByteReader* reader, EventBatch* batch) noexcept nogil:
     cdef int code = open_struct(reader, &fields)
     memset(&event, 0, sizeof(event))
     event.kind = EVENT_HEARTBEAT
-    while code == DECODE_OK:
-        code = next_field(reader, &fields, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &fields, &key, &code):
         if field_is(&key, "worker_id", 0):
             has_worker = True
             code = read_uint(reader, UINT64_MAX, &event.worker_id)
@@ -65,7 +63,7 @@ cdef int decode_heartbeat(ByteReader* reader, EventBatch* batch) noexcept nogil:
             code = read_uint(reader, UINT64_MAX, &event.event_id)
         else:
             code = skip_value(reader)
-    if code != DECODE_END:
+    if code != DECODE_OK:
         return code
     code = at_end(reader)
     if code != DECODE_OK:
@@ -84,10 +82,7 @@ cdef int decode_envelope(ByteReader* reader, EventBatch* batch, bint* is_envelop
     cdef int code = open_struct(reader, &fields)
     topic.kind = payload.kind = ITEM_NIL
     is_envelope[0] = fields.kind == ITEM_ARRAY
-    while code == DECODE_OK:
-        code = next_field(reader, &fields, &key)
-        if code != DECODE_OK:
-            break
+    while another_field(reader, &fields, &key, &code):
         if field_is(&key, "publisher_id", 0):
             has_publisher = True
             code = read_uint(reader, UINT64_MAX, &batch.publisher_id)
@@ -102,7 +97,7 @@ cdef int decode_envelope(ByteReader* reader, EventBatch* batch, bint* is_envelop
             code = read_value(reader, &payload)
         else:
             code = skip_value(reader)
-    if code != DECODE_END or not is_envelope[0]:
+    if code != DECODE_OK or not is_envelope[0]:
         return code
     code = at_end(reader)
     if code != DECODE_OK:
@@ -176,7 +171,7 @@ cdef int decode_any(EventBatch* batch, const uint8_t* data, size_t size) noexcep
         reader = start
         if head.kind == ITEM_MAP or is_positional_envelope(&reader):
             code = decode_envelope(&reader, batch, &is_envelope)
-            if is_envelope or (code != DECODE_OK and code != DECODE_END):
+            if is_envelope or code != DECODE_OK:
                 return code
         elif head.kind != ITEM_ARRAY:
             return DECODE_MALFORMED  # no message begins like this

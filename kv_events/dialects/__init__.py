@@ -1,15 +1,14 @@
-"""How engines without SubscribeKvEvents tell of their caches, translated into its batches.
+"""How engines without SubscribeKvEvents offer their events: over ZMQ, over HTTP.
 
-Entered by whoever reads an engine's events: a subscriber here gives calls as that of gRPC does.
+Entered by readers of an engine's events: a subscriber here gives calls as that of gRPC does.
 """
 
 from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
-from .trtllm_events import TrtllmEvents
-from .zmq_events import ZmqEvents
-from .zmq_payload import ZmqPayload
+from .trtllm_events import RankEvents, TrtllmEvents
+from .zmq_events import ZmqEvents, ZmqMessage
 
 if TYPE_CHECKING:
     from .http_events import HttpEvents
@@ -20,9 +19,10 @@ __all__ = [
     "EventsRefused",
     "HttpEvents",
     "PulledCall",
+    "RankEvents",
     "TrtllmEvents",
     "ZmqEvents",
-    "ZmqPayload",
+    "ZmqMessage",
 ]
 
 # The HTTP client comes with it.

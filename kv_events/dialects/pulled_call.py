@@ -1,12 +1,9 @@
 """PulledCall: a subscription to an engine's events that is read as a gRPC stream is."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
-NO_EVENTS = (
-    AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError,
-)  # fmt: skip
-"""What reading something as events raises that is none, or nests too deep."""
+Message = TypeVar("Message")
 
 
 class EventsRefused(Exception):
@@ -18,36 +15,34 @@ class EventsEnded(Exception):
 
 
 class EventsLost(EventsEnded):
-    """It is over, and of what was told until now nobody knows any more whether it holds."""
+    """It is over, and whether the events so far still hold is unknown."""
 
 
-class PulledCall:
-    """Reads what `pull` gives, one serialized KvEventBatch at a time, until it raises EventsEnded.
+class PulledCall(Generic[Message]):
+    """Reads what `_pull` gives, one message at a time, until that raises EventsEnded."""
 
-    `open` is awaited first, by `initial_metadata`. `at_once` gives what `pull` would, if that needs
-    no waiting; None: `pull` is to be asked.
-    """
-
-    def __init__(
-        self,
-        open: Callable[[], Awaitable[None]],
-        pull: Callable[[], Awaitable[bytes]],
-        at_once: Callable[[], bytes | None] = lambda: None,
-    ) -> None:
-        self._open, self._pull, self._at_once = open, pull, at_once
-        self._reading: asyncio.Future[bytes] | None = None
+    def __init__(self) -> None:
+        self._reading: asyncio.Future[Message] | None = None
         self._cancelled = False
 
     async def initial_metadata(self) -> None:
-        """EventsRefused if it cannot be had at all."""
-        await self._open()
+        """Returns once the engine is connected. EventsRefused if it offers no events at all."""
+        raise NotImplementedError
 
-    async def read(self) -> bytes:
-        """The next batch; EventsEnded at the end. CancelledError once it was cancelled."""
+    async def _pull(self) -> Message:
+        """Wait for the next message."""
+        raise NotImplementedError
+
+    def _pull_now(self) -> Message | None:
+        """What `_pull` would give, if that needs no waiting."""
+        return None
+
+    async def read(self) -> Message:
+        """The next message; EventsEnded at the end, CancelledError after `cancel`."""
         if self._cancelled:
             raise asyncio.CancelledError
-        if (batch := self._at_once()) is not None:
-            return batch
+        if (message := self._pull_now()) is not None:
+            return message
         self._reading = asyncio.ensure_future(self._pull())
         try:
             return await self._reading

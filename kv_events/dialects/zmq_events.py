@@ -1,21 +1,20 @@
 """ZmqEvents: subscribes to the events that vLLM or SGLang publishes over ZMQ, with its replay.
 
-Messages are numbered from 0 by the engine's process. A subscriber hears what is published from then
-on; what came before, or got lost, the replay socket tells as far back as the engine keeps it.
+The engine's process numbers its messages from 0. A subscriber receives what is published from then
+on; the replay socket has what came before, or got lost, as far back as the engine keeps it.
 """
 
 import asyncio
 import importlib
 import struct
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...base.backoff import Backoff
 from ...base.clock import Clock, SystemClock
 from ...base.errors import ConfigError
 from ...runtime.event_planes.zmq import RENEW_S, Connection, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
-from .zmq_payload import ZmqPayload
 
 REPLAY_WAIT_S = 1.0
 """How long the engine may take for each further message of a replay."""
@@ -32,30 +31,30 @@ MOST_BYTES = 64 << 20
 LONGEST_WAIT_S = 1.0
 """For a message, before the connection is looked at again."""
 MESSAGES_A_TURN = 64
-"""Before whatever else is due on the loop gets its turn."""
-UNREADABLE = b"\xff"
-"""In place of a batch that cannot be read: the reader takes it for damaged, and begins anew."""
-NOTHING_YET = b""
-"""The batch 0, without events, before all that an engine publishes."""
+"""Before other tasks on the loop get their turn."""
 _END = b"\xff" * 8  # ends a replay, so that no message has this number
 _NUMBER = struct.Struct(">Q")
 
+
+class ZmqMessage(NamedTuple):
+    """One message of an engine: its number plus one, and its events as the engine packed them."""
+
+    sequence: int
+    payload: bytes
+
+
+NOTHING_YET = ZmqMessage(0, b"\x92\x00\x90")
+"""The message 0, without events, before all that an engine publishes."""
+
 Message = tuple[int, bytes]
-"""A number and a payload."""
+"""The engine's number, and a payload."""
 
 
 class ZmqEvents:
     """A Subscriber. Its socket stays open from the first call to `close`, so that nothing gets lost
-    between two calls.
+    between two calls."""
 
-    Numbers told are the engine's plus one: the first one is 1.
-    """
-
-    event_source = "zmq"
-
-    def __init__(
-        self, address: str, replay: str | None, block_size: int, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, address: str, replay: str | None, clock: Clock | None = None) -> None:
         """`address` and `replay` are tcp://HOST:PORT or ipc://PATH. ConfigError without pyzmq."""
         try:
             self._zmq: Any = importlib.import_module("zmq")
@@ -65,93 +64,52 @@ class ZmqEvents:
             raise ConfigError(text, key="workers") from None
         self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
         self._address, self._replay_address = address, replay
-        self._payload = ZmqPayload(block_size)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._context: Any = None
         self._live: Any = None
         self._monitor: ConnectionMonitor | None = None
         self._read: deque[list[bytes]] = deque()  # before the connection was last looked at
-        self._turn = 0  # messages since others had theirs
+        self.turn = 0  # messages since other tasks ran
         self._connected = False
-        self._lost = False  # the connection was, since it was last made sure who is there
+        self._lost = False  # the connection was, since the engine was last identified
         self._heard = -1  # the number of the last message that was published
         self._replayed: dict[int, int] = {}  # hashes of what may still be heard, by number
-        self._last: Message = (-1, b"")  # the last one that was told, perhaps in vain
-        self._held: Message | None = None  # the first that was heard of an engine started anew
+        self._last: Message = (-1, b"")  # the last one that was delivered, perhaps in vain
+        self._held: Message | None = None  # the first message of an engine started anew
         self.short_replays = 0
         """replays that ended without their end"""
 
-    def subscribe_kv_events(self, start: int) -> PulledCall:
-        """Batches from the one that is numbered `start` on, 0: from the first that there is."""
-        replayed: deque[Message] = deque()
-        told = start - 2  # below 0: nothing that goes before
-        idle = False  # the engine has published nothing yet
-        ended = True  # the replay has; else it is asked again, from what came
-        again = Backoff(*ASK_AGAIN_S)
-        ask_at = 0.0
+    def subscribe_kv_events(self, start: int) -> "ZmqSubscription":
+        """Messages from the one whose sequence is `start` on, 0: from the first that there is."""
+        return ZmqSubscription(self, start)
 
-        async def replay() -> None:
-            nonlocal ended, ask_at
-            found, ended = await self._replay(max(told + 1, 0))
-            replayed.extend(found)
-            self._replayed = {number: hash(payload) for number, payload in replayed}
-            if found or ended:
-                again.reset()
-            ask_at = self._clock.now() + (QUIET_S if ended else again.next())
+    @property
+    def has_replay(self) -> bool:
+        return self._replay_address is not None
 
-        async def open() -> None:
-            nonlocal idle
+    async def connect(self, resumes: bool) -> None:
+        """Wait until the engine is connected. EventsLost if a subscription that `resumes` may now
+        be answered by another engine."""
+        await self._connect()
+        if self._lost and not await self._goes_on():
+            # What is queued may be of another engine than the one that is there now.
+            self._disconnect()
             await self._connect()
-            if self._lost and not await self._goes_on():
-                # What is queued may be of another engine than the one that is there now.
-                self._disconnect()
-                await self._connect()
-                self._lost = False
-                if start:
-                    raise EventsLost("another engine may have answered since the connection broke")
             self._lost = False
-            if start == 0:
-                self._payload.forget()
-            await replay()
-            idle = told < 0 and ended and not replayed
+            if resumes:
+                raise EventsLost("another engine may have answered since the connection broke")
+        self._lost = False
 
-        def at_once() -> bytes | None:
-            nonlocal told, ask_at
-            if idle:
-                return None
-            number, payload = told, b""
-            while number <= told:
-                if self._turn >= MESSAGES_A_TURN:
-                    return None
-                if replayed:
-                    number, payload = replayed.popleft()
-                elif heard := self._next():
-                    number, payload = heard
-                    if ended:
-                        ask_at = self._clock.now() + QUIET_S
-                else:
-                    return None
-                self._turn += 1
-            told, self._last = number, (number, payload)
-            batch = self._payload.batch(payload, number + 1)
-            return UNREADABLE if batch is None else batch
+    async def replay(self, begin: int) -> tuple[list[Message], bool]:
+        """See `_replay`; what it gives may come again as a message that is published."""
+        found, complete = await self._replay(begin)
+        self._replayed = {number: hash(payload) for number, payload in found}
+        return found, complete
 
-        async def pull() -> bytes:
-            nonlocal idle
-            if idle:
-                idle = False
-                return NOTHING_YET
-            while True:
-                if self._turn >= MESSAGES_A_TURN:
-                    await self._give_turn()
-                if (batch := at_once()) is not None:
-                    return batch
-                if self._turn < MESSAGES_A_TURN and not await self._waited(
-                    ask_at if self._replay_address else None
-                ):
-                    await replay()
-
-        return PulledCall(open, pull, at_once)
+    def deliver(self, number: int, payload: bytes) -> ZmqMessage:
+        """A message for the reader, noted as the last one."""
+        self._last = number, payload
+        return ZmqMessage(number + 1, payload)
 
     async def close(self) -> None:
         """Let go of the sockets. Idempotent."""
@@ -226,29 +184,29 @@ class ZmqEvents:
         return self._connected
 
     async def _goes_on(self) -> bool:
-        """Whether the engine is the one that told the last message."""
+        """Whether the engine is the one whose message was the last."""
         number, payload = self._last
         return number >= 0 and (await self._replay(number, most=1))[0] == [(number, payload)]
 
-    def _next(self) -> Message | None:
+    def next(self) -> Message | None:
         """The next message that is here, or the first of an engine that was started anew; None if
         there is none."""
         held, self._held = self._held, None
         if held is not None:
             return held
-        while self._turn < MESSAGES_A_TURN:
+        while self.turn < MESSAGES_A_TURN:
             if not self._read and not self._drain():
                 return None
             frames = self._read.popleft()
             if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == _END:
-                self._turn += 1
-                continue  # somebody else's; a connection that is out of step answers no ping
+                self.turn += 1
+                continue  # no message; a connection that is out of step answers no ping
             number, payload = _NUMBER.unpack(frames[1])[0], frames[2]
             again = self._replayed.pop(number, None)
             seen = (number, payload) == self._last
             if seen or (again is not None and again == hash(payload)):
-                self._turn += 1
-                continue  # twice, or late: it was told
+                self.turn += 1
+                continue  # twice, or late: it was delivered
             begins = number <= self._heard or again is not None
             self._heard = number
             if begins:
@@ -260,7 +218,7 @@ class ZmqEvents:
 
     def _drain(self) -> bool:
         """Read what is here, or much of it; whether there was something. EventsEnded if the
-        connection was lost meanwhile: of what came behind that nobody knows yet who published it.
+        connection was lost meanwhile: another engine may have published what came after that.
         """
         receive, read = self._live.recv, self._read
         try:
@@ -279,16 +237,17 @@ class ZmqEvents:
             raise EventsEnded("the connection was lost")
         return bool(read)
 
-    async def _give_turn(self) -> None:
-        self._turn = 0
+    async def give_turn(self) -> None:
+        """Let other tasks run."""
+        self.turn = 0
         await asyncio.sleep(0)
 
-    async def _waited(self, until: float | None) -> bool:
+    async def wait(self, until: float | None) -> bool:
         """Wait for a message, or until that time; False if it has come and no message has."""
-        left_s = LONGEST_WAIT_S if until is None else until - self._clock.now()
+        left_s = LONGEST_WAIT_S if until is None else until - self.clock.now()
         if left_s <= 0:
             return False
-        self._turn = 0
+        self.turn = 0
         assert self._monitor is not None
         live = self._live.getsockopt(self._zmq.FD)
         await _readable(min(left_s, LONGEST_WAIT_S), live, self._monitor.fd)
@@ -328,20 +287,83 @@ class ZmqEvents:
         return found, False
 
 
+class ZmqSubscription(PulledCall[ZmqMessage]):
+    """One subscription: what the replay still has, then what the engine publishes."""
+
+    def __init__(self, events: ZmqEvents, start: int) -> None:
+        super().__init__()
+        self._events, self._start = events, start
+        self._replayed: deque[Message] = deque()  # not delivered yet
+        self._delivered = start - 2  # the last number; below 0: none goes before
+        self._idle = False  # the engine has published nothing yet
+        self._replay_ended = True  # else it is asked again, from what came
+        self._asks = Backoff(*ASK_AGAIN_S)
+        self._ask_at = 0.0
+
+    async def initial_metadata(self) -> None:
+        """Connect, and ask the replay. EventsLost if another engine may have answered."""
+        await self._events.connect(bool(self._start))
+        await self._ask_replay()
+        self._idle = self._delivered < 0 and self._replay_ended and not self._replayed
+
+    async def _pull(self) -> ZmqMessage:
+        if self._idle:
+            self._idle = False
+            return NOTHING_YET
+        events = self._events
+        while True:
+            if events.turn >= MESSAGES_A_TURN:
+                await events.give_turn()
+            if (message := self._pull_now()) is not None:
+                return message
+            if events.turn < MESSAGES_A_TURN and not await events.wait(
+                self._ask_at if events.has_replay else None
+            ):
+                await self._ask_replay()
+
+    def _pull_now(self) -> ZmqMessage | None:
+        if self._idle:
+            return None
+        events = self._events
+        number, payload = self._delivered, b""
+        while number <= self._delivered:
+            if events.turn >= MESSAGES_A_TURN:
+                return None
+            if self._replayed:
+                number, payload = self._replayed.popleft()
+            elif heard := events.next():
+                number, payload = heard
+                if self._replay_ended:
+                    self._ask_at = events.clock.now() + QUIET_S
+            else:
+                return None
+            events.turn += 1
+        self._delivered = number
+        return events.deliver(number, payload)
+
+    async def _ask_replay(self) -> None:
+        found, self._replay_ended = await self._events.replay(max(self._delivered + 1, 0))
+        self._replayed.extend(found)
+        if found or self._replay_ended:
+            self._asks.reset()
+        wait_s = QUIET_S if self._replay_ended else self._asks.next()
+        self._ask_at = self._events.clock.now() + wait_s
+
+
 async def _readable(timeout_s: float, *fds: int) -> bool:
     """Whether one of the sockets, from which all was read, may have something by then."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[bool] = loop.create_future()
+    ready: asyncio.Future[bool] = loop.create_future()
 
-    def tell(readable: bool) -> None:
-        if not told.done():
-            told.set_result(readable)
+    def finish(readable: bool) -> None:
+        if not ready.done():
+            ready.set_result(readable)
 
-    timer = loop.call_later(timeout_s, tell, False)
+    timer = loop.call_later(timeout_s, finish, False)
     for fd in fds:
-        loop.add_reader(fd, tell, True)
+        loop.add_reader(fd, finish, True)
     try:
-        return await told
+        return await ready
     finally:
         timer.cancel()
         for fd in fds:

@@ -10,26 +10,31 @@ from dynamo_router.kv_events.source_choice import (
     GONE_S,
     HOLD_S,
     LONGEST_HOLD_S,
-    TOLD,
     UNDECIDED_S,
     EventSource,
     SourceChoice,
 )
 
+SOURCES = (EventSource.NATS, EventSource.GRPC)
 TICK_S = 0.25
 SETTLED_S = LONGEST_HOLD_S + GONE_S + ANNOUNCED_WAIT_S + UNDECIDED_S
 
 
+def choice_of(*allowed: EventSource, now: float = 0.0, announced: bool) -> SourceChoice:
+    plane, stream = (source if source in allowed else None for source in SOURCES)
+    return SourceChoice(plane, stream, now, announced=announced)
+
+
 class ChoiceMachine(RuleBasedStateMachine):
     @initialize(
-        allowed=st.sets(st.sampled_from(TOLD), min_size=1),
+        allowed=st.sets(st.sampled_from(SOURCES), min_size=1),
         announced=st.booleans(),
         implemented=st.booleans(),
     )
     def begin(self, allowed: set[EventSource], announced: bool, implemented: bool) -> None:
         self.now = 100.0
         self.allowed, self.implemented = allowed, implemented
-        self.choice = SourceChoice(allowed, self.now, announced=announced)
+        self.choice = choice_of(*allowed, now=self.now, announced=announced)
         self.connected, self.speaks, self.reachable = True, False, True
         self.open = False
         self.left_at = {source: float("-inf") for source in EventSource}
@@ -54,7 +59,7 @@ class ChoiceMachine(RuleBasedStateMachine):
             self.now += TICK_S
             heard = self.connected and self.speaks
             self.seen_up[EventSource.NATS] |= heard
-            self.choice.on_nats(self.now, connected=self.connected, heard=heard, beats=True)
+            self.choice.on_plane(self.now, connected=self.connected, heard=heard, beats=True)
             self.follow()
 
     def follow(self) -> None:
@@ -111,17 +116,17 @@ TestSourceChoice.settings = settings(stateful_step_count=25, deadline=None)
 
 
 def test_a_better_source_must_last_before_it_takes_over() -> None:
-    choice = SourceChoice(TOLD, 0.0, announced=False)
-    choice.on_nats(1.0, connected=True, heard=False, beats=False)
+    choice = choice_of(*SOURCES, announced=False)
+    choice.on_plane(1.0, connected=True, heard=False, beats=False)
     assert choice.wants_stream and choice.current is None
     choice.on_stream(True, 1.1)
     assert choice.current is EventSource.GRPC
-    choice.on_nats(2.0, connected=True, heard=True, beats=False)
+    choice.on_plane(2.0, connected=True, heard=True, beats=False)
     assert choice.current is EventSource.GRPC
-    choice.on_nats(2.0 + HOLD_S, connected=True, heard=True, beats=False)
+    choice.on_plane(2.0 + HOLD_S, connected=True, heard=True, beats=False)
     assert choice.current is EventSource.NATS and not choice.wants_stream
     choice.on_stream(False, 5.0)
-    choice.on_nats(10.0, connected=False, heard=False, beats=False)
+    choice.on_plane(10.0, connected=False, heard=False, beats=False)
     choice.look(9.9 + AWAY_S)
     assert not choice.wants_stream
     choice.look(10.0 + AWAY_S)
@@ -131,7 +136,7 @@ def test_a_better_source_must_last_before_it_takes_over() -> None:
 
 
 def test_a_stream_that_cannot_be_read_is_not_tried_again() -> None:
-    choice = SourceChoice([EventSource.GRPC], 0.0, announced=False)
+    choice = choice_of(EventSource.GRPC, announced=False)
     assert choice.wants_stream
     choice.on_stream(True, 0.1)
     choice.refuse("blocks of 32 tokens, ours have 64", 0.2)
@@ -139,7 +144,7 @@ def test_a_stream_that_cannot_be_read_is_not_tried_again() -> None:
 
 
 def test_a_broken_stream_is_believed_for_a_while() -> None:
-    choice = SourceChoice([EventSource.GRPC], 0.0, announced=False)
+    choice = choice_of(EventSource.GRPC, announced=False)
     choice.on_stream(True, 0.1)
     choice.on_stream(False, 1.0)
     choice.look(0.9 + GONE_S)

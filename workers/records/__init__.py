@@ -8,7 +8,7 @@ from .end_tokens import end_tokens_of
 from .event_keys import (
     EVENT_SOURCES,
     RECOVERY,
-    EventSource,
+    PublisherRecord,
     decode_source,
     event_channel,
     event_source,
@@ -39,7 +39,7 @@ __all__ = [
     "ENCODE",
     "EVENT_SOURCES",
     "EventPlaneConfig",
-    "EventSource",
+    "PublisherRecord",
     "EndpointWorkers",
     "ModelCard",
     "NO_REQUESTS",

@@ -7,7 +7,7 @@ from ...base.errors import ConfigError
 from ...runtime.components import Instance
 from ..dialects import DynamoRoute
 from ..worker_url import WorkerUrl, parse_worker_url
-from .event_keys import EventSource
+from .event_keys import PublisherRecord
 from .model_card import NO_REQUESTS, ModelCard
 
 TRTLLM = "trtllm_grpc"
@@ -35,7 +35,7 @@ class EndpointWorkers:
         self,
         instances: Iterable[Instance],
         cards: Mapping[int, ModelCard],
-        sources: Iterable[EventSource],
+        sources: Iterable[PublisherRecord],
     ) -> dict[int, DiscoveredWorker]:
         """The workers that can be called, by their ids. One of Dynamo's needs a card."""
         publishers: dict[int, dict[int, int]] = {}

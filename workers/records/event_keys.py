@@ -26,7 +26,7 @@ RECOVERY = "worker_kv_query_source_"
 
 
 @dataclass(frozen=True, slots=True)
-class EventSource:
+class PublisherRecord:
     """The publisher of one rank's KV events, and the instance that repeats them."""
 
     worker: WorkerWithDpRank
@@ -44,7 +44,7 @@ class _Source(msgspec.Struct):
     metadata: _Metadata
 
 
-def decode_source(entry: Entry) -> EventSource:
+def decode_source(entry: Entry) -> PublisherRecord:
     """ValueError for what is no event source."""
     try:
         read = msgspec.json.decode(entry.value, type=_Source)
@@ -53,7 +53,7 @@ def decode_source(entry: Entry) -> EventSource:
         raise ValueError(f"not an event source: {error}") from None
     if not 0 <= read.publisher_id < 2**64:
         raise ValueError(f"{read.publisher_id} is no publisher's id")
-    return EventSource(worker, read.publisher_id, _recovery(read.metadata.recovery_target))
+    return PublisherRecord(worker, read.publisher_id, _recovery(read.metadata.recovery_target))
 
 
 def _recovery(target: dict[str, Any] | None) -> Instance | None:
@@ -76,7 +76,7 @@ def event_channel(
     return EVENT_CHANNELS, channel.key, channel.value()
 
 
-def event_source(name: EndpointName, source: EventSource) -> tuple[str, str, bytes]:
+def event_source(name: EndpointName, source: PublisherRecord) -> tuple[str, str, bytes]:
     """(bucket, key, value) of an event source."""
     metadata: dict[str, Any] = {
         "kv_state_endpoint": _named(name),

@@ -14,7 +14,7 @@ from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.event_planes.zmq import scope_prefix
 from ...runtime.kv_stores import Entry, KeyValueStore
 from .discovered import DiscoveredWorker, EndpointWorkers
-from .event_keys import EVENT_SOURCES, EventSource, decode_source
+from .event_keys import EVENT_SOURCES, PublisherRecord, decode_source
 from .model_card import CARDS, ModelCard, decode_card
 
 
@@ -59,7 +59,7 @@ class WorkerWatch(StoreWatch):
     """whoever is not of this endpoint is not seen"""
 
     @property
-    def sources(self) -> dict[WorkerWithDpRank, EventSource]:
+    def sources(self) -> dict[WorkerWithDpRank, PublisherRecord]:
         """The event sources, by whose cache they speak of."""
         return {source.worker: source for source in self._sources.values.values()}
 

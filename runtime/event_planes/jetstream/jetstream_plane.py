@@ -19,6 +19,7 @@ from ....process.settings import bad_setting
 from ....process.supervised import stopped, supervise
 from ...kv_stores import StoreError, read_delivery
 from .. import EventPlane, Handler, PlaneBase, PlaneState, PlaneStats, Subscription
+from .acknowledger import StreamAcknowledger
 from .stream_client import EventStreamClient, NameTakenError, StreamFacts
 from .stream_reader import StreamPosition, StreamReader
 
@@ -57,14 +58,14 @@ class JetStreamPlane(PlaneBase):
         the subjects `held` speak of events published before, and wait for those."""
         super().__init__(PlaneState.CONNECTING)
         self._plane, self.client = plane, client
-        self._name, self._settled = reader, settled
+        self._name = reader
         self._held_subjects = held
         self.reader = StreamReader(position)
+        self._acknowledger = StreamAcknowledger(self.reader, client.connection, settled)
         self.fallbacks = 0
         """times that the stream could not be read for long"""
         self._handlers: dict[_StreamSubscription, Handler] = {}
         self._held: deque[tuple[float, Handler, str, bytes]] = deque(maxlen=MOST_HELD)
-        self._last_reply = ""
         self._end_reading: Callable[[], Awaitable[None]] | None = None
         self._live: Subscription | None = None  # while the stream is away
         self._lapses_seen = 0
@@ -141,8 +142,7 @@ class JetStreamPlane(PlaneBase):
 
     async def settle(self) -> None:
         """Have all that was read applied and acknowledged, so that `position` is there."""
-        if self.reader.acked < self.reader.read:
-            await self._acknowledge(self.reader.read)
+        await self._acknowledger.acknowledge()
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -239,33 +239,19 @@ class JetStreamPlane(PlaneBase):
     async def _go_on(self, now: float) -> None:
         self._release(now)
         self._look()
-        due = self.reader.ack_due(now)
-        if due is not None:
-            await self._acknowledge(due)
-
-    async def _acknowledge(self, sequence: int) -> None:
-        reply = self._last_reply
-        if not self.reader.is_open or not reply:
-            return
-        if self._settled is not None:
-            await self._settled()
-        try:
-            link = await self.client.connection.link()
-            await link.publish(reply, b"+ACK")
-        except (StoreError, NatsError, OSError):
-            return  # it is delivered again
-        self.reader.on_acked(sequence, asyncio.get_running_loop().time())
+        if self.reader.ack_due(now) is not None:
+            await self._acknowledger.acknowledge()
 
     async def _stop_reading(self) -> None:
         end, self._end_reading = self._end_reading, None
-        self._last_reply = ""
+        self._acknowledger.forget()
         if end is not None:
             with contextlib.suppress(NatsError, OSError):
                 await end()
 
     def _on_message(self, message: Msg) -> None:
         if not self._handlers:
-            return  # it counts as read once somebody was given it
+            return  # it counts as read once a handler was given it
         now = asyncio.get_running_loop().time()
         delivery = read_delivery(message.reply)
         if delivery is None:
@@ -274,7 +260,7 @@ class JetStreamPlane(PlaneBase):
                 self.reader.on_idle(int(headers["Nats-Last-Consumer"]), now)
             return
         if self.reader.on_message(*delivery, now):
-            self._last_reply = message.reply
+            self._acknowledger.on_message(message.reply)
             self._tell(self.client.names.subject, message.data)
         if not self.reader.is_open:
             self._wake.set()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.base.errors import ConfigError, RouterError
-from dynamo_router.bench.stream_source import CACHED_RUNS, RUNS, StreamLoad, payloads
+from dynamo_router.bench.stream_source import CACHED_RUNS, RUNS, StreamLoad, grpc_batch, payloads
 from dynamo_router.bench.streams import StreamsBenchConfig, run
-from dynamo_router.kv_events.dialects import ZmqPayload
 from dynamo_router.workers.trtllm_proto import common_pb
 
 
@@ -45,11 +44,8 @@ def test_engines_that_cannot_begin_are_told_at_once(monkeypatch: pytest.MonkeyPa
 def test_each_run_is_removed_before_it_comes_again() -> None:
     load = StreamLoad([0], 1, block_size=4, run_blocks=3, blocks_per_s=0.0, seed=1)
     held: set[int] = set()
-    translator = ZmqPayload(4)
     for turn, payload in enumerate(payloads(load, 0) * 2):
-        batch = translator.batch(payload, turn + 1)
-        assert batch is not None
-        removed, stored = common_pb.KvEventBatch.FromString(batch).events
+        removed, stored = common_pb.KvEventBatch.FromString(grpc_batch(payload)).events
         held.difference_update(removed.removed.block_hashes)
         new = {block.block_hash for block in stored.stored.blocks}
         assert len(new) == 3 and not held & new

@@ -16,6 +16,7 @@ from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.kv_events.feed import EventFeed
 from dynamo_router.kv_events.recovery import REPLAY_TICK_S
 from dynamo_router.kv_events.resync_wire import ResyncRequest, decode_request, encode_request
+from dynamo_router.runtime.components import EndpointName
 from dynamo_router.runtime.event_planes.event_plane import (
     KV_EVENTS,
     KV_HEARTBEAT,
@@ -79,7 +80,9 @@ class Scene:
         self.publisher = self.new_publisher()
 
     def new_feed(self) -> EventFeed:
-        return EventFeed(self.plane, self.index, WorkerRegistry(), self.clock, **NAMES)
+        return EventFeed(
+            self.plane, self.index, WorkerRegistry(), self.clock, EndpointName(**NAMES)
+        )
 
     def new_publisher(self, heartbeat_s: float = 0.0) -> KvEventPublisher:
         return KvEventPublisher(

@@ -14,6 +14,7 @@ from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsRefused, TrtllmEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.kv_events.event_subscribers import EventSubscribers
+from dynamo_router.kv_events.source_choice import EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
 
 SIZE = 4
@@ -45,9 +46,15 @@ class Reader:
         self.up: list[bool] = []
         self.refused: list[str] = []
         worker = WorkerUrl("127.0.0.1:1", events=url)
-        subscribers = EventSubscribers(lambda _: None, lambda _: worker, SIZE)
+        self.subscribers = EventSubscribers(lambda _: None, lambda _: worker, SIZE)
         self.stream = EngineStream(
-            7, range(ranks), self.index, self, self.counts, block_size=SIZE, subscribers=subscribers
+            7,
+            range(ranks),
+            self.index,
+            self,
+            self.counts,
+            block_size=SIZE,
+            subscribers=self.subscribers,
         )
         for rank in range(ranks):
             self.index.announce_publisher((7, rank), self.stream.publisher_id(rank))
@@ -88,7 +95,7 @@ async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:
     engine.store(1)
     async with reading(engine) as reader:
         await until(reader.holds(1))
-        assert reader.stream.is_complete and reader.stream.kind == "http"
+        assert reader.stream.is_complete and reader.subscribers.source_of(7) is EventSource.HTTP
         engine.store(2)
         engine.remove(1)
         await until(reader.holds(2))
@@ -222,10 +229,33 @@ async def test_a_server_without_the_route_is_refused_and_a_broken_one_tried_agai
 
 
 def test_salts_adapters_and_strange_hashes() -> None:
-    events = TrtllmEvents()
+    events = TrtllmEvents(SIZE)
     tell = [
         {"event_id": 0, "data": stored(2**64 - 1, block(1), cache_salt="x", mm_keys=[["a", 0]])}
     ]
-    assert len(events.batches(tell)) == 1 and events.back_to(tell) == 0
+    ((_, numbers, (event,)),) = events.translate(tell)
+    assert numbers == [0] and event["cache_salt"] == "x" and len(event["extra_keys"][0]) == 1
+    assert events.back_to(tell) == 0
     with pytest.raises(EventsRefused, match="hash_algo"):
-        events.batches([{"event_id": 1, "data": stored("ab" * 32, block(1))}])
+        events.translate([{"event_id": 1, "data": stored("ab" * 32, block(1))}])
+
+
+@pytest.mark.parametrize("sizes", [(SIZE - 1, SIZE), (SIZE, SIZE + 1)])
+async def test_blocks_of_another_size_are_refused_by_name(sizes: tuple[int, int]) -> None:
+    engine = Engine()
+    blocks = [stored(100 + n, block(n)[:1] * size)["blocks"][0] for n, size in enumerate(sizes)]
+    engine.happen({"type": "stored", "parent_hash": None, "blocks": blocks})
+    wrong = next(size for size in sizes if size != SIZE)
+    async with reading(engine) as reader:
+        await until(lambda: bool(reader.refused))
+        assert reader.refused == [f"blocks of {wrong} tokens, ours have {SIZE}"]
+
+
+async def test_ends_of_prompts_alone_are_no_other_block_size() -> None:
+    engine = Engine()
+    for number in range(1, 20):
+        engine.store(number, tokens=[1, 2])
+    engine.store(0)
+    async with reading(engine) as reader:
+        await until(reader.holds(0))
+        assert not reader.refused

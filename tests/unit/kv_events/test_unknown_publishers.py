@@ -17,6 +17,8 @@ from dynamo_router.indexer.wire import (
     encode_heartbeat,
 )
 from dynamo_router.kv_events import EventFeed
+from dynamo_router.kv_events.unknown_publishers import UnknownPublishers
+from dynamo_router.runtime.components import EndpointName
 from dynamo_router.runtime.event_planes import (
     KV_EVENTS,
     KV_HEARTBEAT,
@@ -42,8 +44,13 @@ class Scene:
         self.hits = LimitHits()
         self.plane = LocalPlane()
         self.feed = EventFeed(
-            self.plane, self.router.index, self.router.registry, self.clock, **NAMES, hits=self.hits
-        )  # fmt: skip
+            self.plane,
+            self.router.index,
+            self.router.registry,
+            self.clock,
+            EndpointName(**NAMES),
+            unknown=UnknownPublishers(self.router.index, hits=self.hits),
+        )
 
     def claims(self, worker: WorkerWithDpRank, block: int) -> bool:
         self.router.index.flush()

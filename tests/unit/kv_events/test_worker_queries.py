@@ -16,7 +16,7 @@ from dynamo_router.kv_events import WorkerQueries
 from dynamo_router.kv_events.resync_wire import ResyncRequest
 from dynamo_router.runtime.components import EndpointName, Instance
 from dynamo_router.runtime.request_planes import Fault, RequestError
-from dynamo_router.workers.records import EventSource
+from dynamo_router.workers.records import PublisherRecord
 
 CASES = json.loads((ROOT / "tests/vectors/request_plane/worker_kv_query.json").read_text())["cases"]
 
@@ -59,7 +59,7 @@ def index() -> Any:
 def queries_of(index: EventIndex, plane: Plane) -> WorkerQueries:
     name = EndpointName("dynamo", "backend", "worker_kv_query_source_63")
     target = Instance(name, WORKER.worker_id, "tcp", "127.0.0.1:1/x", "msgpack")
-    sources = {WORKER: EventSource(WORKER, 99, target)}
+    sources = {WORKER: PublisherRecord(WORKER, 99, target)}
     return WorkerQueries(index, plane, lambda: sources)  # type: ignore[arg-type]
 
 

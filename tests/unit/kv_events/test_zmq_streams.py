@@ -17,7 +17,8 @@ from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsEnded, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import ZmqEvents
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_subscribers import STREAMS, EventSubscribers
+from dynamo_router.kv_events.event_subscribers import EventSubscribers
+from dynamo_router.kv_events.source_choice import STREAMS, EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
 
 zmq = pytest.importorskip("zmq")
@@ -43,7 +44,9 @@ def block(number: int) -> list[int]:
 class Reader:
     """A stream into an index, and what it reports."""
 
-    def __init__(self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[str, ...]) -> None:
+    def __init__(
+        self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[EventSource, ...]
+    ) -> None:
         self.index = EventIndex()
         self.counts = StreamCounts()
         self.up: list[bool] = []
@@ -82,7 +85,7 @@ class Reader:
 
 @asynccontextmanager
 async def reading(
-    publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[str, ...] = STREAMS
+    publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[EventSource, ...] = STREAMS
 ) -> AsyncIterator[Reader]:
     reader = Reader(publisher, replay=replay, allowed=allowed)
     reader.stream.open()
@@ -114,7 +117,7 @@ async def test_a_late_reader_gets_all_by_the_replay(publisher: ZmqPublisher, top
     await tell(publisher, 1, 2, 3, -2)
     async with reading(publisher) as reader:
         await until(reader.holds(1, 3))
-        assert reader.stream.is_complete and reader.stream.kind == "zmq"
+        assert reader.stream.is_complete and reader.subscribers.source_of(7) is EventSource.ZMQ
         await tell(publisher, 4, -1)
         await until(reader.holds(3, 4))
         assert reader.counts.gaps <= 1 and reader.up == [True]  # what came before it subscribed
@@ -263,7 +266,7 @@ async def test_a_connection_that_came_late_is_the_first_one(
         open_socket(events)
 
     monkeypatch.setattr(ZmqEvents, "_open_socket", counted)
-    events = ZmqEvents(publisher.url, None, SIZE)
+    events = ZmqEvents(publisher.url, None)
     opening = asyncio.create_task(events.subscribe_kv_events(1).initial_metadata())
     try:
         await until(lambda: len(tried) > 1)
@@ -341,7 +344,7 @@ async def test_another_block_size_is_refused_by_name(publisher: ZmqPublisher) ->
 
 
 async def test_streams_that_are_not_allowed_are_not_read(publisher: ZmqPublisher) -> None:
-    async with reading(publisher, allowed=("grpc",)) as reader:
+    async with reading(publisher, allowed=(EventSource.GRPC,)) as reader:
         await until(lambda: reader.up == [False])
         assert publisher.asked == []
 
@@ -365,7 +368,7 @@ async def test_a_socket_that_cannot_be_had_is_tried_for_again(
         raise zmq.ZMQError(errno.EMFILE)
 
     async with ZmqPublisher() as publisher:
-        events = ZmqEvents(publisher.url, publisher.replay_url, SIZE)
+        events = ZmqEvents(publisher.url, publisher.replay_url)
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(zmq_events, "ConnectionMonitor", fail)

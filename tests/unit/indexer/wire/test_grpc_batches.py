@@ -14,13 +14,14 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq
 from dynamo_router.indexer.wire import (
     TIERS,
+    BatchHead,
     Removed,
     RouterEvent,
     Stored,
     StoredBlock,
     decode_event_message,
     frame_batch,
-    read_head,
+    read_grpc_batch,
 )
 from dynamo_router.indexer.wire.events import Cleared
 from dynamo_router.workers.trtllm_proto import common_pb
@@ -43,6 +44,12 @@ def framed(data: bytes, first: int = 5, clears: bool = False) -> bytes:
         block_size=BLOCK,
         clears=clears,
     )
+
+
+def read_head(data: bytes, block_size: int) -> BatchHead | None:
+    batch = read_grpc_batch(data, block_size)
+    assert batch is None or (batch.data == data and not batch.decoded)
+    return None if batch is None else batch.head
 
 
 def oracle(batch: Any, first: int = 5) -> list[RouterEvent]:

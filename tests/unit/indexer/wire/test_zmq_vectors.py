@@ -1,7 +1,7 @@
 """Recorded ZMQ messages of engines are what they are documented to be.
 
-Nothing in the package reads ZMQ yet: held here are the frames, the fields, and that the engines'
-block hashes are the sequence hashes that we compute from their tokens.
+Held here are the frames, the fields, that the engines' block hashes are the sequence hashes that we
+compute from their tokens, and what the index gets of them.
 """
 
 import json
@@ -13,6 +13,7 @@ import pytest
 from support.places import VECTORS
 
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
+from dynamo_router.indexer.wire import EngineEvents, Stored, decode_event_message, frame_batch
 
 SAMPLES = json.loads((VECTORS / "zmq_messages.json").read_text())["samples"]
 
@@ -55,3 +56,17 @@ def test_a_parent_is_a_block_that_was_stored_before() -> None:
 def test_a_publishers_sequence_grows_by_one() -> None:
     """Two engines were recorded: each number is there once from each."""
     assert sorted(sample["seq_be_u64"] for sample in SAMPLES) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample['seq_be_u64']}")
+def test_the_index_gets_their_blocks(sample: dict[str, Any]) -> None:
+    _, events, _ = sample["decoded"]
+    batch = EngineEvents(events[0]["block_size"]).read(b64decode(sample["frames_b64"][2]), 1)
+    assert batch is not None and batch.head.events == len(events)
+    names = {"worker_id": 1, "dp_rank": 0, "publisher_id": 2, "sequence": 0, "first_event_id": 1}
+    frame = frame_batch(batch.data, **names, block_size=1, decoded=batch.decoded)
+    for made, event in zip(decode_event_message(frame), events, strict=True):
+        assert isinstance(made.data, Stored) and made.data.parent_hash == event["parent_block_hash"]
+        assert [block.block_hash for block in made.data.blocks] == event["block_hashes"]
+        local = block_hashes(event["token_ids"], event["block_size"]).tolist()
+        assert [block.tokens_hash for block in made.data.blocks] == local

@@ -50,7 +50,7 @@ class Socket:
 
 
 def events() -> ZmqEvents:
-    return ZmqEvents("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", 4)
+    return ZmqEvents("tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
 
 
 async def turn_while(reading: "asyncio.Task[Any]", socket: Socket) -> None:
@@ -116,7 +116,7 @@ async def test_messages_that_go_before_leave_others_their_turn(
         assert read < 1000, "nobody else had a turn"
         return read, b""
 
-    monkeypatch.setattr(of, "_next", counted)
+    monkeypatch.setattr(of, "next", counted)
     call = of.subscribe_kv_events(10_000)
     reading = asyncio.create_task(call.read())
     await asyncio.sleep(0)

@@ -18,8 +18,8 @@ from dynamo_router.workers.records import (
     TRTLLM,
     DiscoveryConfig,
     EndpointWorkers,
-    EventSource,
     ModelCard,
+    PublisherRecord,
     decode_card,
     decode_source,
     encode_card,
@@ -85,7 +85,7 @@ def test_a_prefill_worker_serves_nobody_alone() -> None:
 def test_publishers_count_once_they_are_known_for_each_rank() -> None:
     instance = next(i for i in recorded_instances("tcp") if i.instance_id == WORKER)
     cards = {WORKER: ModelCard("tiny", 16, dp_size=2)}
-    sources = [EventSource(WorkerWithDpRank(WORKER, rank), 50 + rank, None) for rank in (0, 1)]
+    sources = [PublisherRecord(WorkerWithDpRank(WORKER, rank), 50 + rank, None) for rank in (0, 1)]
     for said, publishers in ((sources[:1], ()), (sources, (50, 51))):
         worker = fleet_of("tcp").workers([instance], cards, said)[WORKER]
         assert worker.route is not None and worker.route.publisher_ids == publishers
@@ -108,7 +108,7 @@ def test_what_we_write_is_read_back() -> None:
     assert read.checksum and read.partner_checksum
     assert replace(read, checksum="", partner_checksum="") == card
     target = Instance(EndpointName("dynamo", "backend", "x"), 255, "tcp", "h:1/ff/a", "msgpack")
-    source = EventSource(WorkerWithDpRank(255, 1), 0xABC, target)
+    source = PublisherRecord(WorkerWithDpRank(255, 1), 0xABC, target)
     bucket, key, value = event_source(NAME, source)
     assert bucket == EVENT_SOURCES and key.endswith("/topic/kv-events/abc")
     assert decode_source(Entry(key, value, 1)) == source

@@ -21,7 +21,7 @@ MAX_INDEX_BYTES = 512 << 20
 WANT_S = 0.3
 """How often the others are asked,"""
 NOBODY_S = 1.0
-"""and after which time without an offer nobody is there."""
+"""and how long without an offer until there is none."""
 CHOOSE_S = 0.15
 """How long after the first offer others may still come."""
 RETRY_S = 0.5
@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 
 
 Message: TypeAlias = Wanted | Offer | Fetch | Chunk
-Letter: TypeAlias = tuple[int | None, Message]
+Outgoing: TypeAlias = tuple[int | None, Message]
 """A message, and the router that it is for; None: all."""
 
 
@@ -103,17 +103,17 @@ class IndexBorrower:
         self.index: list[bytes] | None = None
         """the copy's chunks in their order, once it is whole"""
         self.failed = False
-        """nobody has one, or none could be fetched"""
+        """no other router has one, or none could be fetched"""
 
     @property
     def done(self) -> bool:
         return self.failed or self.index is not None
 
-    def begin(self, now: float) -> list[Letter]:
+    def begin(self, now: float) -> list[Outgoing]:
         self._began = now
         return self.tick(now)
 
-    def tick(self, now: float) -> list[Letter]:
+    def tick(self, now: float) -> list[Outgoing]:
         """What is to be sent at this time. Due every few hundredths of a second until `done`."""
         if self.done:
             return []
@@ -126,7 +126,7 @@ class IndexBorrower:
             return self._take_next(now)
         return self._fetch(now)
 
-    def on_message(self, message: Message, now: float) -> list[Letter]:
+    def on_message(self, message: Message, now: float) -> list[Outgoing]:
         """What is to be sent because of it."""
         if self.done:
             return []
@@ -150,7 +150,7 @@ class IndexBorrower:
         assert self._taken is not None
         return self._taken.size
 
-    def _look_for_offers(self, now: float) -> list[Letter]:
+    def _look_for_offers(self, now: float) -> list[Outgoing]:
         if now - self._first_offer >= CHOOSE_S:
             return self._take_next(now)
         if now - self._began >= NOBODY_S and not self._offers:
@@ -160,7 +160,7 @@ class IndexBorrower:
             return [(None, Wanted(self._id, self._head))]
         return []
 
-    def _take_next(self, now: float) -> list[Letter]:
+    def _take_next(self, now: float) -> list[Outgoing]:
         self._chunks, self._asked, self._retries = {}, set(), 0
         self._digest, self._checked = xxhash.xxh3_64(), 0
         if not self._offers:
@@ -170,7 +170,7 @@ class IndexBorrower:
         self._taken = self._offers.pop(holder)
         return self._fetch(now)
 
-    def _fetch(self, now: float) -> list[Letter]:
+    def _fetch(self, now: float) -> list[Outgoing]:
         assert self._taken is not None
         missing = (n for n in range(self._checked, _chunks_of(self._size)) if n not in self._chunks)
         numbers = tuple(number for number, _ in zip(missing, range(WINDOW), strict=False))
@@ -191,7 +191,7 @@ class IndexBorrower:
             self._digest.update(chunk)
             self._checked += 1
 
-    def _finish(self, now: float) -> list[Letter]:
+    def _finish(self, now: float) -> list[Outgoing]:
         assert self._taken is not None
         if self._digest.intdigest() != self._taken.checksum:
             return self._take_next(now)
@@ -213,7 +213,7 @@ class IndexLender:
         self.wants_copy = False
         """whether a copy is to be made, and given to `lend`"""
 
-    def on_message(self, message: Message, now: float) -> list[Letter]:
+    def on_message(self, message: Message, now: float) -> list[Outgoing]:
         """What is to be sent because of it."""
         if isinstance(message, Wanted):
             return self._on_wanted(message, now)
@@ -221,7 +221,7 @@ class IndexLender:
             return self._on_fetch(message, now)
         return []
 
-    def lend(self, copy: IndexCopy | None, now: float) -> list[Letter]:
+    def lend(self, copy: IndexCopy | None, now: float) -> list[Outgoing]:
         """A copy was made; None: there is nothing to offer."""
         askers, self._askers, self.wants_copy = self._askers, set(), False
         if copy is None or not 0 < len(copy.data) <= MAX_INDEX_BYTES:
@@ -231,11 +231,11 @@ class IndexLender:
         return self._offers(askers)
 
     def tick(self, now: float) -> None:
-        """Let go of a copy that nobody asks for any more."""
+        """Drop a copy that is not asked for any more."""
         if self._copy is not None and now - self._used_at >= KEEP_S:
             self._copy = None
 
-    def _on_wanted(self, wanted: Wanted, now: float) -> list[Letter]:
+    def _on_wanted(self, wanted: Wanted, now: float) -> list[Outgoing]:
         if wanted.asker == self._id or wanted.head != self._head:
             return []
         if self._copy is not None and now - self._made_at < FRESH_S:
@@ -249,25 +249,25 @@ class IndexLender:
         """Whether somebody is fetching the present copy, so that it has to stay as it is."""
         return self._copy is not None and now - self._used_at < RETRIES * RETRY_S
 
-    def _offers(self, askers: Collection[int]) -> list[Letter]:
+    def _offers(self, askers: Collection[int]) -> list[Outgoing]:
         assert self._copy is not None
         offer = Offer(self._id, self._number, len(self._copy.data), self._copy.checksum)
         return [(asker, offer) for asker in sorted(askers)]
 
-    def _on_fetch(self, fetch: Fetch, now: float) -> list[Letter]:
+    def _on_fetch(self, fetch: Fetch, now: float) -> list[Outgoing]:
         if self._copy is None or fetch.copy != self._number:
             return []
         if now - self._second_began >= 1.0:
             self._second_began, self._sent = now, 0
         self._used_at = now
-        letters: list[Letter] = []
+        chunks: list[Outgoing] = []
         data = self._copy.data
         for number in fetch.numbers[:WINDOW]:
             if 0 <= number < _chunks_of(len(data)) and self._sent < MAX_CHUNKS_PER_S:
                 part = data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-                letters.append((fetch.asker, Chunk(self._number, number, part)))
+                chunks.append((fetch.asker, Chunk(self._number, number, part)))
                 self._sent += 1
-        return letters
+        return chunks
 
 
 def _chunks_of(size: int) -> int:

@@ -19,8 +19,9 @@ from dynamo_router.indexer.event_index import EventIndex, SnapshotHead
 from dynamo_router.indexer.event_index.snapshot import dump_index, merge_index
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import EventWriter
-from dynamo_router.kv_events import index_loan
-from dynamo_router.kv_events.index_loan import (
+from dynamo_router.kv_events import index_transfer
+from dynamo_router.kv_events.index_peers import IndexPeers
+from dynamo_router.kv_events.index_transfer import (
     CHUNK_BYTES,
     KEEP_S,
     WINDOW,
@@ -29,11 +30,10 @@ from dynamo_router.kv_events.index_loan import (
     IndexBorrower,
     IndexCopy,
     IndexLender,
-    Letter,
     Offer,
+    Outgoing,
     Wanted,
 )
-from dynamo_router.kv_events.index_peers import IndexPeers
 from dynamo_router.runtime.event_planes.local_plane import LocalPlane
 
 HEAD = SnapshotHead(block_size=16, subject="here")
@@ -76,7 +76,7 @@ class Network:
         draw = self._random.random()
         return 0 if draw < self._loss else 2 if draw < 1.5 * self._loss else 1
 
-    def _deliver(self, letter: Letter) -> Iterator[Letter]:
+    def _deliver(self, letter: Outgoing) -> Iterator[Outgoing]:
         router_id, message = letter
         if router_id in (None, 1):
             yield from self.borrower.on_message(message, self.now)
@@ -129,7 +129,7 @@ def test_a_holder_that_goes_silent_gives_way_to_another() -> None:
         now += 0.1
         asked += [to for to, message in borrower.tick(now) if isinstance(message, Fetch)]
     assert borrower.failed
-    assert asked == [2] * (index_loan.RETRIES + 1) + [3] * (index_loan.RETRIES + 1)
+    assert asked == [2] * (index_transfer.RETRIES + 1) + [3] * (index_transfer.RETRIES + 1)
 
 
 def test_a_copy_that_was_altered_is_not_believed() -> None:
@@ -167,8 +167,10 @@ def test_a_checksum_is_never_made_of_more_than_a_chunk_at_a_time(
 ) -> None:
     """Of the loop's turns: whoever makes a copy does so elsewhere, with its checksum."""
     copy = IndexCopy.of(bytes_of(2.5 * WINDOW))
-    monkeypatch.setattr(index_loan.xxhash, "xxh3_64", Digest)
-    monkeypatch.setattr(index_loan.xxhash, "xxh3_64_intdigest", lambda data: pytest.fail("whole"))
+    monkeypatch.setattr(index_transfer.xxhash, "xxh3_64", Digest)
+    monkeypatch.setattr(
+        index_transfer.xxhash, "xxh3_64_intdigest", lambda data: pytest.fail("whole")
+    )
     lender, borrower = IndexLender(2, HEAD), IndexBorrower(1, HEAD)
     letters = borrower.begin(0.0)
     now = 0.0
@@ -211,7 +213,7 @@ def test_a_lender_sends_no_more_than_so_many_chunks_a_second() -> None:
     lender.on_message(Wanted(1, HEAD), 0.0)
     lender.lend(IndexCopy.of(b"abc"), 0.0)
     sent = sum(len(lender.on_message(Fetch(1, 1, (0,) * 99), 0.5)) for _ in range(1000))
-    assert sent == index_loan.MAX_CHUNKS_PER_S
+    assert sent == index_transfer.MAX_CHUNKS_PER_S
     assert lender.on_message(Fetch(1, 1, (0,)), 1.5)
 
 

@@ -5,14 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from oracles.engine_events import ODD_BLOCKS
 from support.kv_events.engine_events import CLEARED, removed, stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes
-from dynamo_router.indexer.wire import frame_batch, read_head
-from dynamo_router.kv_events.dialects import EventsRefused, ZmqPayload
-from dynamo_router.kv_events.dialects.zmq_payload import ODD_BLOCKS
+from dynamo_router.indexer.wire import EngineEvents, frame_batch
 
 SIZE = 4
 W = WorkerWithDpRank(7)
@@ -25,28 +24,26 @@ class Told:
     """An index that is told what an engine publishes."""
 
     def __init__(self) -> None:
-        self.payload = ZmqPayload(SIZE)
+        self.events = EngineEvents(SIZE)
         self.index = EventIndex()
         self.sequence = 0
         self.next_id = 1
 
     def tell(self, *events: Any) -> None:
-        batch = self.payload.batch(msgspec.msgpack.encode([0.0, list(events)]), self.sequence + 1)
-        assert batch is not None
-        head = read_head(batch, SIZE)
-        assert head is not None and not head.wrong_size
+        batch = self.events.read(msgspec.msgpack.encode([0.0, list(events)]), self.sequence + 1)
+        assert batch is not None and batch.head.sequence == self.sequence + 1
         frame = frame_batch(
-            batch,
+            batch.data,
             worker_id=W.worker_id,
             dp_rank=0,
             publisher_id=5,
             sequence=self.sequence,
             first_event_id=self.next_id,
             block_size=SIZE,
-            clears=False,
+            decoded=batch.decoded,
         )
         self.sequence += 1
-        self.next_id += head.events
+        self.next_id += batch.head.events
         self.index.apply(frame)
 
     def known(self, tokens: list[int] = PROMPT, **content: Any) -> int:
@@ -179,7 +176,7 @@ def test_null_blocks_end_a_chain(told: Told) -> None:
 def test_what_cannot_be_indexed_is_refused_by_its_reason(
     told: Told, events: list[Any], reason: str
 ) -> None:
-    with pytest.raises(EventsRefused, match=reason):
+    with pytest.raises(ValueError, match=reason):
         told.tell(*events)
 
 
@@ -195,12 +192,38 @@ def test_what_cannot_be_indexed_is_refused_by_its_reason(
      msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], SIZE, lora_name=5)]]),
      msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], INF)]]),
      msgspec.msgpack.encode([1.0, [stored([1], PROMPT[:SIZE], SIZE, extra_keys=[[["i", INF]]])]]),
-     b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0"],
+     b"\x92\x00\x90\x00", b"\x92\x00\x91\x81\xa4typ"],
 )  # fmt: skip
 def test_damaged_payloads_are_no_batch(payload: bytes) -> None:
-    assert ZmqPayload(SIZE).batch(payload, 1) is None
+    assert EngineEvents(SIZE).read(payload, 1) is None
 
 
 def test_events_of_other_kinds_pass(told: Told) -> None:
     told.tell({"type": "SomethingNew", "x": 1}, ["Other"], stored([1], PROMPT[:SIZE], SIZE))
-    assert told.known() == 1 and told.payload.strange == 2
+    assert told.known() == 1 and told.next_id == 4  # each has a number
+
+
+def test_what_nests_deep_is_passed_over() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    batch = EngineEvents(SIZE).read(b"\x93\x00\x90" + deep, 1)
+    assert batch is not None and batch.head.events == 0
+
+
+def test_smaller_blocks_in_a_row_are_refused_though_ours_are_known(told: Told) -> None:
+    told.tell(stored([1], PROMPT[:SIZE], SIZE))
+    with pytest.raises(ValueError, match="blocks of 2 tokens, ours have 4"):
+        told.tell(stored([2, 3], PROMPT[:SIZE], 2, parent=1))
+
+
+def test_a_cache_that_is_told_from_its_beginning_has_no_salts(told: Told) -> None:
+    told.tell(stored([1], PROMPT[:SIZE], SIZE, cache_salt="s"))
+    told.events.forget()
+    told.tell(stored([2], PROMPT[SIZE : 2 * SIZE], SIZE, parent=1))
+    assert told.known(cache_namespace="s") == 1
+
+
+def test_large_payloads_are_decoded_without_the_interpreter(told: Told) -> None:
+    count = 8192
+    tokens = list(range(count * SIZE))
+    told.tell(stored(list(range(count)), tokens, SIZE, cache_salt="s"))
+    assert told.known(tokens, cache_namespace="s") == count

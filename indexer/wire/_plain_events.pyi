@@ -1,3 +1,0 @@
-"""Types of the `_plain_events` kernel; grpc_batch.py says more."""
-
-def plain_batch(payload: bytes, sequence: int, block_size: int) -> bytes | None: ...
