@@ -11,14 +11,13 @@ from ..server.dispatch import Dispatcher, RequestReader
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .application import Handler, HttpCall, answer_json
-from .asgi import Client, EventStream, send_whole
+from .asgi import Client, send_whole
 from .choice import Choice
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
 from .generation import Workers, answer
 from .openai import (
-    DONE,
-    KEEP_ALIVE,
+    LAST_CHUNK,
     Answer,
     ApiError,
     ChatRequest,
@@ -28,7 +27,6 @@ from .openai import (
     Usage,
     api_error,
     read_request,
-    sse,
     too_long,
     tool_choice_of,
 )
@@ -37,6 +35,7 @@ from .parsers import ModelParsers, new_chat_output
 from .prefill import PrefillWorkers, no_prefill_workers
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
+from .sse_writer import SseWriter
 
 COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
@@ -251,9 +250,7 @@ class Completions:
 
     async def _stream(self, asked: _Asked) -> None:
         call, request, choices, origin, form = asked
-        stream = EventStream(
-            call.send, call.client, call.told, KEEP_ALIVE, self._config.keep_alive_s
-        )
+        stream = SseWriter(call.send, call.client, call.told, self._config.keep_alive_s)
         options = request.stream_options
         in_each = options is not None and options.continuous_usage_stats
         shown = _Shown(call.client, stream, form, choices if in_each else None)
@@ -266,10 +263,10 @@ class Completions:
         except Exception as error:
             if not stream.started:
                 raise
-            await stream.write(sse(api_error(error).body))
+            await stream.write(msgspec.json.encode(api_error(error).body))
         finally:
             await stream.close()
-        await stream.end(DONE)
+        await stream.end(LAST_CHUNK)
 
 
 class _Kept(NamedTuple):
@@ -294,7 +291,7 @@ class _Shown:
     def __init__(
         self,
         client: Client,
-        stream: EventStream,
+        stream: SseWriter,
         form: Answer,
         counted: Sequence[Choice] | None,
     ) -> None:
