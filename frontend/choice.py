@@ -1,22 +1,19 @@
 """One answer to one prompt, and what an engine is asked for it."""
 
-from array import array
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ..router.policy import Decision
-from ..workers.dialects import tokens_field
-from ..workers.trtllm_proto import length_delimited, pb, varint_field
+from ..server.dispatch import GenerateFacts
+from ..workers.dialects import encode_generate
+from ..workers.trtllm_proto import pb
 from .openai import Sampling, Usage
 from .parsers import ChatOutput
-from .prompts import Tokens
+from .prompts import HashedPrompt
 
-# Fields of a trtllm.GenerateRequest.
-_REQUEST_ID, _MAX_TOKENS = 1, 5
 PASSED_ON = (
     "temperature",
     "top_p",
@@ -36,7 +33,7 @@ class Choice:
     """One answer to one prompt."""
 
     index: int
-    prompt: Tokens
+    prompt: HashedPrompt
     max_tokens: int
     seed: int | None = None
     prefix: str = ""
@@ -57,8 +54,11 @@ class Choice:
 
 def engine_request(
     request: Sampling, choice: Choice, request_id: str, salt: int | None = None
-) -> bytes:
-    """The trtllm.GenerateRequest of one choice, serialized. `salt` is its cache namespace."""
+) -> tuple[bytes, GenerateFacts]:
+    """The trtllm.GenerateRequest of one choice, serialized, and what routing needs to know of it.
+
+    `salt` is its cache namespace.
+    """
     key = None
     if salt is None and choice.seed is None and choice.schema is None:
         key = _common_settings(request, choice.adapter)
@@ -69,15 +69,10 @@ def engine_request(
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
             _kept[key] = settings
-    prompt = choice.prompt
-    parts = (
-        length_delimited(_REQUEST_ID, request_id.encode()),
-        varint_field(_MAX_TOKENS, choice.max_tokens),
-        settings,
-        # Written beside the message: there an object would be made of each token.
-        tokens_field(prompt if isinstance(prompt, np.ndarray) else array("I", prompt)),
-    )
-    return b"".join(parts)
+    tokens, prompt = choice.prompt
+    longest = choice.max_tokens
+    body, largest = encode_generate(request_id, longest, settings, tokens)
+    return body, GenerateFacts(request_id, prompt, largest, longest, 1, request.wants_stream)
 
 
 _kept: dict[tuple[Any, ...], bytes] = {}

@@ -169,14 +169,17 @@ class Completions:
         if not self._monitor.any_ready:
             raise NoWorkersError(f"the model {self.name or model} has no worker that is ready")
 
-    def _choices(self, request: Sampling, prompts: Sequence[tuple[Tokens, str]]) -> list[Choice]:
+    async def _choices(
+        self, request: Sampling, prompts: Sequence[tuple[Tokens, str]], salt: int | None
+    ) -> list[Choice]:
         choices: list[Choice] = []
         if len(prompts) * request.choices > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        for prompt, prefix in prompts:
-            if not len(prompt):
+        for tokens, prefix in prompts:
+            if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
-            longest = self._output_limit(request, len(prompt))
+            longest = self._output_limit(request, len(tokens))
+            prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(request.choices):
                 # Equal seeds would give equal answers.
                 seed = None if request.seed is None else (request.seed + nth) % (1 << 64)
@@ -199,7 +202,7 @@ class Completions:
         if tools.forced and request.response_format is not None:
             text = "response_format and a tool_choice that forces calls exclude each other"
             raise ApiError(400, text, param="response_format")
-        ending = self._text.ending(choices[0].prompt) if parsers.reasoning else ""
+        ending = self._text.ending(choices[0].prompt.tokens) if parsers.reasoning else ""
         form = request.response_format
         held = form is not None and form.type != "text"
         for choice in choices:
@@ -225,11 +228,11 @@ class Completions:
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
         self._check_ready(request.model)
-        choices = self._choices(request, prompts)
-        if isinstance(request, ChatRequest):
-            self._add_parsers(request, choices)
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
+        choices = await self._choices(request, prompts, origin.salt)
+        if isinstance(request, ChatRequest):
+            self._add_parsers(request, choices)
         form = Answer(
             origin.answer_id,
             int(time.time()),

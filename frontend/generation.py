@@ -238,7 +238,7 @@ async def _answer_one(
             await dispatcher.abort(request_id, origin.caller)
 
     choice.usage = reader.usage
-    body = engine_request(request, choice, request_id, origin.salt)
+    body, facts = engine_request(request, choice, request_id, origin.salt)
     if (first := workers.prefill()) is not None:
         prefilled = await prefill(first, body, origin)
         choice.decision = choice.prefill = prefilled.decision
@@ -249,7 +249,7 @@ async def _answer_one(
             return
         body = prefilled.request
     choice.decision = await origin.generate(
-        dispatcher, body, respond, put=put, pinned=origin.pinned
+        dispatcher, body, respond, put=put, pinned=origin.pinned, facts=facts
     )
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.

@@ -1,13 +1,15 @@
 """Prompts as clients give them, conversations, texts or token ids, as token ids of a model."""
 
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import InvalidRequestError
+from ..router.prompt import Prompt
 from ..server.dispatch import RequestReader
 from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling
 from .processor import ModelText
@@ -15,6 +17,13 @@ from .processor import ModelText
 Tokens = Sequence[int] | npt.NDArray[np.uint32]
 """Of a prompt."""
 MOST_PROMPTS = 128
+
+
+class HashedPrompt(NamedTuple):
+    """A prompt's tokens for engines, and for the router: hashed once, for all of its answers."""
+
+    tokens: "npt.NDArray[np.uint32] | array[int]"
+    prompt: Prompt
 
 
 class PromptReader:
@@ -36,6 +45,13 @@ class PromptReader:
         if given is None and ids is not None:
             return [ids]
         return [given] if given else await self.read(bytes(request.prompt), "prompt")
+
+    async def hashed(self, tokens: Tokens, adapter: int | None, salt: int | None) -> HashedPrompt:
+        """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
+        longer than prompts may be."""
+        made = tokens if isinstance(tokens, np.ndarray) else array("I", tokens)
+        names = (None if name is None else str(name) for name in (adapter, salt))
+        return HashedPrompt(made, await self._reader.prompt(made, *names))
 
     async def render(
         self, messages: list[dict[str, Any]], request: ChatRequest | None

@@ -149,13 +149,15 @@ class Dispatcher:
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
+        facts: GenerateFacts | None = None,
     ) -> Decision:
         """Have a worker answer a serialized GenerateRequest; return what was decided on it.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
         worker had said all of it. `put` is tried before it, and is quicker where a message need not
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
-        `stops_held`: `respond` itself ends the answer at stop strings.
+        `stops_held`: `respond` itself ends the answer at stop strings. `facts` are the request's,
+        where its sender knows them; else it is read.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -167,7 +169,8 @@ class Dispatcher:
         code, said = StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
-            facts = self.reader.generate_at_once(request)
+            if facts is None:
+                facts = self.reader.generate_at_once(request)
             if facts is None:
                 facts = await self.reader.generate(request)
             if session is not None:

@@ -2,7 +2,7 @@
 
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
-from ._token_ids import tokens_field
+from ._token_ids import encode_generate
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
 from .handoff import (
@@ -26,12 +26,12 @@ __all__ = [
     "OpenAiClient",
     "TokenLogprob",
     "TrtllmAnswer",
+    "encode_generate",
     "for_decode",
     "for_prefill",
     "given_handoff",
     "handoff_of",
     "plain_chunk",
     "rank_metadata",
-    "tokens_field",
     "with_handoff",
 ]
