@@ -28,11 +28,10 @@ from .openai import (
     api_error,
     read_request,
     too_long,
-    tool_choice_of,
 )
 from .origin import Origin, origin_of
 from .parsers import ModelParsers, new_chat_output
-from .prefill import PrefillWorkers, no_prefill_workers
+from .prefill import PrefillWorkers
 from .processor import ModelText
 from .prompts import MOST_PROMPTS, PromptReader, Tokens
 from .sse_writer import SseWriter
@@ -80,7 +79,7 @@ class Completions:
         config: FrontendConfig,
         name: str | None,
         adapter: int | None = None,
-        prefill: PrefillWorkers = no_prefill_workers,
+        prefill: PrefillWorkers | None = None,
         *,
         card: Callable[[], ModelCard | None] = lambda: None,
     ) -> None:
@@ -93,6 +92,8 @@ class Completions:
         self._embeddings = Embeddings(dispatcher, self._prompts)
         self._text = text
         self._config, self._card = config, card
+        self._read_card: ModelCard | None = None
+        self._parsers = config.parsers()
         self._name = name
         self._last_name = ""
         self.routes: dict[str, Handler] = {
@@ -122,7 +123,10 @@ class Completions:
     @property
     def parsers(self) -> ModelParsers:
         """What its answers are read by: the settings, or else its card."""
-        return self._config.parsers(self._card())
+        card = self._card()
+        if card is not self._read_card:
+            self._read_card, self._parsers = card, self._config.parsers(card)
+        return self._parsers
 
     # Routes
 
@@ -190,10 +194,10 @@ class Completions:
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
         """Have reasoning and calls of tools found in what is said, as the model writes them."""
-        parsers, tools = self.parsers, tool_choice_of(request.tools, request.tool_choice)
-        if parsers.chat_refusal:
+        parsers, tools = self.parsers, request.tools_asked
+        if parsers.unknown_reasoning:
             raise ApiError(501, f"the model {self.name} has no chat: {parsers.chat_refusal}")
-        if tools.tools and not tools.forced and parsers.tools_refusal:
+        if tools.tools and not tools.forced and parsers.unknown_tool_calls:
             text = f"the model {self.name} has no tools: {parsers.tools_refusal}"
             raise ApiError(501, text, param="tools")
         if tools.asked and not tools.forced and parsers.tool_calls is None:
@@ -202,11 +206,13 @@ class Completions:
         if tools.forced and request.response_format is not None:
             text = "response_format and a tool_choice that forces calls exclude each other"
             raise ApiError(400, text, param="response_format")
+        if not (parsers.reasoning or parsers.tool_calls or tools.forced):
+            return  # its text is all there is
         ending = self._text.ending(choices[0].prompt.tokens) if parsers.reasoning else ""
         form = request.response_format
         held = form is not None and form.type != "text"
         for choice in choices:
-            choice.schema = tools.schema
+            choice.schema = tools.schema if tools.forced else None
             choice.output = new_chat_output(
                 parsers.reasoning, parsers.tool_calls, tools, ending, held=held
             )

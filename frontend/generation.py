@@ -17,7 +17,7 @@ from .choice import Choice, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
-from .prefill import PrefillWorkers, no_prefill_workers, prefill
+from .prefill import PrefillWorkers, prefill
 from .processor import ModelText, StopStrings
 
 
@@ -58,7 +58,9 @@ class AnswerReader:
         self._output = output
         self._calls = 0
         self._detokenizer = text.detokenizer(special=output is not None and output.sees_special)
-        self._stops = StopStrings(request.stop_strings, include=request.include_stop_str_in_output)
+        self._stops: StopStrings | None = None
+        if stops := request.stop_strings:
+            self._stops = StopStrings(stops, include=request.include_stop_str_in_output)
         self._min_tokens = request.min_tokens
         self._logprobs = request.logprobs_wanted
         self._stop_ids = frozenset(request.stop_ids)
@@ -129,31 +131,35 @@ class AnswerReader:
 
     def _take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Delta:
         text, self._prefix = self._prefix, ""
-        if not self._stops.any and self._logprobs is None:
+        stops = self._stops
+        if stops is None and self._logprobs is None:
             self.usage.completion_tokens += len(ids)
             return Delta(text + self._detokenizer.feed(ids))
         for token_id in ids:
             self.usage.completion_tokens += 1
             said = self._detokenizer.feed((token_id,))
-            if self.usage.completion_tokens <= self._min_tokens:
+            if stops is None or self.usage.completion_tokens <= self._min_tokens:
                 text += said
                 continue
-            piece = self._stops.feed(said)
+            piece = stops.feed(said)
             text += piece.text
             if piece.stopped_by is not None:
                 self.finished = True
                 break
         told = self._told(logprobs)
-        if self.finished:
-            return Delta(text, "stop", self._stops.stopped_by, told)
+        if stops is not None and self.finished:
+            return Delta(text, "stop", stops.stopped_by, told)
         return Delta(text, logprobs=told)
 
     def _end(self, complete: Any, delta: Delta) -> Delta:
         self.finished = True
-        tail = self._stops.feed(self._detokenizer.flush())
-        text = self._prefix + delta.text + tail.text + self._stops.flush()
+        tail, stopped_by = self._detokenizer.flush(), None
+        if self._stops is not None:
+            tail, stopped_by = self._stops.feed(tail)
+            tail += self._stops.flush()
+        text = self._prefix + delta.text + tail
         reason = _FINISHED.get(complete.finish_reason, _ABORTED)
-        stop_reason: str | int | None = tail.stopped_by or complete.matched_stop_str or None
+        stop_reason: str | int | None = stopped_by or complete.matched_stop_str or None
         if stop_reason is None and complete.HasField("matched_token_id"):
             matched = complete.matched_token_id
             stop_reason = matched if matched in self._stop_ids else None
@@ -179,7 +185,8 @@ class Workers(NamedTuple):
     """Who answers the requests of a model."""
 
     dispatcher: Dispatcher
-    prefill: PrefillWorkers = no_prefill_workers
+    prefill: PrefillWorkers | None = None
+    """None: whoever answers a request computes its prompt too"""
 
 
 async def answer(
@@ -239,7 +246,8 @@ async def _answer_one(
 
     choice.usage = reader.usage
     body, facts = engine_request(request, choice, request_id, origin.salt)
-    if (first := workers.prefill()) is not None:
+    first = None if workers.prefill is None else workers.prefill()
+    if first is not None:
         prefilled = await prefill(first, body, origin)
         choice.decision = choice.prefill = prefilled.decision
         reader.usage.cached_tokens = prefilled.cached_tokens

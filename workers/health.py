@@ -77,6 +77,7 @@ class HealthMonitor:
         self._mixed_models = mixed_models
         self._facts: EngineFacts | None = None
         self._limits: PromptLimits | None = None
+        self._any_ready: bool | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self._tls, self._key = tls, key
         self.reports = reports(clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost)
@@ -197,7 +198,9 @@ class HealthMonitor:
     @property
     def any_ready(self) -> bool:
         """Whether a worker takes requests."""
-        return any(engine.takes_requests for _, engine in self._engines.registered)
+        if self._any_ready is None:
+            self._any_ready = any(engine.takes_requests for _, engine in self._engines.registered)
+        return self._any_ready
 
     def is_ready(self, worker_id: int) -> bool:
         """Whether a worker answers its probes and is not ejected."""
@@ -381,6 +384,6 @@ class HealthMonitor:
 
     def _changed(self) -> None:
         # Made when asked for: a large fleet changes often while it starts.
-        self._facts = self._limits = None
+        self._facts = self._limits = self._any_ready = None
         for listener in self.listeners:
             listener()

@@ -4,7 +4,7 @@ from .answers import LAST_CHUNK, Answer, Delta, FunctionCall, TokenLogprob, Usag
 from .errors import BAD_BODY, ApiError, api_error, bad_body, too_long, unknown_model
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
-from .tools import ToolChoice, tool_choice_of
+from .tools import ToolChoice
 
 __all__ = [
     "Answer",
@@ -24,7 +24,6 @@ __all__ = [
     "api_error",
     "bad_body",
     "read_request",
-    "tool_choice_of",
     "too_long",
     "unknown_model",
 ]
