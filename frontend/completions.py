@@ -12,9 +12,9 @@ from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .application import Handler, HttpCall, answer_json
 from .asgi import Client, send_whole
-from .choice import Choice
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
+from .engine_requests import MOST_PROMPTS, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     LAST_CHUNK,
@@ -33,7 +33,6 @@ from .origin import Origin, origin_of
 from .parsers import ModelParsers, new_chat_output
 from .prefill import PrefillWorkers
 from .processor import ModelText
-from .prompts import MOST_PROMPTS, PromptReader, Tokens
 from .sse_writer import SseWriter
 
 COMPLETIONS_ROUTE = "POST /v1/completions"
@@ -81,7 +80,7 @@ class Completions:
         adapter: int | None = None,
         prefill: PrefillWorkers | None = None,
         *,
-        card: Callable[[], ModelCard | None] = lambda: None,
+        card: Callable[[], ModelCard | None] | None = None,
     ) -> None:
         """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
         prompt, if not the worker that answers; `card` is what the workers say of the model now."""
@@ -123,8 +122,7 @@ class Completions:
     @property
     def parsers(self) -> ModelParsers:
         """What its answers are read by: the settings, or else its card."""
-        card = self._card()
-        if card is not self._read_card:
+        if self._card is not None and (card := self._card()) is not self._read_card:
             self._read_card, self._parsers = card, self._config.parsers(card)
         return self._parsers
 

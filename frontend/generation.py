@@ -13,7 +13,7 @@ from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .choice import Choice, engine_request
+from .engine_requests import Choice, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed

@@ -4,17 +4,18 @@ import asyncio
 import socket
 
 import msgspec
-from support.code_trace import CodeTrace, Function
+from instruments.code_trace import CodeTrace, Function, files_of
 from support.servers.openai_serving import openai_serving
 
 from dynamo_router.server.mock_process import MockEnginesConfig
 
-SENT = Function("transport/http2/client_connection.py", "ClientConnection.request")
-DECIDE = ("router/", "slots/", "indexer/")
+SENT = Function("transport/http2/client_channel.py", "ClientConnection.request")
+ENGINES = "engines"
+DECIDE = ("router", "slots", "indexer")
 """Where it goes is one call, `KvRouter.decide`: the walk of a decision is one of its own."""
-OBSERVE = ("server/dashboard/", "server/metrics/", "process/")
-MOST_TO_CARRY = 55
-MOST_IN_ALL = 89
+OBSERVE = ("server/dashboard", "server/metrics")
+MOST_TO_CARRY = 37
+MOST_IN_ALL = 72
 
 
 def _chat(connection: socket.socket) -> None:
@@ -47,8 +48,8 @@ async def test_a_chat_crosses_few_files() -> None:
 
                 for _ in range(3):
                     await chat()
-                to_engine = await trace.files_of(chat, until=SENT)
-                everything = await trace.files_of(chat)
-    carry = sorted(file for file in to_engine if not file.startswith((*DECIDE, *OBSERVE)))
+                others = (ENGINES, *DECIDE, *OBSERVE)
+                carry = files_of(await trace.calls_of(chat, until=SENT, leave_out=others))
+                everything = files_of(await trace.calls_of(chat))
     assert len(carry) <= MOST_TO_CARRY, "\n".join([f"{len(carry)} files", *carry])
     assert len(everything) <= MOST_IN_ALL, "\n".join([f"{len(everything)} files", *everything])

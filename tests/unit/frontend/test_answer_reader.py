@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend.choice import (
+from dynamo_router.frontend.engine_requests import (
     MOST_KEPT,
     PASSED_ON,
     Choice,
+    HashedPrompt,
+    PromptReader,
     engine_request,
     kept_settings,
 )
 from dynamo_router.frontend.generation import AnswerReader
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.frontend.prompts import HashedPrompt, PromptReader
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.dispatch import RequestReader
