@@ -42,19 +42,16 @@ class SseWriter:
     def put(self, data: bytes, *, last: bool = False) -> None:
         """Write an event. Events of one turn of the event loop go out together; after the `last`
         one, one more turn passes, so that the end of the stream goes with it."""
-        self._put(_EVENT % data)
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(_EVENT % data)
+        self.started = True
         self._ending = last
 
     async def write(self, data: bytes) -> None:
         """The same once the client keeps up."""
         await self._client.drained()
         self.put(data)
-
-    def _put(self, written: bytes) -> None:
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(written)
-        self.started = True
 
     def _flush(self) -> None:
         if self._ending and self._waiting:
@@ -63,10 +60,14 @@ class SseWriter:
             return
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._last = self._loop.time()
-            if not self._begun:
-                self._begin()
-            self._client.write_part(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+            self._send_now(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+
+    def _send_now(self, written: bytes) -> None:
+        self._last = self._loop.time()
+        self.started = True
+        if not self._begun:
+            self._begin()
+        self._client.write_part(written)
 
     async def end(self, data: bytes) -> None:
         """Write the last event, and end the answer."""
@@ -94,7 +95,8 @@ class SseWriter:
 
     async def _write_comment(self) -> None:
         await self._client.drained()
-        self._put(_KEEP_ALIVE)
+        if not self._waiting:  # else something goes out anyway
+            self._send_now(_KEEP_ALIVE)
 
     def _begin(self) -> None:
         self._begun = True
