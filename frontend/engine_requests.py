@@ -35,7 +35,7 @@ PASSED_ON = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""Settings of a request that an engine is told as they are."""
+"""Settings that an engine's request has under the same names."""
 _passed_on = attrgetter(*PASSED_ON)
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
@@ -102,7 +102,7 @@ class PromptReader:
     async def render(
         self, messages: list[dict[str, Any]], request: ChatRequest | None
     ) -> list[int]:
-        """A conversation by the model's template; `request` has what else the template is told."""
+        """A conversation by the model's template; `request` has the template's other variables."""
         template = self._text.template
         if template is None:
             raise ApiError(400, "this model has no chat template", param="messages")
@@ -205,7 +205,7 @@ def _common_settings(request: Sampling, adapter: int | None) -> tuple[Any, ...] 
 
 
 def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
-    """What of it is neither the prompt, nor another value in each request."""
+    """All fields but the prompt and those that differ in each request."""
     message = pb.GenerateRequest(
         streaming=request.wants_stream,
         stop=request.stop_strings,
@@ -246,14 +246,14 @@ def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
 def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with the arguments of earlier calls as objects: OpenAI has them as JSON text, and
     templates write objects. ApiError 400 if one is no JSON."""
-    told = []
+    changed = []
     for at, message in enumerate(messages):
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             read = [_with_read_arguments(f"messages[{at}].tool_calls", call) for call in calls]
             message = {**message, "tool_calls": read}
-        told.append(message)
-    return told
+        changed.append(message)
+    return changed
 
 
 def _with_read_arguments(where: str, call: Any) -> Any:

@@ -116,10 +116,10 @@ class Answer:
         else:
             choice = {"index": index, "text": delta.text}
         self._finish(choice, index, delta.logprobs, delta)
-        told: dict[str, Any] = {**self._head(True), "choices": [choice]}
+        chunk: dict[str, Any] = {**self._head(True), "choices": [choice]}
         if usage is not None:
-            told["usage"] = usage.to_dict()
-        return _encode(told)
+            chunk["usage"] = usage.to_dict()
+        return _encode(chunk)
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
         """The same of text alone, as nearly all chunks are: one object is written again."""
@@ -137,18 +137,18 @@ class Answer:
         return _encode(chunk)
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
-        said: dict[str, Any] = {} if not delta.text else {"content": delta.text}
+        fields: dict[str, Any] = {} if not delta.text else {"content": delta.text}
         if index not in self._begun:
             self._begun.add(index)
-            said = {"role": "assistant", "content": delta.text}
+            fields = {"role": "assistant", "content": delta.text}
         if delta.reasoning:
-            said["reasoning_content"] = delta.reasoning
+            fields["reasoning_content"] = delta.reasoning
         if delta.calls:
-            said["tool_calls"] = [
+            fields["tool_calls"] = [
                 {"index": delta.first_call + nth, **_shown(call)}
                 for nth, call in enumerate(delta.calls)
             ]
-        return said
+        return fields
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return _encode({**self._head(True), "choices": [], "usage": usage.to_dict()})
@@ -157,7 +157,7 @@ class Answer:
         self, choices: list[list[Delta]], usage: Usage, nvext: dict[str, Any] | None
     ) -> bytes:
         """The body of an answer that is not streamed, of each choice's deltas."""
-        told = []
+        written = []
         for index, deltas in enumerate(choices):
             text = "".join(delta.text for delta in deltas)
             choice: dict[str, Any] = {"index": index}
@@ -167,8 +167,8 @@ class Answer:
                 choice["text"] = text
             logprobs = tuple(each for delta in deltas for each in delta.logprobs)
             self._finish(choice, index, logprobs, deltas[-1])
-            told.append(choice)
-        body = {**self._head(False), "choices": told, "usage": usage.to_dict()}
+            written.append(choice)
+        body = {**self._head(False), "choices": written, "usage": usage.to_dict()}
         if nvext is not None:
             body["nvext"] = nvext
         return _encode(body)
@@ -199,7 +199,7 @@ class Answer:
         if last.stop_reason is not None:
             choice["stop_reason"] = last.stop_reason
 
-    def _logprobs(self, index: int, found: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def _logprobs(self, index: int, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         if self.kind == "chat":
             return {
                 "content": [
@@ -207,18 +207,18 @@ class Answer:
                         **_chat_logprob(each.token, each.logprob),
                         "top_logprobs": [_chat_logprob(*pair) for pair in each.top],
                     }
-                    for each in found
+                    for each in logprobs
                 ]
             }
         offsets, at = [], self._offsets.get(index, 0)
-        for each in found:
+        for each in logprobs:
             offsets.append(at)
             at += len(each.token)
         self._offsets[index] = at
         return {
-            "tokens": [each.token for each in found],
-            "token_logprobs": [each.logprob for each in found],
-            "top_logprobs": [dict(each.top) for each in found],
+            "tokens": [each.token for each in logprobs],
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": [dict(each.top) for each in logprobs],
             "text_offset": offsets,
         }
 
