@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..base.errors import InvalidRequestError
 from ..router.policy import Decision
 from ..router.prompt import Prompt
-from ..server.dispatch import GenerateFacts, RequestReader
+from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
 from ..workers.dialects import encode_generate
 from ..workers.trtllm_proto import pb
 from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling, Usage
@@ -154,11 +154,8 @@ class PromptReader:
 
 def engine_request(
     request: Sampling, choice: Choice, request_id: str, salt: int | None = None
-) -> tuple[bytes, GenerateFacts]:
-    """The trtllm.GenerateRequest of one choice, serialized, and what routing needs to know of it.
-
-    `salt` is its cache namespace.
-    """
+) -> ReadRequest:
+    """The trtllm.GenerateRequest of one choice. `salt` is its cache namespace."""
     key = None
     if salt is None and choice.seed is None and choice.schema is None:
         key = _common_settings(request, choice.adapter)
@@ -172,7 +169,8 @@ def engine_request(
     tokens, prompt = choice.prompt
     longest = choice.max_tokens
     body, largest = encode_generate(request_id, longest, settings, tokens)
-    return body, GenerateFacts(request_id, prompt, largest, longest, 1, request.wants_stream)
+    streaming = request.wants_stream
+    return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
 
 
 _kept: dict[tuple[Any, ...], bytes] = {}

@@ -238,19 +238,19 @@ async def _answer_one(
             await dispatcher.abort(request_id, origin.caller)
 
     choice.usage = reader.usage
-    body, facts = engine_request(request, choice, request_id, origin.salt)
+    read = engine_request(request, choice, request_id, origin.salt)
     first = None if workers.prefill is None else workers.prefill()
     if first is not None:
-        prefilled = await prefill(first, body, origin)
+        prefilled = await prefill(first, read.body, origin)
         choice.decision = choice.prefill = prefilled.decision
         reader.usage.cached_tokens = prefilled.cached_tokens
         if prefilled.request is None:
             for message in prefilled.messages:
                 await respond(message)
             return
-        body = prefilled.request
+        read = read._replace(body=prefilled.request)
     choice.decision = await origin.generate(
-        dispatcher, body, respond, put=put, pinned=origin.pinned, facts=facts
+        dispatcher, read, respond, put=put, pinned=origin.pinned
     )
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.

@@ -19,7 +19,7 @@ from ..router.admission import (
 from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
 from ..router.policy import Decision
 from ..server.access import Caller, current_account
-from ..server.dispatch import Dispatcher, GenerateFacts, Put, Write
+from ..server.dispatch import Dispatcher, Put, ReadRequest, Write
 from ..server.services import METADATA_KEYS, read_metadata
 from .openai import ApiError, Sampling
 
@@ -59,14 +59,13 @@ class Origin(NamedTuple):
     def generate(
         self,
         dispatcher: Dispatcher,
-        request: bytes,
+        request: bytes | ReadRequest,
         respond: Write,
         *,
         put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
-        facts: GenerateFacts | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Have a serialized GenerateRequest answered in its name; see `Dispatcher.generate`.
+        """Have a GenerateRequest answered in its name; see `Dispatcher.generate`.
 
         Stop strings are the caller's to find: `respond` gets text behind them, too.
         """
@@ -82,7 +81,6 @@ class Origin(NamedTuple):
             session=self.session,
             caller=self.caller,
             stops_held=True,
-            facts=facts,
         )
 
 

@@ -29,7 +29,13 @@ from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .decisions import Decisions, RouterDecisions
-from .generate_request import GenerateFacts, restore_id, with_request_id, with_retention
+from .generate_request import (
+    GenerateFacts,
+    ReadRequest,
+    restore_id,
+    with_request_id,
+    with_retention,
+)
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .migrations import Migrations
@@ -136,7 +142,7 @@ class Dispatcher:
 
     async def generate(
         self,
-        request: bytes,
+        message: bytes | ReadRequest,
         respond: Write,
         *,
         put: Put | None = None,
@@ -149,15 +155,13 @@ class Dispatcher:
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
-        facts: GenerateFacts | None = None,
     ) -> Decision:
-        """Have a worker answer a serialized GenerateRequest; return what was decided on it.
+        """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
         worker had said all of it. `put` is tried before it, and is quicker where a message need not
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
-        `stops_held`: `respond` itself ends the answer at stop strings. `facts` are the request's,
-        where its sender knows them; else it is read.
+        `stops_held`: `respond` itself ends the answer at stop strings.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -169,10 +173,12 @@ class Dispatcher:
         code, said = StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
-            if facts is None:
-                facts = self.reader.generate_at_once(request)
-            if facts is None:
-                facts = await self.reader.generate(request)
+            if isinstance(message, bytes):
+                request, facts = message, self.reader.generate_at_once(message)
+                if facts is None:
+                    facts = await self.reader.generate(message)
+            else:
+                request, facts = message.body, message.facts
             if session is not None:
                 affinity = self._router.config.affinity
                 request = with_retention(request, facts, session, metadata, affinity)

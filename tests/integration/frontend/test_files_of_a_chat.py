@@ -5,6 +5,7 @@ import socket
 
 import msgspec
 from instruments.code_trace import CodeTrace, Function, files_of
+from support.fake_engine import FakeEngine
 from support.servers.openai_serving import openai_serving
 
 from dynamo_router.server.mock_process import MockEnginesConfig
@@ -53,3 +54,20 @@ async def test_a_chat_crosses_few_files() -> None:
                 everything = files_of(await trace.calls_of(chat))
     assert len(carry) <= MOST_TO_CARRY, "\n".join([f"{len(carry)} files", *carry])
     assert len(everything) <= MOST_IN_ALL, "\n".join([f"{len(everything)} files", *everything])
+
+
+async def test_all_answers_of_a_request_share_its_prompt_and_none_is_parsed_again() -> None:
+    engine = FakeEngine(worker_id=7)
+    with CodeTrace() as trace:
+        async with openai_serving(engine) as served:
+            body = {"model": "tiny", "prompt": "a prompt " * 20, "n": 3, "max_tokens": 2}
+
+            async def complete() -> None:
+                status, answer = await served.post("/v1/completions", body)
+                assert status == 200 and len(answer["choices"]) == 3
+
+            await complete()
+            calls = await trace.calls_of(complete, times=1)
+    assert len({request.request_id for request in engine.requests}) == 6
+    assert calls[Function("router/prompt.py", "Prompt._hash")] == 1
+    assert "server/dispatch/generate_request.py" not in files_of(calls)
