@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API: routes, who may call them, and errors."""
+"""OpenAI's HTTP API as an ASGI application: routes, who may call them, and errors."""
 
 import itertools
 import re

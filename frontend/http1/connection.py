@@ -1,4 +1,4 @@
-"""HttpConnection: an HTTP/1.1 connection of a server, from bytes to an application and back.
+"""HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
 llhttp (httptools) parses. One request is answered after another, in their order; what a client
 sends ahead of that waits, within bounds, and then is not read.
