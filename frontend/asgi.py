@@ -1,6 +1,7 @@
-"""The little of ASGI that the frontend needs: a request's parts, answers, and who is gone.
+"""Requests and answers between our HTTP server and what answers them, in ASGI's shapes.
 
-A web framework would stand between each token and its client; the interface itself is enough.
+It is not ASGI: an application is also given the Client of its connection, through which a stream
+is written without a coroutine for each part.
 """
 
 import asyncio
@@ -18,11 +19,6 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = "application/json"
-STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect the tokens
-)
 
 
 class ClientLeftError(Exception):
@@ -56,7 +52,7 @@ async def read_body(receive: Receive, most: int) -> bytes:
 async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """An answer in one piece."""
     told = {"content-type": JSON, "content-length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _encoded(told)})
+    await send({"type": "http.response.start", "status": status, "headers": encoded(told)})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -75,8 +71,8 @@ class Output(Protocol):
 
 
 class Client:
-    """The client of one connection: it may leave while a request is worked on, and what it is told
-    in many pieces need not go through the server's interface one by one."""
+    """The client of one connection: whether it keeps up or has left, and a direct way to write to
+    it, which `send` is not: that is a coroutine, and streams are written from callbacks."""
 
     def __init__(self) -> None:
         self._gone = False
@@ -85,7 +81,7 @@ class Client:
         self.output: Output | None = None
         """of the request that is in turn"""
         self.reads = True
-        """it has read enough of what it was sent, or is gone"""
+        """whether it keeps up: what was sent fits into buffers. True, too, once it is gone."""
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer; its head goes with the first of its body."""
@@ -140,83 +136,6 @@ class Client:
             self._task = None
 
 
-class EventStream:
-    """Server-sent events, until `close`. The headers go with the first of them, so that what fails
-    before is told by its own status. A stream that is silent for `keep_alive_s` gets a comment."""
-
-    def __init__(
-        self,
-        send: Send,
-        client: Client,
-        headers: Mapping[str, str],
-        keep_alive: bytes,
-        keep_alive_s: float,
-    ) -> None:
-        self._send, self._client = send, client
-        self._waiting: list[bytes] = []
-        self._headers = headers
-        self._keep_alive, self._keep_alive_s = keep_alive, keep_alive_s
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer = self._loop.call_later(keep_alive_s, self._on_silence)
-        self._beat: asyncio.Task[None] | None = None
-        self._begun = self._ending = False
-        self.started = False
-        """something was put, which goes out even if nothing follows"""
-
-    def put(self, data: bytes, *, last: bool = False) -> None:
-        """What is put in one turn of the loop goes out together. After the `last` the end is
-        awaited for a turn, to go with it."""
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(data)
-        self.started = True
-        self._ending = last
-
-    async def write(self, data: bytes) -> None:
-        """Waits while the client does not read."""
-        await self._client.drained()
-        self.put(data)
-
-    def _flush(self) -> None:
-        if self._ending and self._waiting:
-            self._ending = False
-            self._loop.call_soon(self._flush)
-            return
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._last = self._loop.time()
-            if not self._begun:
-                self._begin()
-            self._client.write_part(waiting[0] if len(waiting) == 1 else b"".join(waiting))
-
-    async def end(self, data: bytes) -> None:
-        """Write the last of it."""
-        if not self._begun:
-            self._begin()
-        waiting, self._waiting = self._waiting, []
-        await self._send({"type": "http.response.body", "body": b"".join((*waiting, data))})
-
-    async def close(self) -> None:
-        """Send no more comments. Idempotent."""
-        self._timer.cancel()
-        if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.gather(self._beat, return_exceptions=True)
-
-    def _on_silence(self) -> None:
-        """The timer's: silent for so long, or so long after the last event."""
-        left = self._last + self._keep_alive_s - self._loop.time()
-        if left <= 0:
-            left = self._keep_alive_s
-            if self._beat is None or self._beat.done():
-                self._beat = self._loop.create_task(self.write(self._keep_alive))
-        self._timer = self._loop.call_later(left, self._on_silence)
-
-    def _begin(self) -> None:
-        self._begun = True
-        self._client.begin(200, (*STREAM_HEADERS, *_encoded(self._headers)))
-
-
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as they are sent."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

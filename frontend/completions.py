@@ -11,14 +11,13 @@ from ..server.dispatch import Dispatcher, RequestReader
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .application import Handler, HttpCall, answer_json
-from .asgi import Client, EventStream, send_whole
-from .choice import Choice
+from .asgi import send_whole
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
+from .engine_requests import MOST_PROMPTS, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
-    DONE,
-    KEEP_ALIVE,
+    LAST_CHUNK,
     Answer,
     ApiError,
     ChatRequest,
@@ -28,15 +27,13 @@ from .openai import (
     Usage,
     api_error,
     read_request,
-    sse,
     too_long,
-    tool_choice_of,
 )
 from .origin import Origin, origin_of
 from .parsers import ModelParsers, new_chat_output
-from .prefill import PrefillWorkers, no_prefill_workers
+from .prefill import PrefillWorkers
 from .processor import ModelText
-from .prompts import MOST_PROMPTS, PromptReader, Tokens
+from .sse_writer import SseWriter
 
 COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
@@ -59,7 +56,7 @@ class _Detokenize(msgspec.Struct):
     tokens: list[int]
 
 
-class _Asked(NamedTuple):
+class _OpenRequest(NamedTuple):
     """A request that is being answered, and how the answer is written."""
 
     call: HttpCall
@@ -81,9 +78,9 @@ class Completions:
         config: FrontendConfig,
         name: str | None,
         adapter: int | None = None,
-        prefill: PrefillWorkers = no_prefill_workers,
+        prefill: PrefillWorkers | None = None,
         *,
-        card: Callable[[], ModelCard | None] = lambda: None,
+        card: Callable[[], ModelCard | None] | None = None,
     ) -> None:
         """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
         prompt, if not the worker that answers; `card` is what the workers say of the model now."""
@@ -94,6 +91,8 @@ class Completions:
         self._embeddings = Embeddings(dispatcher, self._prompts)
         self._text = text
         self._config, self._card = config, card
+        self._read_card: ModelCard | None = None
+        self._parsers = config.parsers()
         self._name = name
         self._last_name = ""
         self.routes: dict[str, Handler] = {
@@ -123,7 +122,9 @@ class Completions:
     @property
     def parsers(self) -> ModelParsers:
         """What its answers are read by: the settings, or else its card."""
-        return self._config.parsers(self._card())
+        if self._card is not None and (card := self._card()) is not self._read_card:
+            self._read_card, self._parsers = card, self._config.parsers(card)
+        return self._parsers
 
     # Routes
 
@@ -146,23 +147,25 @@ class Completions:
         await self._embeddings.answer(call, request, self.name)
 
     async def _tokenize(self, call: HttpCall) -> None:
-        asked = msgspec.json.decode(call.body, type=_Tokenize)
-        if (asked.prompt is None) == (asked.messages is None):
+        wanted = msgspec.json.decode(call.body, type=_Tokenize)
+        if (wanted.prompt is None) == (wanted.messages is None):
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
-        if asked.messages is not None:
-            ids = await self._prompts.render(asked.messages, None)
+        if wanted.messages is not None:
+            ids = await self._prompts.render(wanted.messages, None)
         else:
-            assert asked.prompt is not None
-            ids = await self._text.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
-        told = {"count": len(ids), "max_model_len": self.context_limit or None, "tokens": ids}
-        await answer_json(call, told)
+            assert wanted.prompt is not None
+            ids = await self._text.encode(
+                wanted.prompt, add_special_tokens=wanted.add_special_tokens
+            )
+        limit = self.context_limit or None
+        await answer_json(call, {"count": len(ids), "max_model_len": limit, "tokens": ids})
 
     async def _detokenize(self, call: HttpCall) -> None:
-        asked = msgspec.json.decode(call.body, type=_Detokenize)
-        for token_id in asked.tokens:
+        wanted = msgspec.json.decode(call.body, type=_Detokenize)
+        for token_id in wanted.tokens:
             if not 0 <= token_id < self._text.vocab_size:
                 raise ApiError(400, f"{token_id} is no token id of this model", param="tokens")
-        await answer_json(call, {"prompt": self._text.decode(asked.tokens)})
+        await answer_json(call, {"prompt": self._text.decode(wanted.tokens)})
 
     # Their parts
 
@@ -170,14 +173,17 @@ class Completions:
         if not self._monitor.any_ready:
             raise NoWorkersError(f"the model {self.name or model} has no worker that is ready")
 
-    def _choices(self, request: Sampling, prompts: Sequence[tuple[Tokens, str]]) -> list[Choice]:
+    async def _choices(
+        self, request: Sampling, prompts: Sequence[tuple[Tokens, str]], salt: int | None
+    ) -> list[Choice]:
         choices: list[Choice] = []
         if len(prompts) * request.choices > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        for prompt, prefix in prompts:
-            if not len(prompt):
+        for tokens, prefix in prompts:
+            if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
-            longest = self._output_limit(request, len(prompt))
+            longest = self._output_limit(request, len(tokens))
+            prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(request.choices):
                 # Equal seeds would give equal answers.
                 seed = None if request.seed is None else (request.seed + nth) % (1 << 64)
@@ -188,10 +194,10 @@ class Completions:
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
         """Have reasoning and calls of tools found in what is said, as the model writes them."""
-        parsers, tools = self.parsers, tool_choice_of(request.tools, request.tool_choice)
-        if parsers.chat_refusal:
+        parsers, tools = self.parsers, request.tools_asked
+        if parsers.unknown_reasoning:
             raise ApiError(501, f"the model {self.name} has no chat: {parsers.chat_refusal}")
-        if tools.tools and not tools.forced and parsers.tools_refusal:
+        if tools.tools and not tools.forced and parsers.unknown_tool_calls:
             text = f"the model {self.name} has no tools: {parsers.tools_refusal}"
             raise ApiError(501, text, param="tools")
         if tools.asked and not tools.forced and parsers.tool_calls is None:
@@ -200,23 +206,25 @@ class Completions:
         if tools.forced and request.response_format is not None:
             text = "response_format and a tool_choice that forces calls exclude each other"
             raise ApiError(400, text, param="response_format")
-        ending = self._text.ending(choices[0].prompt) if parsers.reasoning else ""
+        if not (parsers.reasoning or parsers.tool_calls or tools.forced):
+            return  # its text is all there is
+        ending = self._text.ending(choices[0].prompt.tokens) if parsers.reasoning else ""
         form = request.response_format
         held = form is not None and form.type != "text"
         for choice in choices:
-            choice.schema = tools.schema
+            choice.schema = tools.schema if tools.forced else None
             choice.output = new_chat_output(
                 parsers.reasoning, parsers.tool_calls, tools, ending, held=held
             )
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:
-        asked, limit = request.output_limit, self.context_limit
+        wanted, limit = request.output_limit, self.context_limit
         if not limit:
-            return asked or self._config.default_max_tokens
+            return wanted or self._config.default_max_tokens
         left = limit - prompt_tokens
-        if left < 1 or (asked is not None and asked > left):
-            raise too_long(limit, prompt_tokens, asked or 1)
-        return asked or min(left, self._config.default_max_tokens)
+        if left < 1 or (wanted is not None and wanted > left):
+            raise too_long(limit, prompt_tokens, wanted or 1)
+        return wanted or min(left, self._config.default_max_tokens)
 
     async def _answer(
         self,
@@ -226,11 +234,11 @@ class Completions:
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
         self._check_ready(request.model)
-        choices = self._choices(request, prompts)
-        if isinstance(request, ChatRequest):
-            self._add_parsers(request, choices)
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
+        choices = await self._choices(request, prompts, origin.salt)
+        if isinstance(request, ChatRequest):
+            self._add_parsers(request, choices)
         form = Answer(
             origin.answer_id,
             int(time.time()),
@@ -239,26 +247,32 @@ class Completions:
             with_logprobs=request.logprobs_wanted is not None,
         )
         run = self._stream if request.wants_stream else self._whole
-        await call.client.unless_gone(run(_Asked(call, request, choices, origin, form)))
+        await call.client.unless_gone(run(_OpenRequest(call, request, choices, origin, form)))
 
-    async def _whole(self, asked: _Asked) -> None:
-        call, request, choices, origin, form = asked
-        kept = _Kept([[] for _ in choices])
-        await answer(self._workers, self._text, request, choices, origin, kept)
+    async def _whole(self, opened: _OpenRequest) -> None:
+        call, request, choices, origin, form = opened
+        deltas: list[list[Delta]] = [[] for _ in choices]
+
+        def keep(index: int, delta: Delta) -> None:
+            deltas[index].append(delta)
+
+        await answer(self._workers, self._text, request, choices, origin, keep)
         nvext = _extras(choices, origin) if origin.extras else None
-        body = form.whole(kept.deltas, _usage(request, choices), nvext)
+        body = form.whole(deltas, _usage(request, choices), nvext)
         await send_whole(call.send, 200, body, call.told)
 
-    async def _stream(self, asked: _Asked) -> None:
-        call, request, choices, origin, form = asked
-        stream = EventStream(
-            call.send, call.client, call.told, KEEP_ALIVE, self._config.keep_alive_s
-        )
+    async def _stream(self, opened: _OpenRequest) -> None:
+        call, request, choices, origin, form = opened
+        stream = SseWriter(call.send, call.client, call.told, self._config.keep_alive_s)
         options = request.stream_options
         in_each = options is not None and options.continuous_usage_stats
-        shown = _Shown(call.client, stream, form, choices if in_each else None)
+
+        def write(index: int, delta: Delta) -> None:
+            usage = choices[index].usage if in_each else None
+            stream.put(form.chunk(index, delta, usage), last=delta.finish_reason is not None)
+
         try:
-            await answer(self._workers, self._text, request, choices, origin, shown)
+            await answer(self._workers, self._text, request, choices, origin, write, call.client)
             if origin.extras:
                 await stream.write(form.nvext_chunk(_extras(choices, origin)))
             if options is not None and options.include_usage:
@@ -266,54 +280,10 @@ class Completions:
         except Exception as error:
             if not stream.started:
                 raise
-            await stream.write(sse(api_error(error).body))
+            await stream.write(msgspec.json.encode(api_error(error).body))
         finally:
             await stream.close()
-        await stream.end(DONE)
-
-
-class _Kept(NamedTuple):
-    """What came of each choice, for an answer in one piece."""
-
-    deltas: list[list[Delta]]
-
-    @property
-    def reads(self) -> bool:
-        return True
-
-    def put(self, index: int, delta: Delta) -> None:
-        self.deltas[index].append(delta)
-
-    async def drained(self) -> None:
-        return
-
-
-class _Shown:
-    """Writes what comes as events; with `counted`, each has the usage of its choice so far."""
-
-    def __init__(
-        self,
-        client: Client,
-        stream: EventStream,
-        form: Answer,
-        counted: Sequence[Choice] | None,
-    ) -> None:
-        self._client = client
-        self._stream = stream
-        self._form = form
-        self._counted = counted
-
-    @property
-    def reads(self) -> bool:
-        return self._client.reads
-
-    def put(self, index: int, delta: Delta) -> None:
-        usage = None if self._counted is None else self._counted[index].usage
-        last = delta.finish_reason is not None
-        self._stream.put(self._form.chunk(index, delta, usage), last=last)
-
-    async def drained(self) -> None:
-        await self._client.drained()
+        await stream.end(LAST_CHUNK)
 
 
 def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
@@ -327,24 +297,24 @@ def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
 
 
 def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
-    """What its client wants to hear of the first choice: where it went, what its worker had of the
-    prompt, how long it took."""
-    told: dict[str, Any] = {}
+    """What the request asks for in `nvext.extra_fields`, of its first choice: its workers, cached
+    blocks, times."""
+    extras: dict[str, Any] = {}
     choice, now = choices[0], time.monotonic()
     decision = choice.decision
     if decision is not None and "worker_id" in origin.extras:
         worker = decision.worker
-        told["worker_id"] = {
+        extras["worker_id"] = {
             "decode_worker_id": worker.worker_id,
             "decode_dp_rank": worker.dp_rank,
         }
         if choice.prefill is not None:
             first = choice.prefill.worker
-            told["worker_id"]["prefill_worker_id"] = first.worker_id
-            told["worker_id"]["prefill_dp_rank"] = first.dp_rank
+            extras["worker_id"]["prefill_worker_id"] = first.worker_id
+            extras["worker_id"]["prefill_dp_rank"] = first.dp_rank
     decision = choice.prefill or decision  # a prompt's cache counts where it was computed
     if decision is not None and "decision" in origin.extras:
-        told |= {
+        extras |= {
             "overlap_blocks": decision.overlap_blocks,
             "request_blocks": decision.request_blocks,
             "cached_tokens": choice.usage.cached_tokens,
@@ -352,12 +322,12 @@ def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
     if "timing" in origin.extras:
         took = now - origin.received
         ttft = None if choice.first_at is None else choice.first_at - origin.received
-        told["timing"] = {
+        extras["timing"] = {
             "request_received_ms": round((time.time() - took) * 1e3, 3),
             "ttft_ms": None if ttft is None else round(ttft * 1e3, 3),
             "total_time_ms": round(took * 1e3, 3),
         }
         if decision is not None:
             rate = decision.overlap_blocks / decision.request_blocks
-            told["timing"]["kv_hit_rate"] = round(rate, 4)
-    return told
+            extras["timing"]["kv_hit_rate"] = round(rate, 4)
+    return extras

@@ -12,8 +12,8 @@ from ..server.dispatch import Dispatcher
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
 from .application import HttpCall, answer_json
+from .engine_requests import PromptReader, Tokens
 from .openai import BAD_BODY, ApiError, bad_body
-from .prompts import PromptReader, Tokens
 
 
 class EmbeddingRequest(msgspec.Struct):

@@ -9,6 +9,7 @@ from ..server.access import PageCheck, Security, is_loopback
 from ..server.config import ServeConfig
 from ..server.server import Server
 from ..server.services import HttpConnections, plan_connections
+from ..workers.records import STATIC
 from .application import Application, Handler
 from .completions import Completions
 from .config import ServeFrontendConfig
@@ -91,7 +92,7 @@ class AttachedFrontend(Frontend):
             text,
             config.frontend,
             config.model_id,
-            card=lambda: server.card,
+            card=None if config.backend == STATIC else lambda: server.card,
         )
         super().__init__(
             ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,

@@ -6,35 +6,23 @@ worker that has its prompt, and works with engines that make one sequence at a t
 
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .choice import Choice, engine_request
+from .asgi import Client
+from .engine_requests import Choice, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
-from .prefill import PrefillWorkers, no_prefill_workers, prefill
+from .prefill import PrefillWorkers, prefill
 from .processor import ModelText, StopStrings
 
-
-class Sink(Protocol):
-    """Takes what comes of each choice, by its index."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether the client has read enough that more may be put."""
-        ...
-
-    def put(self, index: int, delta: Delta) -> None: ...
-
-    async def drained(self) -> None:
-        """Returns once it reads."""
-        ...
-
+Take = Callable[[int, Delta], None]
+"""Takes what comes of a choice, by its index."""
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
@@ -58,7 +46,9 @@ class AnswerReader:
         self._output = output
         self._calls = 0
         self._detokenizer = text.detokenizer(special=output is not None and output.sees_special)
-        self._stops = StopStrings(request.stop_strings, include=request.include_stop_str_in_output)
+        self._stops: StopStrings | None = None
+        if stops := request.stop_strings:
+            self._stops = StopStrings(stops, include=request.include_stop_str_in_output)
         self._min_tokens = request.min_tokens
         self._logprobs = request.logprobs_wanted
         self._stop_ids = frozenset(request.stop_ids)
@@ -129,37 +119,41 @@ class AnswerReader:
 
     def _take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Delta:
         text, self._prefix = self._prefix, ""
-        if not self._stops.any and self._logprobs is None:
+        stops = self._stops
+        if stops is None and self._logprobs is None:
             self.usage.completion_tokens += len(ids)
             return Delta(text + self._detokenizer.feed(ids))
         for token_id in ids:
             self.usage.completion_tokens += 1
-            said = self._detokenizer.feed((token_id,))
-            if self.usage.completion_tokens <= self._min_tokens:
-                text += said
+            new = self._detokenizer.feed((token_id,))
+            if stops is None or self.usage.completion_tokens <= self._min_tokens:
+                text += new
                 continue
-            piece = self._stops.feed(said)
+            piece = stops.feed(new)
             text += piece.text
             if piece.stopped_by is not None:
                 self.finished = True
                 break
-        told = self._told(logprobs)
-        if self.finished:
-            return Delta(text, "stop", self._stops.stopped_by, told)
-        return Delta(text, logprobs=told)
+        found = self._logprobs_of(logprobs)
+        if stops is not None and self.finished:
+            return Delta(text, "stop", stops.stopped_by, found)
+        return Delta(text, logprobs=found)
 
     def _end(self, complete: Any, delta: Delta) -> Delta:
         self.finished = True
-        tail = self._stops.feed(self._detokenizer.flush())
-        text = self._prefix + delta.text + tail.text + self._stops.flush()
+        tail, stopped_by = self._detokenizer.flush(), None
+        if self._stops is not None:
+            tail, stopped_by = self._stops.feed(tail)
+            tail += self._stops.flush()
+        text = self._prefix + delta.text + tail
         reason = _FINISHED.get(complete.finish_reason, _ABORTED)
-        stop_reason: str | int | None = tail.stopped_by or complete.matched_stop_str or None
+        stop_reason: str | int | None = stopped_by or complete.matched_stop_str or None
         if stop_reason is None and complete.HasField("matched_token_id"):
             matched = complete.matched_token_id
             stop_reason = matched if matched in self._stop_ids else None
         return Delta(text, reason, stop_reason, delta.logprobs)
 
-    def _told(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
+    def _logprobs_of(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None:
             return ()
         name = self._text.token_text
@@ -179,7 +173,8 @@ class Workers(NamedTuple):
     """Who answers the requests of a model."""
 
     dispatcher: Dispatcher
-    prefill: PrefillWorkers = no_prefill_workers
+    prefill: PrefillWorkers | None = None
+    """None: whoever answers a request computes its prompt too"""
 
 
 async def answer(
@@ -188,16 +183,20 @@ async def answer(
     request: Sampling,
     choices: Sequence[Choice],
     origin: Origin,
-    sink: Sink,
+    take: Take,
+    client: Client | None = None,
 ) -> None:
-    """Have all choices answered, at the same time; the first error ends them all.
+    """Have all choices answered, at the same time; the first error ends them all. While a
+    `client` is given and does not keep up, nothing is taken from engines.
 
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
     if len(choices) == 1:
-        await _answer_one(workers, text, request, choices[0], origin, sink)
+        await _answer_one(workers, text, request, choices[0], origin, take, client)
         return
-    await all_done(_answer_one(workers, text, request, choice, origin, sink) for choice in choices)
+    await all_done(
+        _answer_one(workers, text, request, choice, origin, take, client) for choice in choices
+    )
 
 
 async def _answer_one(
@@ -206,7 +205,8 @@ async def _answer_one(
     request: Sampling,
     choice: Choice,
     origin: Origin,
-    sink: Sink,
+    take: Take,
+    client: Client | None,
 ) -> None:
     reader = AnswerReader(text, request, choice.prefix, choice.output)
     dispatcher = workers.dispatcher
@@ -220,37 +220,38 @@ async def _answer_one(
         if delta is not None:
             if choice.first_at is None:
                 choice.first_at = time.monotonic()
-            sink.put(choice.index, delta)
+            take(choice.index, delta)
         return delta
 
     def put(message: bytes) -> bool:
-        if ends_early or not sink.reads:
+        if ends_early or (client is not None and not client.reads):
             return False
         show(message)
         return True
 
     async def respond(message: bytes) -> None:
-        if not sink.reads:
-            await sink.drained()
+        if client is not None:
+            await client.drained()
         delta = show(message)
         if delta is not None and reader.finished and delta.stop_reason is not None:
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
     choice.usage = reader.usage
-    body = engine_request(request, choice, request_id, origin.salt)
-    if (first := workers.prefill()) is not None:
-        prefilled = await prefill(first, body, origin)
+    read = engine_request(request, choice, request_id, origin.salt)
+    first = None if workers.prefill is None else workers.prefill()
+    if first is not None:
+        prefilled = await prefill(first, read.body, origin)
         choice.decision = choice.prefill = prefilled.decision
         reader.usage.cached_tokens = prefilled.cached_tokens
         if prefilled.request is None:
             for message in prefilled.messages:
                 await respond(message)
             return
-        body = prefilled.request
+        read = read._replace(body=prefilled.request)
     choice.decision = await origin.generate(
-        dispatcher, body, respond, put=put, pinned=origin.pinned
+        dispatcher, read, respond, put=put, pinned=origin.pinned
     )
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
-        sink.put(choice.index, Delta("", _ABORTED))
+        take(choice.index, Delta("", _ABORTED))

@@ -19,7 +19,7 @@ from ..router.admission import (
 from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
 from ..router.policy import Decision
 from ..server.access import Caller, current_account
-from ..server.dispatch import Dispatcher, Put, Write
+from ..server.dispatch import Dispatcher, Put, ReadRequest, Write
 from ..server.services import METADATA_KEYS, read_metadata
 from .openai import ApiError, Sampling
 
@@ -59,13 +59,13 @@ class Origin(NamedTuple):
     def generate(
         self,
         dispatcher: Dispatcher,
-        request: bytes,
+        request: bytes | ReadRequest,
         respond: Write,
         *,
         put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Have a serialized GenerateRequest answered in its name; see `Dispatcher.generate`.
+        """Have a GenerateRequest answered in its name; see `Dispatcher.generate`.
 
         Stop strings are the caller's to find: `respond` gets text behind them, too.
         """

@@ -28,11 +28,6 @@ class Prefilled(NamedTuple):
     messages: list[bytes]
 
 
-def no_prefill_workers() -> Dispatcher | None:
-    """Each worker computes its prompts itself."""
-    return None
-
-
 async def prefill(workers: Dispatcher, request: bytes, origin: Origin) -> Prefilled:
     """Have the prompt of a serialized GenerateRequest computed.
 

@@ -1,6 +1,6 @@
 """The engines that are watched: by address, and by the worker id that each is registered under."""
 
-from collections.abc import Callable, ItemsView, ValuesView
+from collections.abc import Callable, ValuesView
 
 import structlog
 
@@ -25,7 +25,8 @@ class EngineTable:
         self._registry = registry
         self._on_released = on_released
         self._by_address: dict[str, WatchedEngine] = {}
-        self._by_id: dict[int, WatchedEngine] = {}
+        self.by_id: dict[int, WatchedEngine] = {}
+        """by worker id, those that have one; only to be read"""
 
     def add(self, engine: WatchedEngine) -> None:
         """Watch an engine whose address is not in the table; it has no id yet."""
@@ -45,27 +46,19 @@ class EngineTable:
     def at(self, address: str) -> WatchedEngine | None:
         return self._by_address.get(address)
 
-    def of(self, worker_id: int) -> WatchedEngine | None:
-        return self._by_id.get(worker_id)
-
     @property
     def watched(self) -> ValuesView[WatchedEngine]:
         return self._by_address.values()
 
-    @property
-    def registered(self) -> ItemsView[int, WatchedEngine]:
-        """(worker id, engine) of those that have one."""
-        return self._by_id.items()
-
     def claim(self, engine: WatchedEngine, identity: EngineIdentity) -> WatchedEngine:
         """Register an engine under its id, unless another one holds that; return who holds it."""
         worker_id = engine.url.default_id if identity.worker_id is None else identity.worker_id
-        holder = self._by_id.get(worker_id, engine)
+        holder = self.by_id.get(worker_id, engine)
         if holder is not engine:
             if holder.tracker.failed_probes < PROBES_TO_LOSE_ID:
                 return holder
             self._evict(holder, engine)
-        self._by_id[worker_id] = engine
+        self.by_id[worker_id] = engine
         if engine.worker_id not in (None, worker_id):
             log.info("worker has a new id", address=engine.url.address, worker_id=worker_id)
             self.release(engine)
@@ -91,7 +84,7 @@ class EngineTable:
         """Take an engine's worker out of the registry. Nothing if it has none."""
         worker_id = engine.worker_id
         if worker_id is not None:
-            del self._by_id[worker_id]
+            del self.by_id[worker_id]
             self._registry.remove(worker_id)
             self._on_released(worker_id)
             engine.worker_id, engine.alive = None, None
@@ -106,5 +99,5 @@ class EngineTable:
         )
         self.release(holder)
         default = holder.url.default_id
-        if default not in self._by_id:
+        if default not in self.by_id:
             self.claim(holder, EngineIdentity(worker_id=default))

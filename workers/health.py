@@ -77,6 +77,7 @@ class HealthMonitor:
         self._mixed_models = mixed_models
         self._facts: EngineFacts | None = None
         self._limits: PromptLimits | None = None
+        self._any_ready: bool | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self._tls, self._key = tls, key
         self.reports = reports(clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost)
@@ -138,7 +139,7 @@ class HealthMonitor:
 
     def engine(self, worker_id: int) -> WatchedEngine | None:
         """The engine that is registered under this id."""
-        return self._engines.of(worker_id)
+        return self._engines.by_id.get(worker_id)
 
     async def remove(self, url: str) -> bool:
         """Stop watching the engine at a URL or address, and forget its worker; what still runs
@@ -167,19 +168,19 @@ class HealthMonitor:
 
     def client(self, worker_id: int) -> EngineClient | None:
         """The way to a worker's engine; None if it is not one that we were given the address of."""
-        engine = self._engines.of(worker_id)
+        engine = self._engines.by_id.get(worker_id)
         return engine.client if engine is not None else None
 
     def url(self, worker_id: int) -> WorkerUrl | None:
         """What we were given of a worker; None if its address was not."""
-        engine = self._engines.of(worker_id)
+        engine = self._engines.by_id.get(worker_id)
         return engine.url if engine is not None else None
 
     @property
     def facts(self) -> EngineFacts:
         """Of the engines that take requests, as if they were one."""
         if self._facts is None:
-            ready = (e for _, e in self._engines.registered if e.takes_requests)
+            ready = (e for e in self._engines.by_id.values() if e.takes_requests)
             self._facts = merge_facts(engine.facts for engine in ready)
         return self._facts
 
@@ -190,7 +191,7 @@ class HealthMonitor:
             self._limits = PromptLimits(
                 {
                     worker_id: engine.facts
-                    for worker_id, engine in self._engines.registered
+                    for worker_id, engine in self._engines.by_id.items()
                     if engine.tracker.state is not WorkerState.REFUSED
                 }
             )
@@ -199,28 +200,30 @@ class HealthMonitor:
     @property
     def any_ready(self) -> bool:
         """Whether a worker takes requests."""
-        return any(engine.takes_requests for _, engine in self._engines.registered)
+        if self._any_ready is None:
+            self._any_ready = any(engine.takes_requests for engine in self._engines.by_id.values())
+        return self._any_ready
 
     def is_ready(self, worker_id: int) -> bool:
         """Whether a worker answers its probes and is not ejected."""
-        engine = self._engines.of(worker_id)
+        engine = self._engines.by_id.get(worker_id)
         return engine is not None and engine.is_ready
 
     def ready_clients(self) -> list[EngineClient]:
         """The ways to those that take requests."""
-        return [engine.client for _, engine in self._engines.registered if engine.takes_requests]
+        return [engine.client for engine in self._engines.by_id.values() if engine.takes_requests]
 
     def ready_workers(self) -> list[tuple[int, EngineClient]]:
         """(worker id, way to it) of those that may be given a request."""
         now = self._clock.now()
-        ready = [(w, engine) for w, engine in self._engines.registered if engine.takes_requests]
+        ready = [(w, engine) for w, engine in self._engines.by_id.items() if engine.takes_requests]
         usable = [(w, e) for w, e in ready if self._inhibited_until(w, e) <= now]
         return [(w, engine.client) for w, engine in usable or ready]
 
     def suspect(self, worker_id: int, silent_s: float = 0.0) -> None:
         """A worker owes answers and has said nothing for so long, or may not be who it was: probe
         it, now and then."""
-        engine, now = self._engines.of(worker_id), self._clock.now()
+        engine, now = self._engines.by_id.get(worker_id), self._clock.now()
         if engine is None:
             return
         pause = min(max(SUSPECTED_AGAIN_S, silent_s / 2), self._policy.probe_interval_s)
@@ -234,18 +237,18 @@ class HealthMonitor:
 
     def _on_lost(self, worker_id: int) -> None:
         """The connection to this worker broke under a request."""
-        engine = self._engines.of(worker_id)
+        engine = self._engines.by_id.get(worker_id)
         if engine is None:
             return
         # Requests alone never take the last ready engine away. Only a failed probe may.
-        others = any(other.alive for _, other in self._engines.registered if other is not engine)
+        others = any(other.alive for other in self._engines.by_id.values() if other is not engine)
         engine.tracker.on_connection_lost(self._clock.now(), may_inhibit=others)
         self._publish(engine)
         engine.wake.set()
 
     def _on_reported(self, worker_id: int) -> None:
         """Requests have changed who is out."""
-        engine = self._engines.of(worker_id)
+        engine = self._engines.by_id.get(worker_id)
         if engine is not None:
             self._publish(engine)
             engine.wake.set()
@@ -254,7 +257,7 @@ class HealthMonitor:
     def _publish_troubled(self, done: WatchedEngine | None) -> None:
         """Who is out may depend on how many others are."""
         for worker_id in self.reports.outliers.troubled:
-            engine = self._engines.of(worker_id)
+            engine = self._engines.by_id.get(worker_id)
             if engine is not None and engine is not done:
                 self._publish(engine)
 
@@ -383,6 +386,6 @@ class HealthMonitor:
 
     def _changed(self) -> None:
         # Made when asked for: a large fleet changes often while it starts.
-        self._facts = self._limits = None
+        self._facts = self._limits = self._any_ready = None
         for listener in self.listeners:
             listener()

@@ -9,7 +9,7 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "length_delimited", "pb", "varint_field"]
+__all__ = ["SERVICE", "common_pb", "length_delimited", "pb"]
 
 SERVICE = "trtllm.TrtllmService"
 
@@ -17,11 +17,6 @@ SERVICE = "trtllm.TrtllmService"
 def length_delimited(field: int, data: bytes) -> bytes:
     """A field of a serialized message: its number, the length, and the bytes themselves."""
     return b"".join((_varint(field << 3 | 2), _varint(len(data)), data))
-
-
-def varint_field(field: int, value: int) -> bytes:
-    """A field that is a number of at least 0."""
-    return _varint(field << 3) + _varint(value)
 
 
 def _varint(value: int) -> bytes:

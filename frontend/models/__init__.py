@@ -3,12 +3,11 @@
 Entered by the frontends.
 """
 
-from .directory import OneModel
 from .model_manager import ModelManager
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
 from .pool_dashboard import PoolDashboard
-from .routes import ModelRoutes
+from .routes import ModelRoutes, OneModel
 from .worker_sets import NamespaceFilter
 
 __all__ = [

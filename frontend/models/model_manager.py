@@ -8,9 +8,9 @@ import structlog
 
 from ...runtime.discovery import Reconciler
 from ...server.metrics import MetricsPage
-from .directory import Answering, ModelEntry
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
+from .routes import Answering, ModelEntry
 from .worker_sets import Refusal, SetName, WorkerSet
 
 FIRST_POOLS_S = 5.0

@@ -41,7 +41,7 @@ from ..completions import Completions
 from ..config import FrontendConfig
 from ..parsers import ModelParsers
 from ..processor import ModelText
-from .directory import in_order
+from .routes import in_order
 from .set_members import SetMembers
 from .worker_sets import SetName, WorkerSet
 

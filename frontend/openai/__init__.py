@@ -1,10 +1,10 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
-from .answers import DONE, KEEP_ALIVE, Answer, Delta, FunctionCall, TokenLogprob, Usage, sse
+from .answers import LAST_CHUNK, Answer, Delta, FunctionCall, TokenLogprob, Usage
 from .errors import BAD_BODY, ApiError, api_error, bad_body, too_long, unknown_model
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
-from .tools import ToolChoice, tool_choice_of
+from .tools import ToolChoice
 
 __all__ = [
     "Answer",
@@ -12,11 +12,10 @@ __all__ = [
     "BAD_BODY",
     "ChatRequest",
     "CompletionRequest",
-    "DONE",
     "Delta",
     "EXTRA_FIELDS",
     "FunctionCall",
-    "KEEP_ALIVE",
+    "LAST_CHUNK",
     "Extensions",
     "Sampling",
     "TokenLogprob",
@@ -25,8 +24,6 @@ __all__ = [
     "api_error",
     "bad_body",
     "read_request",
-    "sse",
-    "tool_choice_of",
     "too_long",
     "unknown_model",
 ]

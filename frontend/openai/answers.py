@@ -1,12 +1,12 @@
-"""Answers in OpenAI's shapes: one body, or the chunks of a stream."""
+"""Answers in OpenAI's shapes, as JSON: one body, or the chunks of a stream."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+LAST_CHUNK = b"[DONE]"
+"""What ends a stream, in place of a chunk."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,6 +64,34 @@ class Usage:
         }
 
 
+class _Content(msgspec.Struct):
+    content: str
+
+
+class _ChatText(msgspec.Struct):
+    index: int
+    delta: _Content
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class _CompletionText(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """A chunk that brings text and nothing else."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_ChatText | _CompletionText]
+
+
 @dataclass
 class Answer:
     """How one request's answers are written: for chat or for completions."""
@@ -73,13 +101,12 @@ class Answer:
     model: str
     kind: Literal["chat", "completion"]
     with_logprobs: bool = False
-    explain: bool = False
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
-    _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _text_chunks: dict[int, "_Chunk"] = field(default_factory=dict)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
-        """One event of a stream."""
+        """What came of one choice."""
         if usage is None and delta[2:] == _TEXT_ALONE and not self.with_logprobs:
             if self.kind == "completion" or (index in self._begun and delta.text):
                 return self._text_chunk(index, delta.text, delta.finish_reason)
@@ -89,49 +116,48 @@ class Answer:
         else:
             choice = {"index": index, "text": delta.text}
         self._finish(choice, index, delta.logprobs, delta)
-        told: dict[str, Any] = {**self._head(True), "choices": [choice]}
+        chunk: dict[str, Any] = {**self._head(True), "choices": [choice]}
         if usage is not None:
-            told["usage"] = usage.to_dict()
-        return sse(told)
+            chunk["usage"] = usage.to_dict()
+        return _encode(chunk)
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        """The same of text alone, as nearly all events are: only that is encoded."""
-        around = self._around.get(index)
-        if around is None:
+        """The same of text alone, as nearly all chunks are: one object is written again."""
+        chunk = self._text_chunks.get(index)
+        if chunk is None:
             chat = self.kind == "chat"
-            said = {"delta": {"content": 0}} if chat else {"text": 0}
-            choice = {"index": index, **said, "logprobs": None, "finish_reason": None}
-            written = sse({**self._head(True), "choices": [choice]})
-            before, _, after = written.rpartition(b":0")
-            around = self._around[index] = (before + b":", after)
-        before, after = around
-        if finish_reason is None:
-            return b"".join((before, _encode(text), after))
-        after = after.replace(b"null}", _encode(finish_reason) + b"}")
-        return b"".join((before, _encode(text), after))
+            choice = _ChatText(index, _Content("")) if chat else _CompletionText(index, "")
+            chunk = self._text_chunks[index] = _Chunk(**self._head(True), choices=(choice,))
+        (choice,) = chunk.choices
+        if isinstance(choice, _ChatText):
+            choice.delta.content = text
+        else:
+            choice.text = text
+        choice.finish_reason = finish_reason
+        return _encode(chunk)
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
-        said: dict[str, Any] = {} if not delta.text else {"content": delta.text}
+        fields: dict[str, Any] = {} if not delta.text else {"content": delta.text}
         if index not in self._begun:
             self._begun.add(index)
-            said = {"role": "assistant", "content": delta.text}
+            fields = {"role": "assistant", "content": delta.text}
         if delta.reasoning:
-            said["reasoning_content"] = delta.reasoning
+            fields["reasoning_content"] = delta.reasoning
         if delta.calls:
-            said["tool_calls"] = [
+            fields["tool_calls"] = [
                 {"index": delta.first_call + nth, **_shown(call)}
                 for nth, call in enumerate(delta.calls)
             ]
-        return said
+        return fields
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return sse({**self._head(True), "choices": [], "usage": usage.to_dict()})
+        return _encode({**self._head(True), "choices": [], "usage": usage.to_dict()})
 
     def whole(
         self, choices: list[list[Delta]], usage: Usage, nvext: dict[str, Any] | None
     ) -> bytes:
         """The body of an answer that is not streamed, of each choice's deltas."""
-        told = []
+        written = []
         for index, deltas in enumerate(choices):
             text = "".join(delta.text for delta in deltas)
             choice: dict[str, Any] = {"index": index}
@@ -141,14 +167,14 @@ class Answer:
                 choice["text"] = text
             logprobs = tuple(each for delta in deltas for each in delta.logprobs)
             self._finish(choice, index, logprobs, deltas[-1])
-            told.append(choice)
-        body = {**self._head(False), "choices": told, "usage": usage.to_dict()}
+            written.append(choice)
+        body = {**self._head(False), "choices": written, "usage": usage.to_dict()}
         if nvext is not None:
             body["nvext"] = nvext
         return _encode(body)
 
     def nvext_chunk(self, nvext: dict[str, Any]) -> bytes:
-        return sse({**self._head(True), "choices": [], "nvext": nvext})
+        return _encode({**self._head(True), "choices": [], "nvext": nvext})
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -173,7 +199,7 @@ class Answer:
         if last.stop_reason is not None:
             choice["stop_reason"] = last.stop_reason
 
-    def _logprobs(self, index: int, found: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    def _logprobs(self, index: int, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         if self.kind == "chat":
             return {
                 "content": [
@@ -181,18 +207,18 @@ class Answer:
                         **_chat_logprob(each.token, each.logprob),
                         "top_logprobs": [_chat_logprob(*pair) for pair in each.top],
                     }
-                    for each in found
+                    for each in logprobs
                 ]
             }
         offsets, at = [], self._offsets.get(index, 0)
-        for each in found:
+        for each in logprobs:
             offsets.append(at)
             at += len(each.token)
         self._offsets[index] = at
         return {
-            "tokens": [each.token for each in found],
-            "token_logprobs": [each.logprob for each in found],
-            "top_logprobs": [dict(each.top) for each in found],
+            "tokens": [each.token for each in logprobs],
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": [dict(each.top) for each in logprobs],
             "text_offset": offsets,
         }
 
@@ -217,8 +243,3 @@ def _shown(call: FunctionCall) -> dict[str, Any]:
 
 def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-
-
-def sse(value: Any) -> bytes:
-    """A server-sent event without a name: some clients crash on named ones."""
-    return b"data: " + _encode(value) + b"\n\n"

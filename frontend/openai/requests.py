@@ -11,7 +11,7 @@ import msgspec
 
 from .errors import BAD_BODY, ApiError, bad_body
 from .nvext import Extensions
-from .tools import tool_choice_of
+from .tools import NO_TOOLS, ToolChoice, tool_choice_of
 
 MOST_CHOICES = 128
 MOST_STOPS = 32
@@ -201,7 +201,14 @@ class ChatRequest(Sampling, kw_only=True):
                 raise ApiError(400, text, param="top_logprobs")
             if not self.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-        tool_choice_of(self.tools, self.tool_choice)
+        _ = self.tools_asked
+
+    @property
+    def tools_asked(self) -> ToolChoice:
+        """ApiError 400 if it makes no sense."""
+        if not self.tools and self.tool_choice is None:
+            return NO_TOOLS
+        return tool_choice_of(self.tools, self.tool_choice)
 
 
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}

@@ -39,6 +39,9 @@ class ToolChoice(NamedTuple):
         return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
 
 
+NO_TOOLS = ToolChoice()
+
+
 def tool_choice_of(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> ToolChoice:
     """ApiError 400, naming the field, if the tools are none or the choice is not among them."""
     tools = tools or ()

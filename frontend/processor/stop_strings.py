@@ -23,7 +23,6 @@ class StopStrings:
         self._include = include
         self._held = ""
         self._longest = max(map(len, self._stops), default=0)
-        self.any = bool(self._stops)
         self.stopped_by: str | None = None
 
     def feed(self, text: str) -> Piece:

@@ -14,7 +14,7 @@ from .decisions import (
 )
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
-from .generate_request import GenerateFacts
+from .generate_request import GenerateFacts, ReadRequest
 from .observers import AccessLog, DispatchObserver, OutputTracking
 from .reply import Put, Write
 from .request import CallTrace, Flight, NoTrace, RequestTrace, Tracing
@@ -37,6 +37,7 @@ __all__ = [
     "NoTrace",
     "OutputTracking",
     "Put",
+    "ReadRequest",
     "RequestReader",
     "RequestTrace",
     "RouterDecisions",

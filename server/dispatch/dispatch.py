@@ -30,7 +30,13 @@ from ..admission import Admission
 from ..request_limits import RequestLimits
 from .attempts import Attempts, RetryBudget
 from .decisions import Decisions, RouterDecisions
-from .generate_request import GenerateFacts, restore_id, with_request_id, with_retention
+from .generate_request import (
+    GenerateFacts,
+    ReadRequest,
+    restore_id,
+    with_request_id,
+    with_retention,
+)
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .migrations import Migrations
@@ -137,7 +143,7 @@ class Dispatcher:
 
     async def generate(
         self,
-        request: bytes,
+        message: bytes | ReadRequest,
         respond: Write,
         *,
         put: Put | None = None,
@@ -151,7 +157,7 @@ class Dispatcher:
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
     ) -> Decision:
-        """Have a worker answer a serialized GenerateRequest; return what was decided on it.
+        """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
         worker had said all of it. `put` is tried before it, and is quicker where a message need not
@@ -168,9 +174,12 @@ class Dispatcher:
         code, said = StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
-            facts = self.reader.generate_at_once(request)
-            if facts is None:
-                facts = await self.reader.generate(request)
+            if isinstance(message, bytes):
+                request, facts = message, self.reader.generate_at_once(message)
+                if facts is None:
+                    facts = await self.reader.generate(message)
+            else:
+                request, facts = message.body, message.facts
             if session is not None:
                 affinity = self._router.config.affinity
                 request = with_retention(request, facts, session, metadata, affinity)

@@ -66,7 +66,8 @@ class Relay:
         if client is None:
             return None
         entry = self._router.registry.entry(worker_id)
-        metadata = (*metadata, *rank_metadata(entry, decision.worker.dp_rank))
+        if entry is not None and entry.dp_size > 1:
+            metadata = (*metadata, *rank_metadata(entry, decision.worker.dp_rank))
         self._ledger.on_sent(flight, decision)
         if flight.trace is not NO_TRACE:
             metadata = flight.trace.sent(flight, metadata)

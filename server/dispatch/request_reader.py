@@ -113,7 +113,7 @@ class RequestReader:
     ) -> Prompt:
         """A prompt to ask about, hashed off the loop if it is long. An empty name is none.
 
-        InvalidRequestError if there are no tokens or a name is too long.
+        InvalidRequestError if there are no tokens, or too many, or a name is too long.
         """
         prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
         if prompt.isl * 4 > LONG_BYTES and self._hashes:
@@ -129,7 +129,10 @@ class RequestReader:
             self.check_name("lora_name", lora_name or "")
             self.check_name("cache_namespace", cache_namespace or "")
             content = Content(lora_name or None, cache_namespace or None)
-        return Prompt(tokens, self._block_size, content)
+        prompt = Prompt(tokens, self._block_size, content)
+        if prompt.isl > self.limits.max_prompt_tokens:
+            raise self._too_long(OverflowError("max_prompt_tokens", prompt.isl))
+        return prompt
 
     def check_name(self, what: str, name: str) -> None:
         """InvalidRequestError if a name that a caller gives is too long."""

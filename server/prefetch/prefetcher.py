@@ -49,6 +49,8 @@ class Prefetcher:
 
     def on_sent(self, request: Waiting, decision: Decision) -> None:
         """It goes to a worker; there it waits, if the worker is busy."""
+        if not (self.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks):
+            return  # it was not held, and there is nothing to load for it
         self._ask(request, ask_sent(self.plan, self._router, request.request_id, decision))
 
     def on_over(self, request_id: str) -> None:

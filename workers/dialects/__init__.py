@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...base.lazy_names import lazy_names
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
-from ._token_ids import tokens_field
+from ._token_ids import encode_generate
 from .dynamo_client import DynamoClient, DynamoRoute
 from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
 from .handoff import (
@@ -31,13 +31,13 @@ __all__ = [
     "OpenAiClient",
     "TokenLogprob",
     "TrtllmAnswer",
+    "encode_generate",
     "for_decode",
     "for_prefill",
     "given_handoff",
     "handoff_of",
     "plain_chunk",
     "rank_metadata",
-    "tokens_field",
     "with_handoff",
 ]
 

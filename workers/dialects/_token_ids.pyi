@@ -4,4 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 def split_tokens(request: bytes) -> tuple[bytes, bytes, int, int]: ...
-def tokens_field(tokens: npt.NDArray[np.uint32] | array.array[int]) -> bytes: ...
+def encode_generate(
+    request_id: str,
+    max_tokens: int,
+    settings: bytes,
+    tokens: npt.NDArray[np.uint32] | array.array[int],
+) -> tuple[bytes, int]: ...

@@ -1,4 +1,4 @@
-"""Kernel: a request's tokens into and out of protobuf, without an object for each."""
+"""Kernel: requests into protobuf, and tokens out of it, without an object for each token."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -12,13 +12,18 @@ from ...base.native._protobuf cimport (
     copy_numbers,
     count_numbers,
     delimited_size,
+    number_size,
+    put_delimited,
+    put_number,
     put_varint,
     read_field,
     varint_size,
 )
 
 cdef enum:
-    TOKENIZED = 2          # of GenerateRequest
+    REQUEST_ID = 1         # of GenerateRequest
+    TOKENIZED = 2
+    MAX_TOKENS = 5
     INPUT_TOKEN_IDS = 2    # of TokenizedInput
     MOST_BYTES = 5         # of a token, or of an array's head, in msgpack
 
@@ -134,29 +139,45 @@ def split_tokens(bytes request not None):
         free(tokens)
 
 
-def tokens_field(const uint32_t[::1] tokens not None):
-    """The field `tokenized` of a GenerateRequest with these tokens, serialized.
+def encode_generate(
+    str request_id not None,
+    uint32_t max_tokens,
+    bytes settings not None,
+    const uint32_t[::1] tokens not None,
+):
+    """(A serialized GenerateRequest, its largest token id). `settings` are its other fields,
+    serialized.
 
-    ValueError for more of them than a message can have.
+    ValueError for more tokens than a message can have.
     """
-    cdef Py_ssize_t number
+    cdef bytes name = request_id.encode()
+    cdef size_t name_size = len(name)
+    cdef size_t settings_size = len(settings)
     cdef size_t packed = 0
-    cdef size_t inside
+    cdef size_t inside, size
+    cdef Py_ssize_t number
+    cdef uint32_t largest = 0
     cdef uint8_t* at
     cdef bytes out
     for number in range(tokens.shape[0]):
         packed += varint_size(tokens[number])
+        largest = max(largest, tokens[number])
     inside = delimited_size(packed)
-    if inside >= 1 << 31:
+    size = delimited_size(name_size) + number_size(max_tokens) + settings_size
+    size += delimited_size(inside)
+    if size >= 1 << 31:
         raise ValueError("too many tokens for a message")
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>delimited_size(inside))
-    if not packed:
-        return out
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
     at = <uint8_t*><char*>out
-    at[0] = TOKENIZED << 3 | DELIMITED
-    at = put_varint(at + 1, inside)
-    at[0] = INPUT_TOKEN_IDS << 3 | DELIMITED
-    at = put_varint(at + 1, packed)
-    for number in range(tokens.shape[0]):
-        at = put_varint(at, tokens[number])
-    return out
+    at = put_delimited(at, REQUEST_ID, <const char*>name, name_size)
+    at = put_number(at, MAX_TOKENS, max_tokens)
+    memcpy(at, <const char*>settings, settings_size)
+    at += settings_size
+    if packed:
+        at[0] = TOKENIZED << 3 | DELIMITED
+        at = put_varint(at + 1, inside)
+        at[0] = INPUT_TOKEN_IDS << 3 | DELIMITED
+        at = put_varint(at + 1, packed)
+        for number in range(tokens.shape[0]):
+            at = put_varint(at, tokens[number])
+    return out, largest

@@ -11,6 +11,7 @@ from support.fake_engine import FakeEngine, chunk
 from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
+from dynamo_router.server.peer_limits import PeerLimits
 from dynamo_router.server.request_limits import RequestLimits
 
 MODEL = "tiny"
@@ -149,3 +150,15 @@ async def test_what_is_no_http_is_refused_in_openais_shape(
     writer.close()
     assert head.startswith(f"HTTP/1.1 {status} ")
     assert json.loads(told)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_prompt_of_too_many_tokens_is_refused_in_words(engine: FakeEngine) -> None:
+    async with openai_serving(engine, peers=PeerLimits(max_prompt_tokens=8)) as served:
+        for path, given in (
+            (COMPLETIONS, {"prompt": "a " * 20}),
+            (CHAT, {"messages": [{"role": "user", "content": "a " * 20}]}),
+        ):
+            status, answer = await served.post(path, {"model": MODEL, "max_tokens": 2, **given})
+            assert status == 400 and "max_prompt_tokens" in answer["error"]["message"]
+        assert served.server.pool.hits.counts() == {"max_prompt_tokens": 2}
+        assert engine.requests == []

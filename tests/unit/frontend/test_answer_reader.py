@@ -1,6 +1,7 @@
 """An engine's messages as text: stop strings, counts, finish reasons, requests of engines."""
 
 import json
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend.choice import (
+from dynamo_router.frontend.engine_requests import (
     MOST_KEPT,
     PASSED_ON,
     Choice,
+    HashedPrompt,
+    PromptReader,
     engine_request,
     kept_settings,
 )
@@ -21,6 +24,8 @@ from dynamo_router.frontend.generation import AnswerReader
 from dynamo_router.frontend.openai import CompletionRequest, Delta, read_request
 from dynamo_router.frontend.processor import ModelText
 from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.router.prompt import Prompt
+from dynamo_router.server.dispatch import RequestReader
 from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -55,6 +60,17 @@ def complete(*ids: int, reason: str = "length", **more: Any) -> bytes:
         setattr(response.complete, name, value)
     data: bytes = response.SerializeToString()
     return data
+
+
+def choice(tokens: Any, max_tokens: int, **more: Any) -> Choice:
+    made = array("I", tokens) if isinstance(tokens, list) else tokens
+    return Choice(0, HashedPrompt(made, Prompt(made, 16)), max_tokens, **more)
+
+
+def asked_of(*given: Any) -> Any:
+    """The message that an engine is asked by."""
+    body, _ = engine_request(*given)
+    return pb.GenerateRequest.FromString(body)
 
 
 def ids_of(text: ModelText, said: str) -> list[int]:
@@ -158,9 +174,7 @@ def test_what_an_engine_is_asked() -> None:
         ignore_eos=True,
         response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}},
     )
-    message = pb.GenerateRequest.FromString(
-        engine_request(asked, Choice(0, [1, 2, 3], 17, seed=5), "r-0")
-    )
+    message = asked_of(asked, choice([1, 2, 3], 17, seed=5), "r-0")
     assert list(message.tokenized.input_token_ids) == [1, 2, 3]
     assert (message.request_id, message.max_tokens, message.streaming) == ("r-0", 17, True)
     sampling = message.sampling_config
@@ -174,19 +188,40 @@ def test_what_an_engine_is_asked() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
 def test_the_prompt_is_written_as_it_is(tokens: list[int]) -> None:
-    for prompt in (tokens, np.array(tokens, np.uint32)):
-        written = engine_request(request(), Choice(0, prompt, 5, seed=3), "r", 7)
+    for each in (tokens, np.array(tokens, np.uint32)):
+        written, facts = engine_request(request(), choice(each, 5, seed=3), "r", 7)
         message = pb.GenerateRequest.FromString(written)
         assert list(message.tokenized.input_token_ids) == tokens
-        facts = read_generate(written, 16)
         assert (facts.prompt.isl, facts.largest_token) == (len(tokens), max(tokens))
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300),
+    st.booleans(),
+    st.none() | st.integers(0, 5),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+async def test_a_request_has_the_facts_that_are_read_from_it(
+    tokens: list[int], stream: bool, adapter: int | None, salt: int | None
+) -> None:
+    """The dispatcher gets them as they are, where other doors have it read the request."""
+    reader = RequestReader(16)
+    prompt = await PromptReader(None, reader).hashed(tokens, adapter, salt)  # type: ignore[arg-type]
+    made = Choice(0, prompt, 5, adapter=adapter)
+    body, facts = engine_request(request(stream=stream), made, "r", salt)
+    found = read_generate(body, 16)
+    assert facts._replace(prompt=found.prompt) == found
+    assert facts.prompt.isl == found.prompt.isl
+    assert facts.prompt.cache_namespace == found.prompt.cache_namespace
+    assert list(facts.prompt.sequence_hashes) == list(found.prompt.sequence_hashes)
+    reader.close()
 
 
 def test_a_json_object_is_any_object() -> None:
     asked = request(response_format={"type": "json_object"})
-    message = pb.GenerateRequest.FromString(engine_request(asked, Choice(0, [1], 1), "r"))
+    message = asked_of(asked, choice([1], 1), "r")
     assert json.loads(message.guided_decoding.guide) == {"type": "object"}
-    plain = pb.GenerateRequest.FromString(engine_request(request(), Choice(0, [1], 1), "r"))
+    plain = asked_of(request(), choice([1], 1), "r")
     assert not plain.HasField("guided_decoding") and not plain.HasField("output_config")
 
 
@@ -214,8 +249,7 @@ def test_a_request_says_the_same_whatever_was_asked_before(
     """Settings that are written once are those of each request that asks for the same."""
     for settings, adapter in asked:
         wanted = request(**settings)
-        choice = Choice(0, [1, 2], 300, adapter=adapter)
-        message = pb.GenerateRequest.FromString(engine_request(wanted, choice, "r-0"))
+        message = asked_of(wanted, choice([1, 2], 300, adapter=adapter), "r-0")
         sampling = message.sampling_config
         for name in PASSED_ON:
             said = getattr(sampling, name) if sampling.HasField(name) else None
@@ -237,5 +271,5 @@ def test_a_request_says_the_same_whatever_was_asked_before(
 
 def test_settings_that_nobody_asks_for_again_are_not_kept_for_ever() -> None:
     for n in range(MOST_KEPT * 3):
-        engine_request(request(temperature=n / MOST_KEPT / 3), Choice(0, [1], 1), "r")
+        engine_request(request(temperature=n / MOST_KEPT / 3), choice([1], 1), "r")
         assert kept_settings() <= MOST_KEPT

@@ -12,7 +12,7 @@ from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.frontend.application import Handler, HttpCall
 from dynamo_router.frontend.asgi import Client
 from dynamo_router.frontend.models import ModelRoutes
-from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
+from dynamo_router.frontend.models.routes import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.server.access import Caller
 from dynamo_router.server.dispatch import RequestReader

@@ -8,9 +8,9 @@ import pytest
 
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
+from dynamo_router.frontend.engine_requests import MOST_PROMPTS, PromptReader
 from dynamo_router.frontend.openai import ApiError, ChatRequest, api_error
 from dynamo_router.frontend.processor import ChatTemplate, ModelText
-from dynamo_router.frontend.prompts import MOST_PROMPTS, PromptReader
 from dynamo_router.server.dispatch import RequestReader
 
 

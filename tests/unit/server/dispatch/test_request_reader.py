@@ -121,8 +121,10 @@ async def test_limits_are_counted_and_named(reader: RequestReader, hits: LimitHi
     for body in (generation(200_001), generation(1, "more than 8")):
         with pytest.raises(InvalidRequestError, match="is more than"):
             await reader.generate(body)
+    with pytest.raises(InvalidRequestError, match="is more than"):
+        await reader.prompt([1] * 200_001, None, None)
     with pytest.raises(InvalidRequestError, match="lora_name"):
         reader.check_name("lora_name", "more than 8")
     with pytest.raises(InvalidRequestError, match="type"):
         await reader.tokens(b"\xff")
-    assert hits.counts() == {"max_prompt_tokens": 1, "max_id_bytes": 2}
+    assert hits.counts() == {"max_prompt_tokens": 2, "max_id_bytes": 2}

@@ -16,7 +16,7 @@ from support.servers.http2_peer import answer_to, answers_well, peer
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.transport.http2 import CallError, ChannelLimits, ClientCall, ClientChannel, Fault
 from dynamo_router.transport.http2._session import SessionError
-from dynamo_router.transport.http2.client_connection import ClientConnection
+from dynamo_router.transport.http2.client_channel import ClientConnection
 from dynamo_router.transport.http2.outcome import Outcome
 
 LIMITS = ChannelLimits()

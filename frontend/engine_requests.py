@@ -1,0 +1,280 @@
+"""From an OpenAI request to requests of engines: its prompts as token ids, and one request for each
+answer that is wanted.
+
+Prompts come as conversations, as texts, or as token ids.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import InvalidRequestError
+from ..router.policy import Decision
+from ..router.prompt import Prompt
+from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
+from ..workers.dialects import encode_generate
+from ..workers.trtllm_proto import pb
+from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling, Usage
+from .parsers import ChatOutput
+from .processor import ModelText
+
+Tokens = Sequence[int] | npt.NDArray[np.uint32]
+"""Of a prompt."""
+MOST_PROMPTS = 128
+PASSED_ON = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Settings that an engine's request has under the same names."""
+_passed_on = attrgetter(*PASSED_ON)
+MOST_KEPT = 256
+"""Sets of common settings whose serialized form is kept: clients ask for few."""
+
+
+class HashedPrompt(NamedTuple):
+    """A prompt's tokens for engines, and for the router: hashed once, for all of its answers."""
+
+    tokens: "npt.NDArray[np.uint32] | array[int]"
+    prompt: Prompt
+
+
+@dataclass
+class Choice:
+    """One answer to one prompt."""
+
+    index: int
+    prompt: HashedPrompt
+    max_tokens: int
+    seed: int | None = None
+    prefix: str = ""
+    """shown before the answer: the prompt, where it is to be echoed"""
+    usage: Usage = field(default_factory=Usage)
+    decision: Decision | None = None
+    prefill: Decision | None = None
+    """where its prompt was computed, if not where it was generated"""
+    adapter: int | None = None
+    """the LoRA adapter that computes it, as engines number it"""
+    first_at: float | None = None
+    """when its first text came, by the monotonic clock"""
+    output: ChatOutput | None = None
+    """finds reasoning and calls of tools in it"""
+    schema: dict[str, Any] | None = None
+    """JSON schema that the answer is held to, if not by the request's response_format"""
+
+
+class PromptReader:
+    """Of one model. ApiError 400 for what is no prompt."""
+
+    def __init__(self, text: ModelText, reader: RequestReader) -> None:
+        self._text = text
+        self._reader = reader
+
+    async def of_chat(self, request: ChatRequest) -> Tokens:
+        """A conversation's prompt."""
+        return _given_ids(request) or await self.render(request.messages, request)
+
+    async def of_completion(
+        self, request: CompletionRequest, ids: Tokens | None = None
+    ) -> list[Tokens]:
+        """The prompts of a completion; `ids`: they were taken out of it."""
+        given = _given_ids(request)
+        if given is None and ids is not None:
+            return [ids]
+        return [given] if given else await self.read(bytes(request.prompt), "prompt")
+
+    async def hashed(self, tokens: Tokens, adapter: int | None, salt: int | None) -> HashedPrompt:
+        """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
+        longer than prompts may be."""
+        made = tokens if isinstance(tokens, np.ndarray) else array("I", tokens)
+        names = (None if name is None else str(name) for name in (adapter, salt))
+        return HashedPrompt(made, await self._reader.prompt(made, *names))
+
+    async def render(
+        self, messages: list[dict[str, Any]], request: ChatRequest | None
+    ) -> list[int]:
+        """A conversation by the model's template; `request` has the template's other variables."""
+        template = self._text.template
+        if template is None:
+            raise ApiError(400, "this model has no chat template", param="messages")
+        variables: dict[str, Any] = {}
+        if request is not None:
+            variables = {
+                **(request.chat_template_args or {}),
+                **(request.chat_template_kwargs or {}),
+            }
+            if "messages" in variables:
+                text = "chat_template_kwargs must not have messages"
+                raise ApiError(400, text, param="chat_template_kwargs")
+            # Without its tools a model cannot call any, which is what "none" wants.
+            variables["tools"] = None if request.tool_choice == "none" else request.tools
+            variables["add_generation_prompt"] = request.add_generation_prompt
+        text = template.render(with_read_arguments(messages), **variables)
+        # The template has written the special tokens itself.
+        return await self._text.encode(text, add_special_tokens=False)
+
+    async def read(self, raw: bytes, field: str) -> list[Tokens]:
+        """What a field of a body has: a text, token ids, or a list of either."""
+        given = raw.strip()
+        if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
+            return [await self._token_ids(raw)]
+        try:
+            found = msgspec.json.decode(raw, type=str | list[str | list[int]])
+        except BAD_BODY:
+            text = f"{field} must be a text, a list of token ids, or a list of either"
+            raise ApiError(400, text, param=field) from None
+        if isinstance(found, str):
+            return [await self._text_ids(found)]
+        if not found or len(found) > MOST_PROMPTS:
+            raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
+        return [
+            await self._text_ids(each) if isinstance(each, str) else _checked_ids(each)
+            for each in found
+        ]
+
+    async def _text_ids(self, text: str) -> list[int]:
+        return await self._text.encode(text, add_special_tokens=True)
+
+    async def _token_ids(self, raw: bytes) -> npt.NDArray[np.uint32]:
+        try:
+            tokens, _ = await self._reader.json_tokens(b'{"prompt":' + raw + b"}", b"prompt")
+        except InvalidRequestError as error:
+            raise ApiError(400, str(error), param="prompt") from None
+        return np.ascontiguousarray(tokens, np.uint32)
+
+
+def engine_request(
+    request: Sampling, choice: Choice, request_id: str, salt: int | None = None
+) -> ReadRequest:
+    """The trtllm.GenerateRequest of one choice. `salt` is its cache namespace."""
+    key = None
+    if salt is None and choice.seed is None and choice.schema is None:
+        key = _common_settings(request, choice.adapter)
+    settings = None if key is None else _kept.get(key)
+    if settings is None:
+        settings = _settings(request, choice, salt)
+        if key is not None:
+            if len(_kept) >= MOST_KEPT:
+                _kept.clear()
+            _kept[key] = settings
+    tokens, prompt = choice.prompt
+    longest = choice.max_tokens
+    body, largest = encode_generate(request_id, longest, settings, tokens)
+    streaming = request.wants_stream
+    return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
+
+
+_kept: dict[tuple[Any, ...], bytes] = {}
+
+
+def kept_settings() -> int:
+    """How many sets of settings are kept."""
+    return len(_kept)
+
+
+def _common_settings(request: Sampling, adapter: int | None) -> tuple[Any, ...] | None:
+    """All that `_settings` writes of a request that asks for nothing unusual; None: it does."""
+    if (
+        request.stop is not None
+        or request.stop_token_ids
+        or request.response_format is not None
+        or request.nvext is not None
+        or request.logprobs_wanted is not None
+    ):
+        return None
+    return (
+        request.stream,
+        request.ignore_eos,
+        request.include_stop_str_in_output,
+        request.min_tokens,
+        request.top_k,
+        adapter,
+        *_passed_on(request),
+    )
+
+
+def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
+    """All fields but the prompt and those that differ in each request."""
+    message = pb.GenerateRequest(
+        streaming=request.wants_stream,
+        stop=request.stop_strings,
+        stop_token_ids=request.stop_ids,
+        ignore_eos=request.ignore_eos,
+        include_stop_token_in_output=request.include_stop_str_in_output,
+    )
+    if choice.adapter is not None:
+        message.lora_config.task_id = choice.adapter
+    sampling = message.sampling_config
+    sampling.beam_width = sampling.num_return_sequences = 1
+    sampling.min_tokens = request.min_tokens
+    for name in PASSED_ON:
+        value = getattr(request, name)
+        if value is not None:
+            setattr(sampling, name, value)
+    if request.top_k is not None and request.top_k > 0:  # both 0 and -1 mean all
+        sampling.top_k = request.top_k
+    if request.nvext is not None and request.nvext.greed_sampling:
+        sampling.top_k = 1
+    if salt is not None:
+        message.cache_salt_id = salt
+    if choice.seed is not None:
+        sampling.seed = choice.seed
+    wanted = request.logprobs_wanted
+    if wanted is not None:
+        message.output_config.logprobs = max(1, wanted)
+    schema, form = choice.schema, request.response_format
+    if schema is None and form is not None and form.type != "text":
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
+    if schema is not None:
+        message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
+        message.guided_decoding.guide = msgspec.json.encode(schema).decode()
+    body: bytes = message.SerializeToString()
+    return body
+
+
+def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the arguments of earlier calls as objects: OpenAI has them as JSON text, and
+    templates write objects. ApiError 400 if one is no JSON."""
+    changed = []
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            read = [_with_read_arguments(f"messages[{at}].tool_calls", call) for call in calls]
+            message = {**message, "tool_calls": read}
+        changed.append(message)
+    return changed
+
+
+def _with_read_arguments(where: str, call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise ApiError(400, f"{where} has a call without a function", param=where)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        read = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"{where}: the arguments are no JSON: {error}", param=where) from None
+    return {**call, "function": {**function, "arguments": read}}
+
+
+def _given_ids(request: Sampling) -> Tokens | None:
+    """The prompt's token ids, where its client has tokenized it."""
+    return None if request.nvext is None else request.nvext.token_data
+
+
+def _checked_ids(ids: list[int]) -> list[int]:
+    for token_id in ids:
+        if not 0 <= token_id < 1 << 32:
+            raise ApiError(400, f"{token_id} is no token id", param="prompt")
+    return ids

@@ -1,0 +1,103 @@
+"""SseWriter: where server-sent events are written."""
+
+import asyncio
+from collections.abc import Mapping
+
+from .asgi import Client, Send, encoded
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the tokens
+)
+_EVENT = b"data: %b\n\n"
+"""An event without a name: some clients crash on named ones."""
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class SseWriter:
+    """One answer in server-sent events, until `close`. Its headers go with the first event, so that
+    what fails before is answered by its own status. After `keep_alive_s` of silence a comment goes
+    out, so that proxies keep the stream."""
+
+    def __init__(
+        self,
+        send: Send,
+        client: Client,
+        headers: Mapping[str, str],
+        keep_alive_s: float,
+    ) -> None:
+        self._send, self._client = send, client
+        self._waiting: list[bytes] = []
+        self._headers = headers
+        self._keep_alive_s = keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(keep_alive_s, self._on_silence)
+        self._beat: asyncio.Task[None] | None = None
+        self._begun = self._ending = False
+        self.started = False
+        """whether anything was put: it goes out even if nothing follows"""
+
+    def put(self, data: bytes, *, last: bool = False) -> None:
+        """Write an event. Events of one turn of the event loop go out together; after the `last`
+        one, one more turn passes, so that the end of the stream goes with it."""
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(_EVENT % data)
+        self.started = True
+        self._ending = last
+
+    async def write(self, data: bytes) -> None:
+        """The same once the client keeps up."""
+        await self._client.drained()
+        self.put(data)
+
+    def _flush(self) -> None:
+        if self._ending and self._waiting:
+            self._ending = False
+            self._loop.call_soon(self._flush)
+            return
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._send_now(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+
+    def _send_now(self, written: bytes) -> None:
+        self._last = self._loop.time()
+        self.started = True
+        if not self._begun:
+            self._begin()
+        self._client.write_part(written)
+
+    async def end(self, data: bytes) -> None:
+        """Write the last event, and end the answer."""
+        if not self._begun:
+            self._begin()
+        waiting, self._waiting = self._waiting, []
+        body = b"".join((*waiting, _EVENT % data))
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def close(self) -> None:
+        """Send no more comments. Idempotent."""
+        self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
+
+    def _on_silence(self) -> None:
+        """The timer's: `keep_alive_s` after the start, the last look or the last event."""
+        left = self._last + self._keep_alive_s - self._loop.time()
+        if left <= 0:
+            left = self._keep_alive_s
+            if self._beat is None or self._beat.done():
+                self._beat = self._loop.create_task(self._write_comment())
+        self._timer = self._loop.call_later(left, self._on_silence)
+
+    async def _write_comment(self) -> None:
+        await self._client.drained()
+        if not self._waiting:  # else something goes out anyway
+            self._send_now(_KEEP_ALIVE)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._client.begin(200, (*_HEADERS, *encoded(self._headers)))
