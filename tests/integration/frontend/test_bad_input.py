@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine, chunk
 from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
-from dynamo_router.server.peer_limits import PeerLimits
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.request_limits import RequestLimits
 
 MODEL = "tiny"
@@ -153,7 +153,7 @@ async def test_what_is_no_http_is_refused_in_openais_shape(
 
 
 async def test_a_prompt_of_too_many_tokens_is_refused_in_words(engine: FakeEngine) -> None:
-    async with openai_serving(engine, peers=PeerLimits(max_prompt_tokens=8)) as served:
+    async with openai_serving(engine, peers=CallerLimits(max_prompt_tokens=8)) as served:
         for path, given in (
             (COMPLETIONS, {"prompt": "a " * 20}),
             (CHAT, {"messages": [{"role": "user", "content": "a " * 20}]}),

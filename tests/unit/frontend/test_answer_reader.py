@@ -204,7 +204,7 @@ def test_the_prompt_is_written_as_it_is(tokens: list[int]) -> None:
 async def test_a_request_has_the_facts_that_are_read_from_it(
     tokens: list[int], stream: bool, adapter: int | None, salt: int | None
 ) -> None:
-    """The dispatcher gets them as they are, where other doors have it read the request."""
+    """The dispatcher gets them as they are, where other ports have it read the request."""
     reader = RequestReader(16)
     prompt = await PromptReader(None, reader).hashed(tokens, adapter, salt)  # type: ignore[arg-type]
     made = Choice(0, prompt, 5, adapter=adapter)
