@@ -65,7 +65,7 @@ WORDS = {
     "room": Replaced("capacity of a container, seconds_until_free of a fleet", HOUSE),
     # the field's words
     "census": Replaced("source_list"),
-    "contender": Replaced("IndexAdapter", ("bench/index/config.py", "tests/unit/bench/index/")),
+    "contender": Replaced("IndexAdapter", ("bench/workbench/index/config.py", "tests/unit/bench/")),
     "contenders": Replaced("IndexAdapter"),
     "contestant": Replaced("PolicyVariant"),
     "contestants": Replaced("PolicyVariant"),

@@ -1,0 +1,239 @@
+"""dynamo-router bench flood: what a tenant sees beside one that sends too much, simulated.
+
+The others' requests begin by themselves; then one tenant sends ten times as many. The same requests
+of the others, from then on, are compared with what they would be alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean, mean
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from ...process.settings import bad_setting, option
+from ...router.admission import TenantConfig
+from ..evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
+from ..results import Output, format_number, new_table
+from ..simulation import Experiment, Load, Result, SimulationConfig, parse_policies
+from ..traces import TraceRequest, encode_request
+from ..traffic import TRAFFIC_BLOCK_SIZE
+
+ALONE = "alone"
+UNNAMED, NAMED, SHED = "flooded, unnamed", "flooded, named", "named, shedding"
+FLOODED: Mapping[str, Mapping[str, bool]] = {
+    UNNAMED: {"named": False, "shed": False},
+    NAMED: {"named": True, "shed": False},
+    SHED: {"named": True, "shed": True},
+}
+"""How the router tells tenants apart, and whether it refuses what is too much, by run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloodConfig:
+    """What to run. Raises ConfigError, naming the key, on a bad value."""
+
+    split: str = option(REPORT, "Whose traffic, engines and seeds.", choices=SPLIT_NAMES)
+    families: tuple[str, ...] = option(
+        ("conversation", "documents", "tenants"),
+        "Families of it; may be repeated.",
+        flag="--family",
+    )
+    others: float = option(
+        0.3, "The load of the others, in parts of the family's rate; the flood is ten times that."
+    )
+    requests: int = option(400, "Requests of the others.")
+    flood_after_s: float = option(20.0, "The flood begins so long after the others, seconds.")
+    seeds: int = option(2, "Seeds of the split, at most as many as it has.")
+    policy: str = option("forecast", "Policy of the router.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        for key in ("requests", "seeds"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        for key in ("others", "flood_after_s"):
+            if not 0 < getattr(self, key) < float("inf"):
+                raise bad_setting(key, f"{getattr(self, key)} must be finite and greater than 0")
+        split = split_of(self.split)
+        if self.seeds > len(split.seeds):
+            raise bad_setting(
+                "seeds", f"{self.seeds} is more than the {len(split.seeds)} there are"
+            )
+        for family in self.families:
+            if family not in split.traffic:
+                text = f"{family!r} is none of {', '.join(split.traffic)}"
+                raise bad_setting("families", text)
+
+
+class Outcome(NamedTuple):
+    """What became of the others' requests from the beginning of the flood on; times in ms.
+
+    `tokens_per_s` are the output tokens of everybody while the others sent.
+    """
+
+    family: str
+    seed: int
+    run: str
+    ttft_ms: float
+    p99_ms: float
+    queued_ms: float  # of the mean TTFT, in the router
+    itl_ms: float
+    refused: float  # share
+    flood_refused: float
+    tokens_per_s: float
+
+
+def traffic_of(config: FloodConfig, split: Split, family: str, seed: int) -> list[TraceRequest]:
+    """The requests of both by time, as long as the others send; ConfigError if too short."""
+    made = flooded_traffic(
+        split.traffic[family],
+        round(config.requests * (1 + FLOOD)),
+        rate=split.traffic[family].rate * split.fleets[0].workers * config.others * (1 + FLOOD),
+        seed=seed,
+        first_id=split.first_id,
+    )
+    later = [
+        msgspec.structs.replace(each, timestamp_ms=each.timestamp_ms + 1e3 * config.flood_after_s)
+        if each.tenant == "flood"
+        else each
+        for each in made
+    ]
+    ends = max(each.timestamp_ms for each in made if each.tenant == "others")
+    later = [each for each in later if each.timestamp_ms <= ends]
+    if all(each.tenant == "others" for each in later):
+        raise bad_setting("flood_after_s", f"the others end after {ends / 1e3:.0f} s")
+    return sorted(later, key=lambda each: each.timestamp_ms)
+
+
+def measure(config: FloodConfig) -> Iterator[Outcome]:
+    """Each run of each family and seed."""
+    split = split_of(config.split)
+    with TemporaryDirectory() as folder:
+        for family in config.families:
+            for seed in split.seeds[: config.seeds]:
+                both = traffic_of(config, split, family, seed)
+                path = Path(folder) / f"{family}-{seed}.jsonl"
+                alone = [each for each in both if each.tenant == "others"]
+                found = _run(config, split, path, alone, seed, named=False, shed=False)
+                yield _outcome(config, found, family, seed, ALONE)
+                for name, how in FLOODED.items():
+                    found = _run(config, split, path, both, seed, **how)
+                    yield _outcome(config, found, family, seed, name)
+
+
+def _run(
+    config: FloodConfig,
+    split: Split,
+    path: Path,
+    requests: Sequence[TraceRequest],
+    seed: int,
+    *,
+    named: bool,
+    shed: bool,
+) -> Result:
+    path.write_bytes(b"".join(map(encode_request, requests)))
+    fleet = split.fleets[0]
+    simulation = SimulationConfig(
+        block_size=TRAFFIC_BLOCK_SIZE, num_gpu_blocks=fleet.num_gpu_blocks
+    )
+    base = simulation.router()
+    tenants = replace(
+        base.admission.tenants, tenant_key=TenantConfig().tenant_key if named else None
+    )
+    (variant,) = parse_policies(
+        config.policy,
+        block_size=simulation.block_size,
+        trace_block_size=TRAFFIC_BLOCK_SIZE,
+        base=replace(base, admission=replace(base.admission, shed=shed, tenants=tenants)),
+    )
+    load = Load(trace=str(path), trace_block_size=TRAFFIC_BLOCK_SIZE, seed=seed)
+    return Experiment(simulation, load, fleet.workers).run(variant, seed)
+
+
+def _outcome(config: FloodConfig, found: Result, family: str, seed: int, run: str) -> Outcome:
+    log, trace = found.log, found.trace
+    names = np.array([request.tenant for request in trace.requests])
+    outputs = np.array([trace.output_tokens(place) for place in range(len(trace))])
+    begins = log.arrival_s >= config.flood_after_s
+    others, flood = begins & (names == "others"), names == "flood"
+    served = others & log.served
+    ttft = (log.first_s - log.arrival_s)[served]
+    itl = ((log.last_s - log.first_s) / np.maximum(outputs - 1, 1))[served]
+    until = log.arrival_s[others].max(initial=config.flood_after_s)
+    in_time = log.served & (log.last_s > config.flood_after_s) & (log.last_s <= until)
+    tokens = outputs[in_time].sum() / max(until - config.flood_after_s, 1e-9)
+    return Outcome(
+        family,
+        seed,
+        run,
+        1e3 * float(ttft.mean()),
+        1e3 * float(np.quantile(ttft, 0.99)),
+        1e3 * float(log.queued_s[served].mean()),
+        1e3 * float(itl.mean()),
+        1 - len(ttft) / max(1, int(others.sum())),
+        1 - float(log.served[flood].mean()) if flood.any() else 0.0,
+        float(tokens),
+    )
+
+
+def ratios(found: Sequence[Outcome], family: str, run: str) -> list[float]:
+    """The 99th percentiles of TTFT over those alone, by seed."""
+    alone = {each.seed: each.p99_ms for each in found if (each.family, each.run) == (family, ALONE)}
+    of_run = [each for each in found if (each.family, each.run) == (family, run)]
+    return [each.p99_ms / alone[each.seed] for each in of_run]
+
+
+def table(found: Sequence[Outcome], title: str) -> Table:
+    """A row for each family and run: means over the seeds."""
+    shown = new_table("family", "run", title=title)
+    for heading in (
+        "TTFT ms",
+        "p99 ms",
+        "p99 / alone",
+        "waited here ms",
+        "ITL ms",
+        "refused",
+        "flood refused",
+        "tokens/s of all",
+    ):
+        shown.add_column(heading, justify="right")
+    for family, run in dict.fromkeys((each.family, each.run) for each in found):
+        rows = [each for each in found if (each.family, each.run) == (family, run)]
+
+        def cell(key: str, digits: int, rows: Sequence[Outcome] = rows) -> str:
+            return format_number(mean(getattr(each, key) for each in rows), digits)
+
+        shown.add_row(
+            family,
+            run,
+            cell("ttft_ms", 0),
+            cell("p99_ms", 0),
+            format_number(geometric_mean(ratios(found, family, run)), 2),
+            cell("queued_ms", 1),
+            cell("itl_ms", 1),
+            cell("refused", 3),
+            cell("flood_refused", 3),
+            cell("tokens_per_s", 0),
+        )
+    return shown
+
+
+def run(config: FloodConfig) -> int:
+    """The command: 0."""
+    output = Output(config.json)
+    found = list(measure(config))
+    title = f"{config.split}: the others' requests, {config.seeds} seeds"
+    output.print(table(found, title))
+    output.write(
+        {
+            "benchmark": "flood",
+            "config": asdict(config),
+            "outcomes": [each._asdict() for each in found],
+        }
+    )
+    return 0

@@ -1,0 +1,165 @@
+"""A long run of stores and removals: does an index's memory stay flat? `bench index --soak`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from ....base.errors import EventError
+from ....indexer.tree import RadixTree
+from ....process.settings import bad_setting
+from ...results import format_number, new_table
+
+FAMILIES = 256  # prefixes that chains share
+PREFIX_BLOCKS = 8
+WINDOWS = 20  # of each phase, for which figures are kept
+SETTLED = 0.25  # of a phase: what the memory is compared with afterwards
+SLACK = 1.05  # how much more than that still counts as flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakConfig:
+    """How much to apply. Raises ConfigError, naming the key, on a bad value."""
+
+    events: int = 1_000_000
+    """stored and removed events, half of them without a budget, half with one"""
+    chains: int = 20_000
+    """of 1 to 63 blocks below a shared prefix; each worker holds half of them at any time"""
+    workers: int = 8
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("events", "chains", "workers"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+
+
+class _Traffic:
+    """Random events of workers that cache and evict chains; content is new once nobody holds it."""
+
+    def __init__(self, config: SoakConfig) -> None:
+        self._random = Random(config.seed)
+        self._content = np.random.default_rng(config.seed)
+        self._workers = config.workers
+        self._chains = [self._make_chain() for _ in range(config.chains)]
+        self._holders: list[set[int]] = [set() for _ in range(config.chains)]
+        prefixes = self._content.integers(0, 1 << 63, (FAMILIES, PREFIX_BLOCKS), np.uint64)
+        self._prefixes = list(prefixes)
+
+    def _make_chain(self) -> NDArray[np.uint64]:
+        blocks = self._random.randrange(1, 64)
+        return self._content.integers(1 << 63, (1 << 64) - 1, blocks, np.uint64)
+
+    def begin(self, tree: RadixTree) -> None:
+        """Every worker holds every prefix, which stays."""
+        for holders in self._holders:
+            holders.clear()
+        for worker in range(self._workers):
+            for prefix in self._prefixes:
+                tree.store(worker, None, prefix, prefix)
+
+    def apply_one(self, tree: RadixTree) -> int:
+        """One event; returns its blocks."""
+        at = int(self._random.random() * len(self._chains))
+        worker = int(self._random.random() * self._workers)
+        chain, holders = self._chains[at], self._holders[at]
+        if worker in holders:
+            holders.remove(worker)
+            tree.remove(worker, chain[::-1])
+            if not holders:
+                self._chains[at] = self._make_chain()
+        else:
+            holders.add(worker)
+            parent = int(self._prefixes[at % FAMILIES][-1])
+            try:
+                tree.store(worker, parent, chain, chain)
+            except EventError as error:
+                if error.code != "parent_evicted":
+                    raise
+        return len(chain)
+
+
+def measure_soak(config: SoakConfig) -> dict[str, Any]:
+    """Apply the events; figures of every window, and whether memory stayed flat in each phase.
+
+    A phase is flat if neither the tree's own count nor the process's resident set ever rose more
+    than 5 % above its highest value in the phase's first quarter. An event that contradicts what is
+    held raises EventError: there are none in this traffic.
+    """
+    traffic = _Traffic(config)
+    unbounded = _run_phase("unbounded", RadixTree(), traffic, config.events // 2)
+    budget = max(1, unbounded["windows"][-1]["blocks"] // 2)
+    rest = config.events - config.events // 2
+    bounded = _run_phase("budget", RadixTree(max_blocks=budget), traffic, rest)
+    phases = [unbounded, bounded]
+    return {"phases": phases, "budget": budget, "flat": all(phase["flat"] for phase in phases)}
+
+
+def _run_phase(name: str, tree: RadixTree, traffic: _Traffic, events: int) -> dict[str, Any]:
+    traffic.begin(tree)
+    windows = []
+    for window in range(WINDOWS):
+        count = events * (window + 1) // WINDOWS - events * window // WINDOWS
+        blocks, started = 0, perf_counter()
+        for _ in range(count):
+            blocks += traffic.apply_one(tree)
+        seconds = perf_counter() - started
+        windows.append(
+            {
+                "events": count,
+                "events_per_s": count / seconds if count else 0.0,
+                "changed_blocks": blocks,
+                "blocks": len(tree),
+                "memory_bytes": tree.memory_bytes(),
+                "rss_bytes": _resident_bytes(),
+                "evicted_blocks": tree.evicted()[0],
+            }
+        )
+    return {"phase": name, "windows": windows, "flat": _is_flat(windows)}
+
+
+def _is_flat(windows: list[dict[str, Any]]) -> bool:
+    settled = int(len(windows) * SETTLED)
+    return all(
+        max(each[key] for each in windows[settled:])
+        <= SLACK * max(each[key] for each in windows[:settled])
+        for key in ("memory_bytes", "rss_bytes")
+    )
+
+
+def _resident_bytes() -> int:
+    """0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak_table(result: dict[str, Any]) -> Table:
+    """The first settled and the last window of each phase."""
+    table = new_table("phase", "part", title="soak: " + ("flat" if result["flat"] else "GROWING"))
+    for column in ("events/s", "blocks", "tree MB", "resident MB", "evicted blocks"):
+        table.add_column(column, justify="right")
+    for phase in result["phases"]:
+        windows = phase["windows"]
+        for part, window in (
+            ("a quarter", windows[int(WINDOWS * SETTLED) - 1]),
+            ("end", windows[-1]),
+        ):
+            table.add_row(
+                phase["phase"],
+                part,
+                format_number(window["events_per_s"], 0),
+                format_number(window["blocks"], 0),
+                format_number(window["memory_bytes"] / 1e6, 1),
+                format_number(window["rss_bytes"] / 1e6, 1),
+                format_number(window["evicted_blocks"], 0),
+            )
+    return table
