@@ -102,7 +102,7 @@ BENCHES: Mapping[str, Entry] = {
         "What a peer that misbehaves costs the others.", "hostile.command:HostileBenchConfig"
     ),
     "path": _bench("A request's whole way, beside Dynamo's.", "path:PathBenchConfig"),
-    "proxy": _bench("A proxied request.", "proxy:ProxyBenchConfig"),
+    "proxy": _bench("The same as path.", "path:PathBenchConfig"),
     "restart": _bench(
         "A router that starts again, its events in a stream.", "restart:RestartBenchConfig"
     ),

@@ -1,32 +1,30 @@
 """Live load: a client that replays a trace, what it counts, and the processes it needs.
 
-Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts`, `selection` and `hostile`.
+Entered by the commands `replay` and `demo`, and by the benchmarks of running routers.
 """
 
 from .client import LoadClient, encode_generate
 from .completion_client import CompletionClient
-from .dynamo_peer import DynamoPeer, free_port
-from .dynamo_selector import DynamoSelector
+from .dynamo_peer import DISCOVERY_ARGUMENTS, start_dynamo, start_dynamo_selector
 from .envoy_peer import start_envoy
 from .http_client import HttpClient
+from .neighbours import Neighbours, children_of, noise_content, noise_words
 from .progress import OnStart, progress_bar
 from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
-from .serve_process import READY, ServeProcess, mock_fleet_arguments
+from .serve_process import READY, ServeProcess, mock_fleet_arguments, worker_arguments
 from .stats import LoadStats
 from .target import TargetAccess
 from .way import (
     Ask,
-    Measured,
-    Neighbours,
+    Load,
     Timing,
     Way,
-    children_of,
+    Ways,
     generate_bodies,
     generate_call,
     new_prompts,
-    noise_content,
-    noise_words,
     ratio,
+    ways_tables,
 )
 
 __all__ = [
@@ -34,12 +32,11 @@ __all__ = [
     "CompletionClient",
     "CLIENT_OPTIONS",
     "GENERATE",
-    "DynamoPeer",
-    "DynamoSelector",
+    "DISCOVERY_ARGUMENTS",
     "HttpClient",
+    "Load",
     "LoadClient",
     "LoadStats",
-    "Measured",
     "Methods",
     "Neighbours",
     "OnStart",
@@ -48,9 +45,9 @@ __all__ = [
     "TargetAccess",
     "Timing",
     "Way",
+    "Ways",
     "children_of",
     "encode_generate",
-    "free_port",
     "generate_bodies",
     "generate_call",
     "mock_fleet_arguments",
@@ -61,6 +58,10 @@ __all__ = [
     "progress_bar",
     "ratio",
     "start_child",
+    "start_dynamo",
+    "start_dynamo_selector",
     "start_envoy",
     "start_peer",
+    "ways_tables",
+    "worker_arguments",
 ]

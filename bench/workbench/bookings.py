@@ -7,7 +7,7 @@ first token out, over.
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,12 +16,12 @@ import numpy as np
 from rich.table import Table
 
 from ...base.clock import SystemClock
-from ...process.settings import bad_setting, option
+from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
 from ...slots.peers import decode_message, encode_message
-from ..results import Output, format_number, new_table, pin_to_core, spread
+from ..results import Column, measure_in_turns, require_at_least, run_benchmark, spread_table
 
 BLOCK_SIZE = 16
 CACHED_BLOCKS = 8
@@ -45,12 +45,9 @@ class BookingsBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("workers", "batch", "requests", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key, least in (("routers", 2), ("blocks", CACHED_BLOCKS)):
-            if getattr(self, key) < least:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least {least}")
+        require_at_least(self, 1, "workers", "batch", "requests", "rounds")
+        require_at_least(self, 2, "routers")
+        require_at_least(self, CACHED_BLOCKS, "blocks")
 
 
 class Site:
@@ -143,31 +140,25 @@ class Bookings:
         return time.thread_time() - began
 
 
-def run(config: BookingsBenchConfig) -> int:
-    """The command: its exit code."""
-    output = Output(config.json)
-    if config.core is not None:
-        pin_to_core(config.core)
+def measure(config: BookingsBenchConfig) -> dict[str, Any]:
+    """Both figures over the rounds."""
     bookings = Bookings(config)
     gc.disable()
     try:
-        bookings.round()
-        rounds = [bookings.round() for _ in range(config.rounds)]
+        rounds = measure_in_turns({"bookings": bookings.round}, config.rounds, warm_up=1)
     finally:
         gc.enable()
         bookings.close()
-    rows = {key: spread([each[key] for each in rounds]) for key in rounds[0]}
-    output.print(_table(rows, config))
-    output.write({"bookings": rows})
-    return 0
+    return rounds.spreads()
 
 
-def _table(rows: dict[str, Any], config: BookingsBenchConfig) -> Table:
-    table = new_table(
-        f"us of CPU a request, {config.routers} routers, {config.blocks} blocks",
-        *("median", "least", "most"),
-    )
-    for key, name in (("told_us", "to tell of it"), ("heard_us", "to hear of it")):
-        figures = (rows[key][figure] for figure in ("median", "min", "max"))
-        table.add_row(name, *(format_number(figure, 1) for figure in figures))
-    return table
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    config = result["config"]
+    title = f"us of CPU a request, {config['routers']} routers, {config['blocks']} blocks"
+    lines = Column("to tell of it", "told_us", 1), Column("to hear of it", "heard_us", 1)
+    return [spread_table(title, result["bookings"], lines)]
+
+
+def run(config: BookingsBenchConfig) -> int:
+    """The command: its exit code."""
+    return run_benchmark("bookings", config, measure, tables)

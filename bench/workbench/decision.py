@@ -1,10 +1,13 @@
-"""dynamo-router bench decision: from tokens to a booked slot, and where the time goes."""
+"""dynamo-router bench decision: from tokens to a booked slot, and its release.
+
+Its steps one by one are benchmarks of kernels: tests/benchmarks.
+"""
 
 import gc
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -12,14 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from ...base.identity import WorkerWithDpRank
-from ...indexer.event_index import EventIndex
 from ...indexer.hashing import block_hashes, sequence_hashes
-from ...process.settings import bad_setting, option
+from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
-from ...slots.table import SlotTable
-from ..results import Output, format_number, new_table, percentiles, pin_to_core, spread
+from ..results import (
+    Column,
+    measure_in_turns,
+    percentiles,
+    require_at_least,
+    rows_table,
+    run_benchmark,
+)
 from .index import CacheEvents, Stored
 
 Tokens = NDArray[np.uint32]
@@ -28,6 +35,8 @@ PROMPTS = 64
 FAMILIES = 16  # of prompts that share their first half
 HOLDERS = 4  # one in so many workers holds a family's shared half
 BACKGROUND = 2  # requests already running per worker
+KINDS = ("array", "list")  # of prompts
+STEPS = ("decision", "release")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +53,7 @@ class DecisionBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("block_size", "decisions", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("tokens", "workers"):
-            if not getattr(self, key) or min(getattr(self, key)) < 1:
-                raise bad_setting(key, "must be numbers of at least 1")
+        require_at_least(self, 1, "block_size", "decisions", "rounds", "tokens", "workers")
 
 
 class Workload:
@@ -91,175 +95,78 @@ class RouterCell:
             prompt = self._prompts[index % PROMPTS]
             self._router.best_worker(prompt, request_id=f"background-{index}")
 
-    def measure(self, decisions: int) -> dict[str, list[float]]:
-        """us of each booked decision, and of each release (prefill complete, then free)."""
+    def measure(self, decisions: int) -> dict[str, float]:
+        """us of a booked decision, and of its release: prefill complete, then free."""
         router, prompts = self._router, self._prompts
         ids = [f"request-{index}" for index in range(decisions)]
         decide: list[float] = []
         release: list[float] = []
-        for index, request_id in enumerate(ids):
-            prompt = prompts[index % PROMPTS]
-            started = perf_counter()
-            router.best_worker(prompt, request_id=request_id)
-            booked = perf_counter()
-            router.mark_prefill_complete(request_id)
-            router.free(request_id)
-            ended = perf_counter()
-            decide.append((booked - started) * 1e6)
-            release.append((ended - booked) * 1e6)
-        return {"decision": decide, "release": release}
+        gc.collect()
+        gc.disable()
+        try:
+            for index, request_id in enumerate(ids):
+                prompt = prompts[index % PROMPTS]
+                started = perf_counter()
+                router.best_worker(prompt, request_id=request_id)
+                booked = perf_counter()
+                router.mark_prefill_complete(request_id)
+                router.free(request_id)
+                ended = perf_counter()
+                decide.append((booked - started) * 1e6)
+                release.append((ended - booked) * 1e6)
+        finally:
+            gc.enable()
+        figures: dict[str, float] = {}
+        for step, each in (("decision", decide), ("release", release)):
+            figures[step], figures[f"{step}_p99"] = percentiles(each, 50, 99)
+        return figures
 
     def close(self) -> None:
         self._router.close()
 
 
-class StagesCell:
-    """The same steps one by one, on an index and a slot table of the same content.
-
-    What a decision takes beyond them is the cost function, the pick, and the glue.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._index = EventIndex()
-        self._slots = SlotTable(workload.block_size)
-        for worker in range(workload.workers):
-            self._index.bind(WorkerWithDpRank(worker, 0), worker)
-            self._slots.add_worker(worker)
-        for worker, event in workload.events:
-            self._index.apply_cache_event(worker, event)
-        for index in range(BACKGROUND * workload.workers):
-            prompt = workload.prompts[index % PROMPTS]
-            sequence = sequence_hashes(block_hashes(prompt, workload.block_size))
-            self._book(f"background-{index}", index % workload.workers, sequence, prompt)
-
-    def measure(self, decisions: int) -> dict[str, list[float]]:
-        """us of every step of every decision."""
-        workload, index, slots = self._workload, self._index, self._slots
-        overlaps = np.zeros(workload.workers, np.uint32)
-        times: dict[str, list[float]] = defaultdict(list)
-        for turn in range(decisions):
-            prompt, worker = workload.prompts[turn % PROMPTS], turn % workload.workers
-            marks = [perf_counter()]
-            local = block_hashes(prompt, workload.block_size)
-            marks.append(perf_counter())
-            sequence = sequence_hashes(local)
-            marks.append(perf_counter())
-            index.match(local, overlaps)
-            marks.append(perf_counter())
-            slots.potential(sequence, len(prompt), overlaps)
-            marks.append(perf_counter())
-            self._book("request", worker, sequence, prompt)
-            marks.append(perf_counter())
-            slots.free("request")
-            for stage, (before, after) in zip(STAGES, pairwise(marks), strict=True):
-                times[stage].append((after - before) * 1e6)
-        return times
-
-    def _book(
-        self, request_id: str, worker: int, sequence: NDArray[np.uint64], prompt: Tokens
-    ) -> None:
-        self._slots.add_request(
-            request_id, worker, sequence, isl=len(prompt), overlap_blocks=0, now=0.0
-        )
-
-    def close(self) -> None:
-        self._index.close()
-
-
-STAGES = ("block hashes", "sequence hashes", "match", "loads", "book")
-Cell = RouterCell | StagesCell
-Key = tuple[int, int, str]
-
-
-def measure_decisions(config: DecisionBenchConfig) -> list[dict[str, Any]]:
+def measure(config: DecisionBenchConfig) -> dict[str, Any]:
     """One result per prompt length and fleet size: us by step, median and spread over rounds."""
-    cells: dict[Key, Cell] = {}
-    medians: dict[tuple[Key, str], list[float]] = defaultdict(list)
-    tails: dict[tuple[Key, str], list[float]] = defaultdict(list)
+    cells: dict[tuple[int, int, str], RouterCell] = {}
     try:
         for tokens, workers in product(config.tokens, config.workers):
             workload = Workload(tokens, workers, config.block_size)
-            cells[tokens, workers, "array"] = RouterCell(workload, config.policy, as_list=False)
-            cells[tokens, workers, "list"] = RouterCell(workload, config.policy, as_list=True)
-            cells[tokens, workers, "stages"] = StagesCell(workload)
-        for cell in cells.values():
-            cell.measure(PROMPTS)  # warm-up
-        for _ in range(config.rounds):
-            for key, cell in cells.items():
-                for step, times in _without_gc(cell, config.decisions).items():
-                    p50, p99 = percentiles(times, 50, 99)
-                    medians[key, step].append(p50)
-                    tails[key, step].append(p99)
+            for kind in KINDS:
+                cells[tokens, workers, kind] = RouterCell(
+                    workload, config.policy, as_list=kind == "list"
+                )
+        rounds = measure_in_turns(
+            {key: partial(cell.measure, config.decisions) for key, cell in cells.items()},
+            config.rounds,
+            warm_up=1,
+        )
     finally:
         for cell in cells.values():
             cell.close()
-    return [
-        {
-            "policy": config.policy,
-            "tokens": tokens,
-            "workers": workers,
-            **{
-                f"{step}_{kind}_us": {
-                    **spread(medians[(tokens, workers, kind), step]),
-                    "p99": spread(tails[(tokens, workers, kind), step])["median"],
-                }
-                for step, kind in product(("decision", "release"), ("array", "list"))
-            },
-            "stages_us": {
-                stage: spread(medians[(tokens, workers, "stages"), stage]) for stage in STAGES
-            },
-        }
-        for tokens, workers in product(config.tokens, config.workers)
-    ]
+    results = []
+    for tokens, workers in product(config.tokens, config.workers):
+        result: dict[str, Any] = {"policy": config.policy, "tokens": tokens, "workers": workers}
+        for kind in KINDS:
+            figures = rounds.spread((tokens, workers, kind))
+            for step in STEPS:
+                p99 = figures[f"{step}_p99"]["median"]
+                result[f"{step}_{kind}_us"] = {**figures[step], "p99": p99}
+        results.append(result)
+    return {"results": results}
 
 
-def _without_gc(cell: Cell, decisions: int) -> dict[str, list[float]]:
-    gc.collect()
-    gc.disable()
-    try:
-        return cell.measure(decisions)
-    finally:
-        gc.enable()
-
-
-def decision_table(results: Sequence[dict[str, Any]]) -> Table:
-    """The results: whole decisions first, then the steps they consist of."""
-    table = new_table(title="us per decision, medians")
-    columns: list[tuple[str, Callable[[dict[str, Any]], float]]] = [
-        ("array in", lambda result: result["decision_array_us"]["median"]),
-        ("p99", lambda result: result["decision_array_us"]["p99"]),
-        ("list in", lambda result: result["decision_list_us"]["median"]),
-        ("release", lambda result: result["release_array_us"]["median"]),
-    ]
-    for heading in ("tokens", "workers", *(heading for heading, _ in columns), *STAGES, "rest"):
-        table.add_column(heading, justify="right")
-    for result in results:
-        stages = [result["stages_us"][stage]["median"] for stage in STAGES]
-        rest = result["decision_array_us"]["median"] - sum(stages)
-        cells = [*(pick(result) for _, pick in columns), *stages, rest]
-        table.add_row(
-            str(result["tokens"]),
-            str(result["workers"]),
-            *(format_number(cell, 1) for cell in cells),
-        )
-    return table
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    columns = (
+        Column("tokens", "tokens"),
+        Column("workers", "workers"),
+        Column("array in", "decision_array_us", 1),
+        Column("p99", "decision_array_us.p99", 1),
+        Column("list in", "decision_list_us", 1),
+        Column("release", "release_array_us", 1),
+    )
+    return [rows_table(result["results"], columns, "us per decision, medians")]
 
 
 def run(config: DecisionBenchConfig) -> int:
-    """The command."""
-    output = Output(config.json)
-    if config.core is not None:
-        pin_to_core(config.core)
-    results = measure_decisions(config)
-    output.print(decision_table(results))
-    content = {
-        "benchmark": "decision",
-        "pinned_to_core": config.core,
-        "rounds": config.rounds,
-        "decisions": config.decisions,
-        "block_size": config.block_size,
-        "results": results,
-    }
-    output.write(content)
-    return 0
+    """The command: its exit code."""
+    return run_benchmark("decision", config, measure, tables)

@@ -7,7 +7,7 @@ CPU is that of this process.
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ import uvloop
 from rich.table import Table
 
 from ...base.clock import SystemClock
-from ...process.settings import bad_setting, option
+from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...server.access import Security
 from ...server.command import GC_THRESHOLDS
@@ -29,7 +29,7 @@ from ...workers.engine_facts import EngineFacts
 from ...workers.trtllm_client import EngineIdentity
 from ...workers.trtllm_proto import pb
 from ..load import generate_bodies, new_prompts
-from ..results import Output, format_number, new_table, pin_to_core, spread
+from ..results import Column, require_at_least, run_benchmark, spread, spread_table, turns
 
 BODIES = 400
 FIRST_PORT = 20000  # nobody listens there, and nobody calls
@@ -51,11 +51,8 @@ class DispatcherBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("requests", "rounds", "workers", "tokens"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.output_tokens < 2:
-            raise bad_setting("output_tokens", f"{self.output_tokens} must be at least 2")
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
+        require_at_least(self, 2, "output_tokens")
 
 
 class MemoryCall:
@@ -173,26 +170,15 @@ class Parts:
         raise AssertionError("it was put")
 
 
-def run(config: DispatcherBenchConfig) -> int:
-    """The command: measure, print a table, write JSON if asked."""
-    output = Output(config.json)
-    if config.core is not None:
-        pin_to_core(config.core)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    try:
-        result = _result(config, uvloop.run(measure(config)))
-    finally:
-        structlog.reset_defaults()
-    output.print(_table(result))
-    output.write(result)
-    return 0
-
-
-async def measure(config: DispatcherBenchConfig) -> dict[str, list[float]]:
+async def _measure(config: DispatcherBenchConfig) -> dict[str, Any]:
     """us of CPU per request by part, a figure for each round."""
     parts = Parts(config)
-    measured: dict[str, list[float]] = {"short": [], "long": [], "routed": []}
-    rounds: dict[str, Round] = {name: getattr(parts, name) for name in measured}
+    rounds: dict[str, Round] = {
+        "request_us": parts.short,
+        "long_us": parts.long,
+        "routed_us": parts.routed,
+    }
+    used: dict[str, list[float]] = {name: [] for name in rounds}
     thresholds = gc.get_threshold()
     try:
         parts.pool.dispatcher.start()
@@ -200,20 +186,21 @@ async def measure(config: DispatcherBenchConfig) -> dict[str, list[float]]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        for round in range(config.rounds + 1):
-            for name, part in rounds.items():
+        for order, counts in turns(rounds, config.rounds, warm_up=1):
+            for name in order:
                 began = time.process_time()
-                await part(config.requests)
-                if round:  # the first one warms up
-                    took = time.process_time() - began
-                    measured[name].append(took * 1e6 / config.requests)
+                await rounds[name](config.requests)
+                if counts:
+                    used[name].append((time.process_time() - began) * 1e6 / config.requests)
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
         await parts.pool.close()
     expected = (config.rounds + 1) * config.requests * (2 + config.output_tokens + 1)
     assert parts.messages == expected, f"{parts.messages} messages, not {expected}"
-    return measured
+    pairs = zip(used.pop("long_us"), used["request_us"], strict=True)
+    used["token_us"] = [(long - short) / (config.output_tokens - 1) for long, short in pairs]
+    return {name: spread(each) for name, each in used.items()}
 
 
 def _answer(tokens: int) -> list[bytes]:
@@ -223,25 +210,24 @@ def _answer(tokens: int) -> list[bytes]:
     return [*([chunk.SerializeToString()] * tokens), end]
 
 
-def _result(config: DispatcherBenchConfig, measured: dict[str, list[float]]) -> dict[str, Any]:
-    more = config.output_tokens - 1
-    pairs = zip(measured["long"], measured["short"], strict=True)
-    return {
-        "benchmark": "dispatcher",
-        "config": {key: value for key, value in vars(config).items() if key != "json"},
-        "request_us": spread(measured["short"]),
-        "routed_us": spread(measured["routed"]),
-        "token_us": spread([(long - short) / more for long, short in pairs]),
-    }
+def measure(config: DispatcherBenchConfig) -> dict[str, Any]:
+    """The figures over the rounds, with no log but errors."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    try:
+        return uvloop.run(_measure(config))
+    finally:
+        structlog.reset_defaults()
 
 
-def _table(result: dict[str, Any]) -> Table:
-    table = new_table("us of CPU", "median", "least", "most")
-    for key, name in (
-        ("request_us", "a request with a token"),
-        ("routed_us", "of it read, decided, booked, freed"),
-        ("token_us", "a further token"),
-    ):
-        figures = (result[key][figure] for figure in ("median", "min", "max"))
-        table.add_row(name, *(format_number(figure, 1) for figure in figures))
-    return table
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    lines = (
+        Column("a request with a token", "request_us", 1),
+        Column("of it read, decided, booked, freed", "routed_us", 1),
+        Column("a further token", "token_us", 1),
+    )
+    return [spread_table("us of CPU", result, lines)]
+
+
+def run(config: DispatcherBenchConfig) -> int:
+    """The command: its exit code."""
+    return run_benchmark("dispatcher", config, measure, tables)

@@ -9,37 +9,32 @@ whole processes, by the kernel's clock.
 
 import contextlib
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import uvloop
-from rich.table import Table
 
 from ...base.errors import RouterError
-from ...process.settings import bad_setting, option
+from ...process.settings import option
 from ..load import (
-    Ask,
+    DISCOVERY_ARGUMENTS,
     CompletionClient,
-    DynamoPeer,
-    Measured,
-    Neighbours,
+    Load,
     ServeProcess,
     Way,
+    Ways,
     children_of,
-    free_port,
     generate_call,
     mock_fleet_arguments,
     new_prompts,
-    noise_content,
-    noise_words,
     open_call,
-    ratio,
+    start_dynamo,
     start_envoy,
     start_peer,
+    ways_tables,
 )
-from ..results import Output, cpu_seconds, format_number, new_table
+from ..results import require_at_least, require_positive, run_benchmark
 
 MODEL = "tiny"
 SPEEDUP = 1e6
@@ -83,45 +78,31 @@ class PathBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("requests", "rounds", "workers", "tokens"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("concurrency", "output_tokens"):
-            if min(getattr(self, key), default=0) < 1:
-                raise bad_setting(key, "must be at least 1")
-        if not 0 < self.start_timeout_s < float("inf"):
-            raise bad_setting("start_timeout_s", "must be finite and greater than 0")
-
-
-@dataclass(frozen=True)
-class Load:
-    """So many requests at a time, for answers of so many tokens."""
-
-    concurrency: int
-    output_tokens: int
-
-
-Cells = dict[tuple[str, Load], Measured]
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
+        require_at_least(self, 1, "concurrency", "output_tokens")
+        require_positive(self, "start_timeout_s")
 
 
 def run(config: PathBenchConfig) -> int:
-    """The command: measure, print a table, write JSON if asked."""
-    output = Output(config.json)
-    result = uvloop.run(_measure(config))
-    output.print(_table(result))
-    output.print(_words(result))
-    output.write(result)
-    return 0
+    """The command: its exit code."""
+    return run_benchmark("path", config, lambda each: uvloop.run(_measure(each)), ways_tables)
 
 
-class Ways:
-    """The ways that there are, and how a request is sent on each of them."""
+async def _measure(config: PathBenchConfig) -> dict[str, Any]:
+    loads = [Load(c, n) for n in config.output_tokens for c in config.concurrency]
+    async with contextlib.AsyncExitStack() as stack:
+        servers = Servers(config, stack)
+        await servers.start()
+        return await servers.ways.measure(loads, config.requests, config.rounds, BASES)
+
+
+class Servers:
+    """Starts the servers that there are, and their engines; `ways` lead through them."""
 
     def __init__(self, config: PathBenchConfig, stack: contextlib.AsyncExitStack) -> None:
         self._config, self._stack = config, stack
         self._prompts = new_prompts(config.tokens)
-        self.ways: dict[str, Way] = {}
-        self._asks: dict[str, dict[int, Ask]] = {}
+        self.ways = Ways()
 
     async def start(self) -> None:
         """Start all servers and their engines. RouterError if one does not come up."""
@@ -133,14 +114,7 @@ class Ways:
             num_gpu_blocks=NUM_GPU_BLOCKS,
             speedup_ratio=SPEEDUP,
         )
-        serve = await stack.enter_async_context(
-            ServeProcess(
-                [*fleet, "--http-frontend", "0", "--model-id", MODEL],
-                workers=config.workers,
-                start_timeout_s=config.start_timeout_s,
-            )
-        )
-        assert serve.pid is not None
+        serve = await self._serve([*fleet, "--http-frontend", "0", "--model-id", MODEL])
         engines = _only(children_of(serve.pid), "mocker")
         addresses = serve.worker_addresses
         self._add_generate("direct", Way(addresses[0], engines, engines))
@@ -156,130 +130,36 @@ class Ways:
             raise RouterError(f"serve did not say where its frontend is, but: {serve.ready_line}")
         self._add_completions("frontend", Way(openai[1], serve.pid, engines))
         if config.dynamo is not None:
-            dynamo = await stack.enter_async_context(
-                DynamoPeer(
-                    config.dynamo,
-                    free_port(),
-                    workers=config.workers,
-                    start_timeout_s=config.start_timeout_s,
-                )
+            dynamo = await start_dynamo(
+                config.dynamo, config.workers, config.start_timeout_s, stack
             )
             way = Way(dynamo.address, dynamo.frontend_pid, dynamo.workers_pid)
             self._add_completions("dynamo", way)
-            adopts = await stack.enter_async_context(
-                ServeProcess(
-                    [*ADOPTING, *dynamo.discovery_arguments],
-                    workers=config.workers,
-                    start_timeout_s=config.start_timeout_s,
-                    env=dynamo.discovery_environ,
-                )
-            )
-            assert adopts.pid is not None
-            self._add_generate(
-                "router-dynamo", Way(adopts.grpc_address, adopts.pid, dynamo.workers_pid)
-            )
+            adopts = await self._serve([*ADOPTING, *DISCOVERY_ARGUMENTS], dynamo.environ)
+            way = Way(adopts.grpc_address, adopts.pid, dynamo.workers_pid)
+            self._add_generate("router-dynamo", way)
 
-    async def measure(self, name: str, load: Load, into: Measured | None) -> None:
-        ask = self._asks[name][load.output_tokens]
-        await self.ways[name].measure(ask, self._config.requests, load.concurrency, into)
-
-    def cpu_seconds(self) -> float:
-        """Of all processes that take part, ours too."""
-        pids = {pid for way in self.ways.values() for pid in (way.pid, way.engines) if pid}
-        pids |= {child for pid in pids for child in children_of(pid)}
-        return time.process_time() + sum(map(cpu_seconds, pids))
+    async def _serve(
+        self, arguments: list[str], environ: dict[str, str] | None = None
+    ) -> ServeProcess:
+        process = ServeProcess(
+            arguments,
+            workers=self._config.workers,
+            start_timeout_s=self._config.start_timeout_s,
+            env=environ,
+        )
+        return await self._stack.enter_async_context(process)
 
     def _add_generate(self, name: str, way: Way) -> None:
         call, tokens = open_call(way.address, self._stack), self._config.output_tokens
-        self.ways[name] = way
-        self._asks[name] = {each: generate_call(call, self._prompts, each) for each in tokens}
+        asks = {each: generate_call(call, self._prompts, each) for each in tokens}
+        self.ways.add(name, way, asks)
 
     def _add_completions(self, name: str, way: Way) -> None:
         client, tokens = CompletionClient(way.address, MODEL), self._config.output_tokens
         self._stack.callback(client.close)
-        self.ways[name] = way
-        self._asks[name] = {each: client.asks(self._prompts, each) for each in tokens}
-
-
-async def _measure(config: PathBenchConfig) -> dict[str, Any]:
-    loads = [Load(c, n) for n in config.output_tokens for c in config.concurrency]
-    async with contextlib.AsyncExitStack() as stack:
-        ways = Ways(config, stack)
-        await ways.start()
-        cells: Cells = {(name, load): Measured() for load in loads for name in ways.ways}
-        names = list(ways.ways)
-        own, neighbours = 0.0, Neighbours()
-        for round in range(config.rounds + 1):
-            if round == 1:  # the first one warms up
-                own, neighbours = ways.cpu_seconds(), Neighbours()
-            for load in loads:
-                for name in names:
-                    await ways.measure(name, load, cells[name, load] if round else None)
-            names = [*names[1:], names[0]]  # another one begins each round
-        others = neighbours.share(ways.cpu_seconds() - own)
-    return _result(config, loads, cells, others)
-
-
-def _result(
-    config: PathBenchConfig, loads: list[Load], cells: Cells, others: float
-) -> dict[str, Any]:
-    rows = [
-        cell.row(name, load.concurrency, load.output_tokens) for (name, load), cell in cells.items()
-    ]
-    ratios = [
-        {
-            "name": name,
-            "beside": base,
-            "concurrency": load.concurrency,
-            "output_tokens": load.output_tokens,
-            "cpu": ratio(cells[name, load].cpu_us, cells[base, load].cpu_us),
-            "requests_per_s": ratio(
-                cells[name, load].requests_per_s, cells[base, load].requests_per_s
-            ),
-        }
-        for load in loads
-        for name, base in BASES
-        if (name, load) in cells and (base, load) in cells
-    ]
-    settings = {
-        key: value for key, value in vars(config).items() if key not in ("json", "dynamo", "envoy")
-    }
-    return {
-        "benchmark": "path",
-        "config": settings,
-        "rows": rows,
-        "ratios": ratios,
-        **noise_content(others),
-    }
-
-
-def _table(result: dict[str, Any]) -> Table:
-    """Times in ms, CPU in us a request: of the process on the way, and of the engines'."""
-    table = new_table(
-        *("tokens", "at a time", "way", "CPU", "engines", "requests/s"),
-        *("TTFT p50", "TTFT p99", "latency p50", "latency p99"),
-        title="CPU in us a request, of the way's process and the engines'; times in ms",
-    )
-    for row in result["rows"]:
-        times = (row[key][place] for key in ("ttft_ms", "latency_ms") for place in ("p50", "p99"))
-        table.add_row(
-            *(str(row[key]) for key in ("output_tokens", "concurrency", "name")),
-            format_number(row["cpu_us_per_request"], 0),
-            format_number(row["engine_cpu_us_per_request"], 0),
-            format_number(row["requests_per_s"], 0),
-            *(format_number(time_ms, 2) for time_ms in times),
-        )
-    return table
-
-
-def _words(result: dict[str, Any]) -> str:
-    """What the table says of our doors, and whether it is to be believed."""
-    said = [
-        f"{each['name']} / {each['beside']}, {each['output_tokens']} tokens, {each['concurrency']}"
-        f" at a time: CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"
-        for each in result["ratios"]
-    ]
-    return "\n".join([*said, *noise_words(result)])
+        asks = {each: client.asks(self._prompts, each) for each in tokens}
+        self.ways.add(name, way, asks)
 
 
 def _only(children: Mapping[int, str], word: str) -> int:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,14 @@ from ...runtime.event_planes.jetstream import (
 )
 from ...runtime.kv_stores import NatsAddress, NatsConnection
 from ..load import ServeProcess
-from ..results import Output, cpu_seconds, new_table, spread
+from ..results import (
+    Column,
+    Measurement,
+    cpu_seconds,
+    require_at_least,
+    run_benchmark,
+    spread_table,
+)
 
 ENDPOINT = ("dynamo", "backend", "generate")
 STORED = "index_blocks_totalstored"
@@ -64,9 +71,7 @@ class RestartBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("engines", "block_size", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        require_at_least(self, 1, "engines", "block_size", "rounds")
         if self.messages < self.engines:
             raise bad_setting("messages", f"{self.messages} is less than one of each engine")
 
@@ -94,7 +99,6 @@ class Router:
         process = ServeProcess(self._arguments, workers=0, start_timeout_s=START_S)
         try:
             async with process:
-                assert process.pid is not None, "a process that is ready runs"
                 self.pid, self._url = process.pid, f"http://{process.http_address}"
                 yield
                 began = monotonic()
@@ -181,8 +185,9 @@ def _engines(config: RestartBenchConfig) -> range:
     return range(1, config.engines + 1)
 
 
-async def measure(config: RestartBenchConfig) -> list[dict[str, float]]:
+async def _measure(config: RestartBenchConfig) -> Measurement[str]:
     """Each start. RouterError where a router did not come to know what it knew before."""
+    starts = Measurement[str]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamo-router-bench-"))
         nats = EmbeddedNats(store=Path(folder))
@@ -195,10 +200,9 @@ async def measure(config: RestartBenchConfig) -> list[dict[str, float]]:
             await engines.start()
             await engines.publish()
             told = await _until(router, lambda now: now[STORED], len(engines.blocks))
-        return [
-            await _start(router, engines, told["event_stream_read_sequence"])
-            for _ in range(config.rounds)
-        ]
+        for _ in range(config.rounds):
+            starts.add("starts", await _start(router, engines, told["event_stream_read_sequence"]))
+    return starts
 
 
 async def _start(router: Router, engines: Engines, retained: float) -> dict[str, float]:
@@ -241,33 +245,33 @@ async def _until(
         await asyncio.sleep(LOOK_S)
 
 
-def run(config: RestartBenchConfig) -> int:
-    """The command: its exit code."""
-    output, logs = Output(config.json), log_to_stderr("warning")
+def measure(config: RestartBenchConfig) -> dict[str, Any]:
+    """The figures of a start over the rounds."""
+    logs = log_to_stderr("warning")
     try:
-        starts = uvloop.run(measure(config))
+        starts = uvloop.run(_measure(config))
     finally:
         logs.close()
-    row = {key: spread([each[key] for each in starts]) for key in starts[0]}
-    output.print(_table(row, config))
-    output.write({"benchmark": "restart", "killed": config.kill, "starts": row})
-    return 0
+    return {"killed": config.kill, **starts.spreads()}
 
 
-def _table(row: dict[str, Any], config: RestartBenchConfig) -> Table:
-    how = "killed" if config.kill else "stopped"
-    retained = row["retained_messages"]["median"]
-    table = new_table(
-        f"a router {how} and started again, {retained:,.0f} messages of {config.engines} engines "
-        "in the stream",
-        *("median", "least", "most"),
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    how = "killed" if result["killed"] else "stopped"
+    starts, engines = result["starts"], result["config"]["engines"]
+    title = (
+        f"a router {how} and started again, {starts['retained_messages']['median']:,.0f} messages"
+        f" of {engines} engines in the stream"
     )
-    for key, name in (
-        ("stop_s", f"until it was {how}, s"),
-        ("ready_s", "until it is ready, s"),
-        ("ready_cpu_s", "its CPU until then, s"),
-        ("known_s", "until it has read all, s"),
-        ("known_cpu_s", "its CPU until then, s"),
-    ):
-        table.add_row(name, *(f"{row[key][figure]:.2f}" for figure in ("median", "min", "max")))
-    return table
+    lines = (
+        Column(f"until it was {how}, s", "stop_s", 2),
+        Column("until it is ready, s", "ready_s", 2),
+        Column("its CPU until then, s", "ready_cpu_s", 2),
+        Column("until it has read all, s", "known_s", 2),
+        Column("its CPU until then, s", "known_cpu_s", 2),
+    )
+    return [spread_table(title, starts, lines)]
+
+
+def run(config: RestartBenchConfig) -> int:
+    """The command: its exit code."""
+    return run_benchmark("restart", config, measure, tables)

@@ -8,7 +8,6 @@ much CPU and leaves the router alone.
 
 import asyncio
 import contextlib
-import math
 import os
 import secrets
 import signal
@@ -27,8 +26,16 @@ from ....base.errors import RouterError
 from ....process.child_process import ChildError, ChildProcess, die_with_parent
 from ....process.settings import bad_setting, option
 from ....runtime.event_planes import EmbeddedNats
-from ...load import ServeProcess
-from ...results import Output, cpu_seconds, format_number, memory_mib, new_table
+from ...load import ServeProcess, worker_arguments
+from ...results import (
+    Output,
+    cpu_seconds,
+    format_number,
+    memory_mib,
+    new_table,
+    require_at_least,
+    require_positive,
+)
 from .cells import PHASES, Cell, Figures, Phase, PhaseName, Sample, figures_of, worst_first
 from .engines import MISBEHAVIOURS, OFF, ON, STEADY
 from .peers import PEERS
@@ -74,12 +81,8 @@ class HostileBenchConfig:
         for kind in self.kind:
             if kind not in KINDS:
                 raise bad_setting("kind", f"{kind!r} is not one of {', '.join(KINDS)}")
-        for key in ("rounds", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("seconds", "rate"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise bad_setting(key, f"{getattr(self, key)} must be finite and greater than 0")
+        require_at_least(self, 1, "rounds", "workers")
+        require_positive(self, "seconds", "rate")
 
 
 def run(config: HostileBenchConfig) -> int:
@@ -117,10 +120,9 @@ async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
         if behaviour in ENGINES:
             peer, line = await _child(["engines", behaviour, "1"], stack)
             addresses += line.split()
-        arguments = [f"--worker=grpc://{address}" for address in addresses]
-        arguments += ["--port=0", "--http-port=0", "--log-level=error", f"--nats={nats.url}"]
+        more = f"--nats={nats.url}", f"--auth-tokens={folder / 'callers.jsonl'}"
         serve = ServeProcess(
-            [*arguments, f"--auth-tokens={folder / 'callers.jsonl'}"],
+            [*worker_arguments(addresses), *more],
             workers=len(addresses),
             start_timeout_s=START_TIMEOUT_S,
             token=tokens["hostile"].read_text(),
@@ -139,7 +141,6 @@ async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
         if behaviour not in ENGINES:
             calls = [router.grpc_address, router.http_address, nats.url, str(tokens["hostile"])]
             peer, _ = await _child(["peers", kind, *calls], stack, nice=True)
-        assert router.pid is not None
         yield _Trial(kind, router.pid, [peer, *clients], samples)
 
 

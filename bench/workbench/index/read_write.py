@@ -1,9 +1,9 @@
 """dynamo-router bench concurrent: the index, read while events are written to it at full speed."""
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -16,7 +16,15 @@ from ....base.identity import WorkerWithDpRank
 from ....indexer.event_index import EventIndex
 from ....indexer.wire import EventWriter
 from ....process.settings import bad_setting, option
-from ...results import Output, format_number, new_table, percentiles, spread
+from ...results import (
+    Column,
+    measure_in_turns,
+    millions,
+    percentiles,
+    require_at_least,
+    rows_table,
+    run_benchmark,
+)
 from ._read_write import read_prompts
 
 PROMPTS = 256
@@ -41,14 +49,10 @@ class ConcurrentBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("workers", "blocks", "mean_gap_us", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        require_at_least(self, 1, "workers", "blocks", "mean_gap_us", "rounds")
+        require_at_least(self, 1, "readers", "message_blocks")
         if self.workers > 4096:
             raise bad_setting("workers", f"{self.workers} must be at most 4096")
-        for key in ("readers", "message_blocks"):
-            if not getattr(self, key) or min(getattr(self, key)) < 1:
-                raise bad_setting(key, "must be numbers of at least 1")
 
 
 class Workload(NamedTuple):
@@ -100,16 +104,11 @@ def make_workload(workers: int, blocks: int, message_blocks: int) -> Workload:
     return Workload(np.concatenate(prompts), starts, before, traffic, count * message_blocks)
 
 
-class Round(NamedTuple):
-    """One setting in one round."""
-
-    each_us: NDArray[np.float64]  # of all reads beside the writer
-    blocks_per_s: float  # written beside the readers
-    reads_per_s: float  # of all readers together, back to back, with nothing written
-
-
-def measure_round(workload: Workload, workers: int, readers: int, mean_gap_us: int) -> Round:
-    """Read beside a writer, then alone."""
+def measure_round(
+    workload: Workload, workers: int, mean_gap_us: int, readers: int
+) -> dict[str, float]:
+    """Read beside a writer, then alone: us of the reads beside it, blocks/s that it wrote, and
+    reads/s of all readers together, back to back, with nothing written."""
     index = EventIndex(max_messages=len(workload.traffic) + 1, max_bytes=1 << 40)
     try:
         for worker in range(workers):
@@ -132,7 +131,13 @@ def measure_round(workload: Workload, workers: int, readers: int, mean_gap_us: i
         unknown = index.tier_counters()["device"]["unknown"]
         if index.counters()["invalid"] or unknown or not len(each):
             raise RouterError("the traffic is not what it is meant to be, or nobody read")
-        return Round(each / 1000, blocks_per_s, reads_per_s)
+        points = percentiles(each / 1000, 50, 99, 99.9, 100)
+        return {
+            "reads": len(each),
+            **dict(zip(("p50_us", "p99_us", "p999_us", "max_us"), points, strict=True)),
+            "blocks_per_s": blocks_per_s,
+            "idle_reads_per_s": reads_per_s,
+        }
     finally:
         index.close()
 
@@ -178,66 +183,36 @@ def _read(
     return np.concatenate(found).astype(np.float64), rate
 
 
-def measure_concurrent(config: ConcurrentBenchConfig) -> list[dict[str, Any]]:
+def measure(config: ConcurrentBenchConfig) -> dict[str, Any]:
     """One result per message size and number of readers."""
     results = []
     for size in config.message_blocks:
         workload = make_workload(config.workers, config.blocks, size)
-        rounds: dict[int, list[Round]] = defaultdict(list)
-        for turn in range(config.rounds):
-            first = turn % len(config.readers)
-            for readers in (*config.readers[first:], *config.readers[:first]):
-                one = measure_round(workload, config.workers, readers, config.mean_gap_us)
-                rounds[readers].append(one)
+        one = partial(measure_round, workload, config.workers, config.mean_gap_us)
+        rounds = measure_in_turns(
+            {readers: partial(one, readers) for readers in config.readers}, config.rounds
+        )
         results += [
-            {"message_blocks": size, "readers": readers} | _digest(rounds[readers])
+            {"message_blocks": size, "readers": readers} | rounds.spread(readers)
             for readers in config.readers
         ]
-    return results
+    return {"results": results}
 
 
-def _digest(rounds: Sequence[Round]) -> dict[str, Any]:
-    points = [percentiles(one.each_us, 50, 99, 99.9, 100) for one in rounds]
-    names = ("p50_us", "p99_us", "p999_us", "max_us")
-    return {
-        "reads": sum(len(one.each_us) for one in rounds),
-        **{name: spread([point[i] for point in points]) for i, name in enumerate(names)},
-        "blocks_per_s": spread([one.blocks_per_s for one in rounds]),
-        "idle_reads_per_s": spread([one.reads_per_s for one in rounds]),
-    }
-
-
-def concurrent_table(results: Sequence[dict[str, Any]]) -> Table:
-    """The results: medians of the rounds."""
-    table = new_table("message", "readers")
-    for column in ("p50 us", "p99 us", "p99.9 us", "max us", "blocks/s", "idle reads/s"):
-        table.add_column(column, justify="right")
-    for result in results:
-        table.add_row(
-            f"{result['message_blocks']} blocks",
-            str(result["readers"]),
-            *(
-                format_number(result[key]["median"], 1)
-                for key in ("p50_us", "p99_us", "p999_us", "max_us")
-            ),
-            f"{result['blocks_per_s']['median'] / 1e6:.1f} M",
-            f"{result['idle_reads_per_s']['median'] / 1e6:.2f} M",
-        )
-    return table
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    columns = (
+        Column("blocks of a message", "message_blocks", 0),
+        Column("readers", "readers", 0),
+        Column("p50 us", "p50_us", 1),
+        Column("p99 us", "p99_us", 1),
+        Column("p99.9 us", "p999_us", 1),
+        Column("max us", "max_us", 1),
+        Column("blocks/s", "blocks_per_s", millions),
+        Column("idle reads/s", "idle_reads_per_s", millions),
+    )
+    return [rows_table(result["results"], columns)]
 
 
 def run(config: ConcurrentBenchConfig) -> int:
-    """The command."""
-    output = Output(config.json)
-    results = measure_concurrent(config)
-    output.print(concurrent_table(results))
-    content = {
-        "benchmark": "concurrent",
-        "workers": config.workers,
-        "blocks": config.blocks,
-        "mean_gap_us": config.mean_gap_us,
-        "rounds": config.rounds,
-        "results": results,
-    }
-    output.write(content)
-    return 0
+    """The command: its exit code."""
+    return run_benchmark("concurrent", config, measure, tables)

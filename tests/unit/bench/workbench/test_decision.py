@@ -10,10 +10,8 @@ import pytest
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.workbench.decision import (
     BACKGROUND,
-    STAGES,
     DecisionBenchConfig,
     RouterCell,
-    StagesCell,
     Workload,
     run,
 )
@@ -29,21 +27,12 @@ def test_the_workload_has_something_to_find_and_something_to_weigh() -> None:
         assert sorted(overlaps.values()) == [8, 8]  # half of the prompt, on a quarter of the fleet
         assert sum(view.active_requests for view in router.workers()) == BACKGROUND * 8
         before = {view.worker: view.active_requests for view in router.workers()}
-        times = cell.measure(20)
-        assert len(times["decision"]) == len(times["release"]) == 20
+        figures = cell.measure(20)
+        assert 0 < figures["decision"] <= figures["decision_p99"]
+        assert 0 < figures["release"] <= figures["release_p99"]
         assert {view.worker: view.active_requests for view in router.workers()} == before
     finally:
         cell.close()
-
-
-def test_every_step_is_timed() -> None:
-    cell = StagesCell(Workload(tokens=256, workers=4, block_size=16))
-    try:
-        times = cell.measure(10)
-    finally:
-        cell.close()
-    assert list(times) == list(STAGES)
-    assert all(len(each) == 10 and min(each) > 0 for each in times.values())
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +41,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         tokens=(128, 300), workers=(2, 5), decisions=10, rounds=2, json=str(out)
     )
     assert run(config) == 0
-    assert "match" in capsys.readouterr().out
+    assert "release" in capsys.readouterr().out
     content = json.loads(out.read_text())
     assert [(r["tokens"], r["workers"]) for r in content["results"]] == [
         (128, 2),
@@ -62,7 +51,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     for result in content["results"]:
         assert 0 < result["decision_array_us"]["min"] <= result["decision_array_us"]["median"]
-        assert set(result["stages_us"]) == set(STAGES)
+        assert 0 < result["release_list_us"]["median"] <= result["release_list_us"]["p99"]
 
 
 @pytest.mark.parametrize(

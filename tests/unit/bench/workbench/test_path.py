@@ -18,8 +18,7 @@ from dynamo_router.bench.load import (
     http_client,
     new_prompts,
 )
-from dynamo_router.bench.load.way import NOISY
-from dynamo_router.bench.workbench import path
+from dynamo_router.bench.load.neighbours import NOISY, noise_words
 from dynamo_router.bench.workbench.path import PathBenchConfig, run
 
 PEER = os.environ.get("DYNAMO_PEER")
@@ -46,6 +45,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert row["engine_cpu_us_per_request"] > 0 and len(row["cpu_us_rounds"]) == 2
         assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     compared = {(each["name"], each["beside"]) for each in result["ratios"]}
+    assert all({"cpu", "requests_per_s", "added_p50"} <= each.keys() for each in result["ratios"])
     assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_DYNAMO}
     said = capsys.readouterr().out
     assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
@@ -85,8 +85,8 @@ def test_what_is_no_envoy_is_told(program: str) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 2 * NOISY])
 def test_it_says_when_neighbours_were_measured_too(share: float) -> None:
-    told = path._words({"ratios": [], "others_cpu_share": share, "too_noisy": share > NOISY})
-    assert ("too noisy" in told) is (share > NOISY)
+    told = noise_words({"others_cpu_share": share, "too_noisy": share > NOISY})
+    assert ("too noisy" in " ".join(told)) is (share > NOISY)
 
 
 WHOLE = b"data: x\n\ndata: [DONE]\n\n"
