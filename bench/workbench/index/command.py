@@ -9,21 +9,17 @@ from .drained import measure_drained
 from .event_path import measure_events
 from .goals import judge
 from .growth import measure_growth
-from .hashing import measure_hashing
 from .memory import measure_memory
 from .phases import measure_phases
 from .plots import draw_growth
 from .soak import SoakConfig, measure_soak, soak_table
-from .stretches import measure_stretches
 from .tables import TABLES, goal_table
 
 MEASURES = {
-    "hashing": measure_hashing,
     "phases": measure_phases,
     "drained": measure_drained,
     "memory": measure_memory,
     "growth": measure_growth,
-    "stretches": measure_stretches,
     "events": measure_events,
 }
 

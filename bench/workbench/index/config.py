@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from ....process.settings import bad_setting, option
+from ...results import require_at_least
 from .rivals import available_adapters
 
-PARTS = ("hashing", "phases", "drained", "memory", "growth", "stretches", "events")
+PARTS = ("phases", "drained", "memory", "growth", "events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +20,7 @@ class IndexBenchConfig:
     cache_tokens: int = option(500_000, "Size of a worker's cache in the mixed phases.")
     contender: tuple[str, ...] = option(
         (),
-        "Measure only these: arrays, lists, events, dicts, dynamo; may be repeated."
-        " Not given: all but dicts, which is slow and only checks the answers.",
+        "Measure only these: arrays, lists, events, dynamo; may be repeated. Not given: all.",
     )
     part: tuple[str, ...] = option(
         (), f"Only this part: {', '.join(PARTS)}; may be repeated. Not given: all."
@@ -38,21 +38,12 @@ class IndexBenchConfig:
     plot: str | None = option(None, "Draw the curves of the growth part into this folder.")
 
     def __post_init__(self) -> None:
-        for key in ("requests", "rounds", "cache_tokens"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key, least in (("max_blocks", 1000), ("max_workers", 8)):
-            if getattr(self, key) < least:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least {least}")
+        require_at_least(self, 1, "requests", "rounds", "cache_tokens", "block_size", "workers")
+        require_at_least(self, 1000, "max_blocks")
+        require_at_least(self, 8, "max_workers")
+        require_at_least(self, 0, "soak", "seed")
         if not 0 < self.event_seconds <= 3600:
             raise bad_setting("event_seconds", f"{self.event_seconds} must be above 0, to 3600")
-        if self.soak < 0:
-            raise bad_setting("soak", f"{self.soak} must not be negative")
-        if self.seed < 0:
-            raise bad_setting("seed", f"{self.seed} must not be negative")
-        for key in ("block_size", "workers"):
-            if not getattr(self, key) or min(getattr(self, key)) < 1:
-                raise bad_setting(key, "must be numbers of at least 1")
         for key, known in (("contender", tuple(available_adapters())), ("part", PARTS)):
             for name in getattr(self, key):
                 if name not in known:
@@ -67,4 +58,4 @@ class IndexBenchConfig:
     @property
     def indexes(self) -> tuple[str, ...]:
         """The names of those that are timed."""
-        return self.contender or tuple(name for name in available_adapters() if name != "dicts")
+        return self.contender or tuple(available_adapters())

@@ -4,6 +4,8 @@ and looks up, one native thread applies. The clock stops when the mailbox is emp
 
 import gc
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
 from time import perf_counter, process_time
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from ....base.identity import WorkerWithDpRank
 from ....indexer.event_index import EventIndex
 from ....indexer.wire import EventWriter
-from ...results import percentiles, spread
+from ...results import measure_in_turns, percentiles
 from .config import IndexBenchConfig
 from .phases import read_requests
 from .workload import Hashes, Prompt, Removed, Stored, hash_prompts, plan_workload
@@ -28,37 +30,23 @@ def measure_drained(config: IndexBenchConfig) -> list[dict[str, Any]]:
     """
     requests = read_requests(config)
     results = []
-    for block_size in config.block_size:
-        prompts = hash_prompts(requests, block_size)
-        for workers in config.workers:
-            mixed = plan_workload(
-                prompts,
-                block_size=block_size,
-                workers=workers,
-                cache_blocks=max(1, config.cache_tokens // block_size),
-                seed=config.seed,
-            ).mixed
-            steps = list(as_messages(mixed))
-            blocks = sum(
-                len(op.sequence_hashes) if isinstance(op, Removed) else len(op.local_hashes)
-                for op in mixed
-            )
-            runs = [_run(steps, workers) for _ in range(config.rounds)]
-            results.append(
-                {
-                    "block_size": block_size,
-                    "workers": workers,
-                    "operations": len(steps),
-                    "blocks": blocks,
-                    "operations_per_s": spread([len(steps) / run["seconds"] for run in runs]),
-                    "blocks_per_s": spread([blocks / run["seconds"] for run in runs]),
-                    "blocks_per_cpu_s": spread([blocks / run["cpu_seconds"] for run in runs]),
-                    "drain_share": spread([run["drain_share"] for run in runs]),
-                    "match_p50_us": spread([run["match_p50_us"] for run in runs]),
-                    "match_p99_us": spread([run["match_p99_us"] for run in runs]),
-                    "waits": max(run["waits"] for run in runs),
-                }
-            )
+    for block_size, workers in product(config.block_size, config.workers):
+        mixed = plan_workload(
+            hash_prompts(requests, block_size),
+            block_size=block_size,
+            workers=workers,
+            cache_blocks=max(1, config.cache_tokens // block_size),
+            seed=config.seed,
+        ).mixed
+        steps = list(as_messages(mixed))
+        blocks = sum(
+            len(op.sequence_hashes) if isinstance(op, Removed) else len(op.local_hashes)
+            for op in mixed
+        )
+        run = partial(_run, steps, blocks, workers)
+        measured = measure_in_turns({"mixed": run}, config.rounds).spread("mixed")
+        setting = {"block_size": block_size, "workers": workers}
+        results.append(setting | {"operations": len(steps), "blocks": blocks} | measured)
     return results
 
 
@@ -78,7 +66,7 @@ def as_messages(operations: Sequence[Prompt | Removed | Stored]) -> Iterator[Ste
         yield writer.message(op.worker + 1, event_id - 1, 0, "kv-events")
 
 
-def _run(steps: Sequence[Step], workers: int) -> dict[str, float]:
+def _run(steps: Sequence[Step], blocks: int, workers: int) -> dict[str, float]:
     index = EventIndex()
     overlaps = np.zeros(workers, np.uint32)
     each_us: list[float] = []
@@ -107,10 +95,12 @@ def _run(steps: Sequence[Step], workers: int) -> dict[str, float]:
         gc.enable()
         index.close()
     p50, p99 = percentiles(each_us, 50, 99)
+    seconds = ended - started
     return {
-        "seconds": ended - started,
-        "cpu_seconds": cpu,
-        "drain_share": (ended - issued) / (ended - started),
+        "operations_per_s": len(steps) / seconds,
+        "blocks_per_s": blocks / seconds,
+        "blocks_per_cpu_s": blocks / cpu,
+        "drain_share": (ended - issued) / seconds,
         "match_p50_us": p50,
         "match_p99_us": p99,
         "waits": waits,

@@ -1,14 +1,13 @@
 """How a look-up and a store change as the tree and the fleet grow. The prompts are invented."""
 
 import gc
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from ...results import percentiles, spread
+from ...results import Measurement, percentiles
 from .config import IndexBenchConfig
 from .memory import give_back_memory, resident_bytes
 from .rivals import IndexAdapter, available_adapters
@@ -35,7 +34,7 @@ def measure_growth(config: IndexBenchConfig) -> list[dict[str, Any]]:
     prompts are on 8 workers ("few"), or its system prompt on all besides ("all"), which makes every
     answer as long as the fleet.
     """
-    results: dict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
+    measured = Measurement[tuple[Any, ...]]()
     most = min(config.max_blocks, available_bytes() // 2 // HEADROOM)
     steps = [step for step in STEPS if step <= most] or [most]
     fleets = [fleet for fleet in FLEETS if fleet <= config.max_workers]
@@ -45,17 +44,17 @@ def measure_growth(config: IndexBenchConfig) -> list[dict[str, Any]]:
                 continue
             limit = most if name == "arrays" else min(most, RIVAL_BLOCKS)
             sizes = [step for step in steps if step <= limit]
-            for size, measured in _grow(_make(name), sizes, config.seed + round):
-                results["blocks", name, size].append(measured)
+            for size, figures in _grow(_make(name), sizes, config.seed + round):
+                measured.add(("blocks", name, size), figures)
             for fleet in fleets:
                 for held in ("few", "all"):
-                    measured = _spread_out(_make(name), fleet, held == "all", config.seed + round)
-                    results["workers", name, fleet, held].append(measured)
+                    figures = _spread_out(_make(name), fleet, held == "all", config.seed + round)
+                    measured.add(("workers", name, fleet, held), figures)
     return [
         {"kind": kind, "contender": name, kind: size}
         | ({"held_by": held[0]} if held else {})
-        | {key: spread([run[key] for run in runs]) for key in runs[0]}
-        for (kind, name, size, *held), runs in results.items()
+        | figures
+        for (kind, name, size, *held), figures in measured.spreads().items()
     ]
 
 

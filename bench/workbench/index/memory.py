@@ -10,13 +10,15 @@ import gc
 import resource
 import sys
 from collections.abc import Iterable
+from functools import partial
+from itertools import product
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ....process.child_process import ask_module
-from ...results import spread
+from ...results import measure_in_turns
 from .config import IndexBenchConfig
 from .phases import read_requests
 from .rivals import IndexAdapter, available_adapters
@@ -45,25 +47,15 @@ def measure_memory(config: IndexBenchConfig) -> list[dict[str, Any]]:
     RouterError if a child fails.
     """
     results = []
-    for block_size in config.block_size:
-        for workers in config.workers:
-            for name in config.indexes:
-                if name in ("lists", "events") and "arrays" in config.indexes:
-                    continue  # the same tree
-                ask = Ask(name, block_size, workers, config.trace, config.requests, config.seed)
-                runs = [_in_child(ask) for _ in range(min(3, config.rounds))]
-                results.append(
-                    {"block_size": block_size, "workers": workers, "contender": name}
-                    | {"entries": runs[0]["entries"]}
-                    | {key: spread([run[key] for run in runs]) for key in runs[0] if key in SPREAD}
-                )
+    for block_size, workers, name in product(config.block_size, config.workers, config.indexes):
+        if name in ("lists", "events") and "arrays" in config.indexes:
+            continue  # the same tree
+        ask = Ask(name, block_size, workers, config.trace, config.requests, config.seed)
+        run = partial(_in_child, ask)
+        measured = measure_in_turns({name: run}, min(3, config.rounds)).spread(name)
+        setting = {"block_size": block_size, "workers": workers, "contender": name}
+        results.append(setting | measured | {"entries": round(measured["entries"]["median"])})
     return results
-
-
-SPREAD = (
-    *("bytes_per_entry", "first", "second", "first_cpu", "second_cpu"),
-    *("first_faults", "second_faults"),
-)
 
 
 def _in_child(ask: Ask) -> dict[str, float]:

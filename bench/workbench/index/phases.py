@@ -1,32 +1,28 @@
 """Store, match, remove, remove worker and a mix of them: ours beside its rivals, in rounds."""
 
 import gc
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from ....base.errors import RouterError
-from ...results import percentiles, spread
+from ...results import Measurement, percentiles, turns
 from ...synthesizer import sample_traffic
 from ...traces import TraceRequest, read_trace
 from .config import IndexBenchConfig
-from .rivals import Dicts, IndexAdapter, available_adapters
+from .rivals import IndexAdapter, available_adapters
 from .workload import Prompt, Removed, Stored, Workload, hash_prompts, plan_workload
 
 PHASES = ("store", "match", "remove", "remove worker", "mixed")
-# Plain dicts are slow: they judge the answers on so many requests.
-JUDGED = 300
 
 
 class Timing(NamedTuple):
     """One phase of one index in one round."""
 
-    seconds: float
-    cpu_seconds: float  # of all threads: what others run meanwhile does not count
     operations: int
     blocks: int
-    each_us: Sequence[float]  # of every operation
+    figures: dict[str, float]
 
 
 def read_requests(config: IndexBenchConfig) -> list[TraceRequest]:
@@ -41,43 +37,32 @@ def measure_phases(config: IndexBenchConfig) -> list[dict[str, Any]]:
 
     Operations (calls) and blocks (hashes in them) are reported apart. Every call returns only when
     its effect is visible, so no queue is left to drain. An index that answers a look-up
-    differently from plain dicts, or from the first one, stops the benchmark with RouterError.
+    differently from the first one stops the benchmark with RouterError.
     """
     requests = read_requests(config)
-    makers = available_adapters()
-    names = config.indexes
+    makers = {name: available_adapters()[name] for name in config.indexes}
     results = []
-    for block_size in config.block_size:
-        prompts = hash_prompts(requests, block_size)
-        cache_blocks = max(1, config.cache_tokens // block_size)
-        for workers in config.workers:
-
-            def plan(prompts: Sequence[Prompt], workers: int = workers) -> Workload:
-                return plan_workload(
-                    prompts,
-                    block_size=block_size,  # noqa: B023  used at once
-                    workers=workers,
-                    cache_blocks=cache_blocks,  # noqa: B023
-                    seed=config.seed,
-                )
-
-            workload = plan(prompts)
-            rivals = {name: makers[name] for name in names}
-            _require_agreement({"plain dicts": Dicts, **rivals}, plan(prompts[:JUDGED]))
-            _require_agreement(rivals, workload)
-            timings: dict[tuple[str, str], list[Timing]] = defaultdict(list)
-            for round in range(config.rounds):
-                # Another one goes first each time: what a round heats up or fills favours nobody.
-                turn = round % len(names)
-                for name in (*names[turn:], *names[:turn]):
-                    for phase, timing in _measure_once(makers[name], workload):
-                        timings[name, phase].append(timing)
-            results += [
-                {"block_size": block_size, "workers": workers, "contender": name, "phase": phase}
-                | digest(timings[name, phase])
-                for phase in PHASES
-                for name in names
-            ]
+    for block_size, workers in product(config.block_size, config.workers):
+        workload = plan_workload(
+            hash_prompts(requests, block_size),
+            block_size=block_size,
+            workers=workers,
+            cache_blocks=max(1, config.cache_tokens // block_size),
+            seed=config.seed,
+        )
+        _require_agreement(makers, workload)
+        measured = Measurement[tuple[str, str]]()
+        sizes: dict[str, tuple[int, int]] = {}
+        for order, _ in turns(makers, config.rounds):
+            for name in order:
+                for phase, timing in _measure_once(makers[name], workload):
+                    sizes[phase] = timing.operations, timing.blocks
+                    measured.add((name, phase), timing.figures)
+        for phase, name in product(PHASES, makers):
+            operations, blocks = sizes[phase]
+            setting = {"block_size": block_size, "workers": workers, "contender": name}
+            counts = {"phase": phase, "operations": operations, "blocks": blocks}
+            results.append(setting | counts | measured.spread((name, phase)))
     return results
 
 
@@ -156,21 +141,12 @@ def _time_calls(calls: Sequence[tuple[Callable[[Any], object], Any]], blocks: in
         cpu = max(process_time() - cpu, 1e-9)
     finally:
         gc.enable()
-    return Timing(seconds, cpu, len(calls), blocks, each_us)
-
-
-def digest(timings: Sequence[Timing]) -> dict[str, Any]:
-    """The medians of some rounds, and how far they lie apart."""
-
-    def of(measure: Callable[[Timing], float]) -> dict[str, float]:
-        return spread([measure(timing) for timing in timings])
-
-    return {
-        "operations": timings[0].operations,
-        "blocks": timings[0].blocks,
-        "operations_per_s": of(lambda timing: timing.operations / timing.seconds),
-        "blocks_per_s": of(lambda timing: timing.blocks / timing.seconds),
-        "blocks_per_cpu_s": of(lambda timing: timing.blocks / timing.cpu_seconds),
-        "p50_us": of(lambda timing: percentiles(timing.each_us, 50)[0]),
-        "p99_us": of(lambda timing: percentiles(timing.each_us, 99)[0]),
+    p50, p99 = percentiles(each_us, 50, 99)
+    figures = {
+        "operations_per_s": len(calls) / seconds,
+        "blocks_per_s": blocks / seconds,
+        "blocks_per_cpu_s": blocks / cpu,  # of all threads: others' work does not count
+        "p50_us": p50,
+        "p99_us": p99,
     }
+    return Timing(len(calls), blocks, figures)

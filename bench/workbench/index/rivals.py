@@ -33,8 +33,8 @@ class IndexAdapter(Protocol):
 class Arrays:
     """Ours as the router uses it: arrays in, an array of overlaps by worker number out."""
 
-    def __init__(self) -> None:
-        self._tree = RadixTree()
+    def __init__(self, tree: Any = None) -> None:
+        self._tree: Any = RadixTree() if tree is None else tree
         self._numbers: dict[int, int] = {}
         self._overlaps = np.zeros(0, np.uint32)
 
@@ -95,8 +95,8 @@ class Lists(Arrays):
 class Events(Arrays):
     """Ours through Dynamo's own calls: JSON events in, a dict out."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tree: Any = None) -> None:
+        super().__init__(tree)
         self._ready = CacheEvents()
 
     def ready_store(self, op: Stored) -> Any:
@@ -121,100 +121,14 @@ class Events(Arrays):
         return _by_worker_id(matched)
 
 
-class Dicts:
-    """The obvious index in plain Python: a dict of children and a set of workers per block."""
-
-    def __init__(self) -> None:
-        self._root: dict[int, Any] = {}
-        self._held: dict[int, dict[int, tuple[dict[int, Any], set[int]]]] = {}
-
-    def ready_store(self, op: Stored) -> Any:
-        return op.worker, op.parent, op.sequence_hashes.tolist(), op.local_hashes.tolist()
-
-    def ready_match(self, op: Prompt) -> Any:
-        return op.local_hashes.tolist()
-
-    def ready_remove(self, op: Removed) -> Any:
-        return op.worker, op.sequence_hashes.tolist()
-
-    def store(self, ready: Any, /) -> None:
-        worker, parent, blocks, local_hashes = ready
-        held = self._held.setdefault(worker, {})
-        children = self._root if parent is None else held[parent][0]
-        for block, local_hash in zip(blocks, local_hashes, strict=True):
-            node = children.get(local_hash)
-            if node is None:
-                node = children[local_hash] = ({}, set())
-            node[1].add(worker)
-            held[block] = node
-            children = node[0]
-
-    def match(self, ready: Any, /) -> object:
-        scores: dict[int, int] = {}
-        active: set[int] | None = None
-        children, depth = self._root, 0
-        for local_hash in ready:
-            node = children.get(local_hash)
-            if node is None:
-                break
-            staying = node[1] if active is None else active & node[1]
-            if active is not None and len(staying) < len(active):
-                scores.update(dict.fromkeys(active - staying, depth))
-            if not staying:
-                return scores
-            active = set(staying)
-            depth += 1
-            children = node[0]
-        scores.update(dict.fromkeys(active or (), depth))
-        return scores
-
-    def remove(self, ready: Any, /) -> None:
-        worker, blocks = ready
-        held = self._held[worker]
-        for block in blocks:
-            held.pop(block)[1].discard(worker)
-
-    def remove_worker(self, worker: int, /) -> None:
-        for _, holders in self._held.pop(worker, {}).values():
-            holders.discard(worker)
-
-    def scores(self, matched: Any) -> dict[int, int]:
-        return dict(matched)
-
-
-class Dynamo:
+class Dynamo(Events):
     """NVIDIA Dynamo's RadixTree, if its wheel (ai-dynamo-runtime) is installed."""
 
     def __init__(self) -> None:
         core = dynamo_core()
         if core is None:
             raise RouterError("the package ai-dynamo-runtime is not installed")
-        self._tree = core.RadixTree()
-        self._ready = CacheEvents()
-
-    def ready_store(self, op: Stored) -> Any:
-        return self._ready.store(op)
-
-    def ready_match(self, op: Prompt) -> Any:
-        return op.local_hashes.tolist()
-
-    def ready_remove(self, op: Removed) -> Any:
-        return self._ready.remove(op)
-
-    def store(self, ready: Any, /) -> None:
-        self._tree.apply_event(*ready)
-
-    def match(self, ready: Any, /) -> object:
-        return self._tree.find_matches(ready).scores
-
-    def remove(self, ready: Any, /) -> None:
-        self._tree.apply_event(*ready)
-
-    def remove_worker(self, worker: int, /) -> None:
-        self._tree.remove_worker(worker)
-
-    def scores(self, matched: Any) -> dict[int, int]:
-        return _by_worker_id(matched)
+        super().__init__(core.RadixTree())
 
 
 def _by_worker_id(scores: Mapping[tuple[int, int], int]) -> dict[int, int]:
@@ -223,13 +137,9 @@ def _by_worker_id(scores: Mapping[tuple[int, int], int]) -> dict[int, int]:
 
 def available_adapters() -> dict[str, Callable[[], IndexAdapter]]:
     """Every index that can be measured here, by the name it has in reports."""
-    adapters: dict[str, Callable[[], IndexAdapter]] = {
-        "arrays": Arrays,
-        "lists": Lists,
-        "events": Events,
-        "dicts": Dicts,
-    }
-    return adapters if dynamo_core() is None else {**adapters, "dynamo": Dynamo}
+    ours: dict[str, Callable[[], IndexAdapter]]
+    ours = {"arrays": Arrays, "lists": Lists, "events": Events}
+    return ours if dynamo_core() is None else {**ours, "dynamo": Dynamo}
 
 
 def dynamo_core() -> Any:

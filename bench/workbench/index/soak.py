@@ -1,8 +1,6 @@
 """A long run of stores and removals: does an index's memory stay flat? `bench index --soak`."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -13,8 +11,8 @@ from rich.table import Table
 
 from ....base.errors import EventError
 from ....indexer.tree import RadixTree
-from ....process.settings import bad_setting
-from ...results import format_number, new_table
+from ...results import Column, require_at_least, rows_table
+from .memory import resident_bytes
 
 FAMILIES = 256  # prefixes that chains share
 PREFIX_BLOCKS = 8
@@ -35,9 +33,7 @@ class SoakConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for key in ("events", "chains", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        require_at_least(self, 1, "events", "chains", "workers")
 
 
 class _Traffic:
@@ -117,7 +113,7 @@ def _run_phase(name: str, tree: RadixTree, traffic: _Traffic, events: int) -> di
                 "changed_blocks": blocks,
                 "blocks": len(tree),
                 "memory_bytes": tree.memory_bytes(),
-                "rss_bytes": _resident_bytes(),
+                "rss_bytes": resident_bytes(),
                 "evicted_blocks": tree.evicted()[0],
             }
         )
@@ -133,33 +129,25 @@ def _is_flat(windows: list[dict[str, Any]]) -> bool:
     )
 
 
-def _resident_bytes() -> int:
-    """0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def soak_table(result: dict[str, Any]) -> Table:
     """The first settled and the last window of each phase."""
-    table = new_table("phase", "part", title="soak: " + ("flat" if result["flat"] else "GROWING"))
-    for column in ("events/s", "blocks", "tree MB", "resident MB", "evicted blocks"):
-        table.add_column(column, justify="right")
-    for phase in result["phases"]:
-        windows = phase["windows"]
-        for part, window in (
-            ("a quarter", windows[int(WINDOWS * SETTLED) - 1]),
-            ("end", windows[-1]),
-        ):
-            table.add_row(
-                phase["phase"],
-                part,
-                format_number(window["events_per_s"], 0),
-                format_number(window["blocks"], 0),
-                format_number(window["memory_bytes"] / 1e6, 1),
-                format_number(window["rss_bytes"] / 1e6, 1),
-                format_number(window["evicted_blocks"], 0),
-            )
-    return table
+    parts = ("a quarter", int(WINDOWS * SETTLED) - 1), ("end", -1)
+    rows = [
+        {"phase": phase["phase"], "part": part, **phase["windows"][place]}
+        for phase in result["phases"]
+        for part, place in parts
+    ]
+    columns = (
+        Column("phase", "phase"),
+        Column("part", "part"),
+        Column("events/s", "events_per_s", 0),
+        Column("blocks", "blocks", 0),
+        Column("tree", "memory_bytes", _megabytes),
+        Column("resident", "rss_bytes", _megabytes),
+        Column("evicted blocks", "evicted_blocks", 0),
+    )
+    return rows_table(rows, columns, "soak: " + ("flat" if result["flat"] else "GROWING"))
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

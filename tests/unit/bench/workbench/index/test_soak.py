@@ -41,7 +41,7 @@ def test_the_command_soaks_and_writes_its_figures(
     written = json.loads(target.read_text())
     assert code == (0 if written["flat"] else 1) and written["events"] == 2000
     assert "soak" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="must not be negative"):
+    with pytest.raises(ConfigError, match="must be at least 0"):
         IndexBenchConfig(soak=-1)
 
 

@@ -1,9 +1,9 @@
 """How long a tree's writer works from one chance for readers to the next: CPU time of its thread."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from ....indexer.tree._ops cimport tree_set_yield_points
-from ....indexer.tree._radix cimport RadixTree
-from ....base.native._yield_points cimport YieldPoints, no_yield_points
+from dynamo_router.indexer.tree._ops cimport tree_set_yield_points
+from dynamo_router.indexer.tree._radix cimport RadixTree
+from dynamo_router.base.native._yield_points cimport YieldPoints, no_yield_points
 
 cdef extern from "<time.h>" nogil:
     struct timespec:
