@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table, write_json
+from .results import Output, format_number, new_table, require_at_least, write_json
 from .synthesizer import describe_model, is_model, load_model
 from .traces import (
     Samples,
@@ -45,8 +45,8 @@ class AnalyzeConfig:
         if not self.traces:
             raise bad_setting("traces", "at least one is needed")
         check_trace_block_size(self.trace_block_size)
-        if self.cache_tokens and min(self.cache_tokens) < 1:
-            raise bad_setting("cache_tokens", "must be at least 1")
+        if self.cache_tokens:
+            require_at_least(self, 1, "cache_tokens")
 
 
 def run(config: AnalyzeConfig) -> int:

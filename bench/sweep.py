@@ -17,7 +17,7 @@ from ..process.settings import bad_setting, option, options_of, resolve, values_
 from ..router.config import KvRouterConfig
 from ..server.config import ServeConfig
 from .evaluation import require_tunable
-from .results import Output, format_number, new_table
+from .results import Output, format_number, new_table, require_at_least
 from .simulation import (
     DEFAULT_WORKERS,
     Experiment,
@@ -77,11 +77,8 @@ class SweepConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
-        for key in ("rounds", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.holdout_seeds < 0:
-            raise bad_setting("holdout_seeds", f"{self.holdout_seeds} must be at least 0")
+        require_at_least(self, 1, "rounds", "workers")
+        require_at_least(self, 0, "holdout_seeds")
         if self.objective not in (BOTH, *OBJECTIVES):
             known = ", ".join((BOTH, *OBJECTIVES))
             raise bad_setting("objective", f"{self.objective!r} is not one of {known}")

@@ -18,7 +18,7 @@ HOW_TO_READ = (
 )
 
 
-def cells_table(verdicts: Sequence[CellVerdict], policy: str) -> Table:
+def cells_table(verdicts: Sequence[CellVerdict[Any]], policy: str) -> Table:
     """A row for each cell, in the order given, with the baseline that is best at the worst."""
     table = new_table("cell", "worst at", title=f"{policy}, worst cells first")
     shown = [key for key in COMPARED if any(key in each.figures for each in verdicts)]
@@ -40,7 +40,7 @@ def cells_table(verdicts: Sequence[CellVerdict], policy: str) -> Table:
     return table
 
 
-def summary_table(verdicts: Sequence[CellVerdict], title: str) -> Table:
+def summary_table(verdicts: Sequence[CellVerdict[Any]], title: str) -> Table:
     """A row for each figure: the worst cell, the median one, the best, and the geometric mean."""
     table = new_table("figure", title=title)
     for heading in ("worst", "median", "best", "geometric mean", "cells", "worst cell"):
@@ -58,12 +58,12 @@ def summary_table(verdicts: Sequence[CellVerdict], title: str) -> Table:
     return table
 
 
-def groups_table(verdicts: Sequence[CellVerdict]) -> Table:
+def groups_table(verdicts: Sequence[CellVerdict[EvaluationCell]]) -> Table:
     """Geometric means by family where nothing more is told, by model error and by condition."""
     table = new_table("cells", title="geometric means")
     for name in COMPARED.values():
         table.add_column(name, justify="right")
-    groups: dict[str, list[CellVerdict]] = {}
+    groups: dict[str, list[CellVerdict[EvaluationCell]]] = {}
     for each in verdicts:
         groups.setdefault(each.cell.error or each.cell.condition or each.cell.family, []).append(
             each
@@ -74,7 +74,7 @@ def groups_table(verdicts: Sequence[CellVerdict]) -> Table:
     return table
 
 
-def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
+def evaluation_content(verdicts: Sequence[CellVerdict[Any]]) -> dict[str, Any]:
     """For JSON: the summary of every figure, and every cell with every figure, worst first."""
     return {
         "summary": {
@@ -84,7 +84,7 @@ def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
         },
         "cells": [
             {
-                "cell": cell_content(each.cell),
+                "cell": each.cell.content,
                 "seeds": list(each.seeds),
                 "worst_figure": each.worst_figure,
                 "behind": each.behind,
@@ -96,18 +96,12 @@ def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
     }
 
 
-def cell_content(cell: EvaluationCell) -> dict[str, Any]:
-    """A cell, flat."""
-    kinds = {"error": cell.error, "condition": cell.condition}
-    return {"family": cell.family, **cell.fleet._asdict(), **kinds}
-
-
 def _summary_content(found: FigureSummary) -> dict[str, Any]:
-    cells = {key: cell_content(getattr(found, key)) for key in ("worst_cell", "best_cell")}
+    cells = {key: getattr(found, key).content for key in ("worst_cell", "best_cell")}
     return {**found._asdict(), **cells}
 
 
-def _ratio(verdict: CellVerdict, key: str, *, interval: bool) -> str:
+def _ratio(verdict: CellVerdict[Any], key: str, *, interval: bool) -> str:
     found = verdict.figures.get(key)
     if found is None or found.ratio is None:
         return "-"
@@ -116,7 +110,7 @@ def _ratio(verdict: CellVerdict, key: str, *, interval: bool) -> str:
     return f"{found.ratio:.3f} ({found.low:.3f}-{found.high:.3f})"
 
 
-def _beside(verdict: CellVerdict, key: str, digits: int) -> str:
+def _beside(verdict: CellVerdict[Any], key: str, digits: int) -> str:
     found = verdict.figures.get(key)
     if found is None:
         return "-"

@@ -18,7 +18,8 @@ def require_at_least(config: Any, least: float, *keys: str) -> None:
 
 
 def require_positive(config: Any, *keys: str) -> None:
-    """Finite numbers above 0."""
+    """Finite numbers above 0; None is not given."""
     for key in keys:
-        if not 0 < getattr(config, key) < math.inf:
-            raise bad_setting(key, f"{getattr(config, key)} must be finite and greater than 0")
+        value = getattr(config, key)
+        if value is not None and not 0 < value < math.inf:
+            raise bad_setting(key, f"{value} must be finite and greater than 0")

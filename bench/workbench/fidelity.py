@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from ...process.settings import bad_setting, option
-from ..results import Output, format_number, new_table, spread
+from ...process.settings import option
+from ..results import Output, format_number, new_table, require_at_least, spread
 from ..synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
 from ..traces import (
     Samples,
@@ -42,11 +42,7 @@ class FidelityConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("seeds", "cache_tokens"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.requests is not None and self.requests < 1:
-            raise bad_setting("requests", f"{self.requests} must be at least 1")
+        require_at_least(self, 1, "seeds", "cache_tokens", "requests")
         check_trace_block_size(self.trace_block_size)
 
 

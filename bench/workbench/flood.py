@@ -5,11 +5,11 @@ of the others, from then on, are compared with what they would be alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, mean
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from rich.table import Table
 from ...process.settings import bad_setting, option
 from ...router.admission import TenantConfig
 from ..evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
-from ..results import Output, format_number, new_table
+from ..results import Column, require_at_least, require_positive, rows_table, run_benchmark
 from ..simulation import Experiment, Load, Result, SimulationConfig, parse_policies
 from ..traces import TraceRequest, encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE
@@ -53,12 +53,8 @@ class FloodConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("requests", "seeds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("others", "flood_after_s"):
-            if not 0 < getattr(self, key) < float("inf"):
-                raise bad_setting(key, f"{getattr(self, key)} must be finite and greater than 0")
+        require_at_least(self, 1, "requests", "seeds")
+        require_positive(self, "others", "flood_after_s")
         split = split_of(self.split)
         if self.seeds > len(split.seeds):
             raise bad_setting(
@@ -86,6 +82,10 @@ class Outcome(NamedTuple):
     refused: float  # share
     flood_refused: float
     tokens_per_s: float
+
+
+MEANS = Outcome._fields[3:]
+"""The figures of an outcome."""
 
 
 def traffic_of(config: FloodConfig, split: Split, family: str, seed: int) -> list[TraceRequest]:
@@ -190,50 +190,34 @@ def ratios(found: Sequence[Outcome], family: str, run: str) -> list[float]:
 
 def table(found: Sequence[Outcome], title: str) -> Table:
     """A row for each family and run: means over the seeds."""
-    shown = new_table("family", "run", title=title)
-    for heading in (
-        "TTFT ms",
-        "p99 ms",
-        "p99 / alone",
-        "waited here ms",
-        "ITL ms",
-        "refused",
-        "flood refused",
-        "tokens/s of all",
-    ):
-        shown.add_column(heading, justify="right")
+    rows = []
     for family, run in dict.fromkeys((each.family, each.run) for each in found):
-        rows = [each for each in found if (each.family, each.run) == (family, run)]
-
-        def cell(key: str, digits: int, rows: Sequence[Outcome] = rows) -> str:
-            return format_number(mean(getattr(each, key) for each in rows), digits)
-
-        shown.add_row(
-            family,
-            run,
-            cell("ttft_ms", 0),
-            cell("p99_ms", 0),
-            format_number(geometric_mean(ratios(found, family, run)), 2),
-            cell("queued_ms", 1),
-            cell("itl_ms", 1),
-            cell("refused", 3),
-            cell("flood_refused", 3),
-            cell("tokens_per_s", 0),
-        )
-    return shown
+        of_run = [each._asdict() for each in found if (each.family, each.run) == (family, run)]
+        means = {key: mean(each[key] for each in of_run) for key in MEANS}
+        beside = geometric_mean(ratios(found, family, run))
+        rows.append({"family": family, "run": run, "ratio": beside, **means})
+    columns = (
+        Column("family", "family"),
+        Column("run", "run"),
+        Column("TTFT ms", "ttft_ms", 0),
+        Column("p99 ms", "p99_ms", 0),
+        Column("p99 / alone", "ratio", 2),
+        Column("waited here ms", "queued_ms", 1),
+        Column("ITL ms", "itl_ms", 1),
+        Column("refused", "refused", 3),
+        Column("flood refused", "flood_refused", 3),
+        Column("tokens/s of all", "tokens_per_s", 0),
+    )
+    return rows_table(rows, columns, title)
 
 
 def run(config: FloodConfig) -> int:
-    """The command: 0."""
-    output = Output(config.json)
-    found = list(measure(config))
+    """The command: its exit code."""
+    found: list[Outcome] = []
+
+    def outcomes(config: FloodConfig) -> dict[str, Any]:
+        found.extend(measure(config))
+        return {"outcomes": [each._asdict() for each in found]}
+
     title = f"{config.split}: the others' requests, {config.seeds} seeds"
-    output.print(table(found, title))
-    output.write(
-        {
-            "benchmark": "flood",
-            "config": asdict(config),
-            "outcomes": [each._asdict() for each in found],
-        }
-    )
-    return 0
+    return run_benchmark("flood", config, outcomes, lambda _: [table(found, title)])

@@ -11,31 +11,28 @@ Without a trace it is the evaluation: on traffic and fleets that nothing was tun
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from ...process.settings import bad_setting, option
 from ...router.config import DYNAMO
-from ..evaluation import EvaluationConfig, run_evaluation
-from ..results import Output, require_matplotlib
-from ..simulation import (
+from ..evaluation import (
     FIGURES,
-    MODEL_ERRORS,
-    CapacityConfig,
-    Cell,
-    Experiment,
+    CellVerdict,
+    EvaluationConfig,
     Figures,
-    Kept,
-    Load,
-    SimulationConfig,
-    draw_grid,
-    grid_table,
-    judge,
-    parse_policies,
-    read_kept,
+    cells_table,
+    evaluation_content,
+    figures_of,
+    judge_cell,
+    run_evaluation,
 )
+from ..results import Output, require_at_least, require_matplotlib, settings_of
+from ..simulation import CapacityConfig, Experiment, Load, SimulationConfig, parse_policies
 from ..traces import TRACE_BLOCK_SIZE
+from .grid_cells import MODEL_ERRORS, Cell, Kept, read_kept
+from .grid_picture import draw_grid
 
 BASE_WORKERS = 8
 NO_ERROR = "none"
@@ -90,8 +87,7 @@ class GridConfig:
     json: str | None = option(None, 'Write the cells as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        if self.seeds is not None and self.seeds < 1:
-            raise bad_setting("seeds", f"{self.seeds} must be at least 1")
+        require_at_least(self, 1, "seeds")
         if (self.trace is None) != (self.report or self.evaluation.split is not None):
             if self.trace is None:
                 raise bad_setting("trace", "is needed, or --report, or --split")
@@ -158,11 +154,16 @@ def run_grid(config: GridConfig, kept: Kept) -> Iterator[tuple[Cell, str, int, F
             continue
         experiment = Experiment(simulation, _load(config, cell), cell.workers)
         for each in missing:
-            run = experiment.run(each, seed).run
-            figures = {key: float(value(run) or 0.0) for key, value in FIGURES.items()}
-            if run.capacity is not None:
-                figures["capacity"] = run.capacity
-            yield cell, each.policy, seed, figures
+            yield cell, each.policy, seed, figures_of(experiment.run(each, seed).run)
+
+
+def judge(kept: Kept, policy: str) -> list[CellVerdict[Cell]]:
+    """A verdict, the worst first, on every cell in which the policy and a baseline have run."""
+    by_cell: dict[Cell, dict[tuple[str, int], Figures]] = {}
+    for (cell, name, seed), figures in kept.items():
+        by_cell.setdefault(cell, {})[name, seed] = figures
+    judged = (judge_cell(cell, policy, runs) for cell, runs in by_cell.items())
+    return sorted((each for each in judged if each), key=lambda each: -each.behind)
 
 
 def _simulation(config: GridConfig, cell: Cell) -> SimulationConfig:
@@ -219,14 +220,10 @@ def run(config: GridConfig) -> int:
         except KeyboardInterrupt:
             print("interrupted: run it again to go on", file=sys.stderr)
             interrupted = True
-    results = judge(kept, config.policy)
-    output.print(grid_table(results, config.policy))
-    if config.plot is not None and results:
-        output.print(f"wrote {draw_grid(config.plot, results, config.policy)}")
-    content = {
-        "benchmark": "grid",
-        "config": asdict(replace(config, json=None)),
-        "cells": [{**asdict(each), "cell": each.cell._asdict()} for each in results],
-    }
-    output.write(content)
+    verdicts = judge(kept, config.policy)
+    output.print(cells_table(verdicts, config.policy))
+    if config.plot is not None and verdicts:
+        output.print(f"wrote {draw_grid(config.plot, verdicts, config.policy)}")
+    settings = {"benchmark": "grid", "config": settings_of(config)}
+    output.write({**settings, **evaluation_content(verdicts)})
     return 130 if interrupted else 0

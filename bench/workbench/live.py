@@ -21,7 +21,15 @@ from ...process.settings import bad_setting, option
 from ..evaluation import REPORT, SPLIT_NAMES, Condition, flooded_traffic, split_of
 from ..load import ServeProcess, mock_fleet_arguments
 from ..replay import ReplayConfig, new_loop, replay
-from ..results import ObjectiveConfig, Output, Run, format_number, new_table
+from ..results import (
+    ObjectiveConfig,
+    Output,
+    Run,
+    format_number,
+    new_table,
+    require_at_least,
+    require_positive,
+)
 from ..simulation import Experiment, Load, SimulationConfig, parse_policies
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
@@ -64,12 +72,8 @@ class LiveConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("workers", "num_gpu_blocks", "requests", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("load", "slowdown", "tolerance", "start_timeout_s"):
-            if not 0 < getattr(self, key) < float("inf"):
-                raise bad_setting(key, f"{getattr(self, key)} must be finite and greater than 0")
+        require_at_least(self, 1, "workers", "num_gpu_blocks", "requests", "rounds")
+        require_positive(self, "load", "slowdown", "tolerance", "start_timeout_s")
         if self.family not in split_of(self.split).traffic:
             known = ", ".join(split_of(self.split).traffic)
             raise bad_setting("family", f"{self.family!r} is none of {known}")

@@ -6,7 +6,7 @@ stream, and the one index.
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns, process_time
@@ -23,7 +23,15 @@ from ...process.child_process import ask_module
 from ...process.settings import bad_setting, option
 from ...workers.trtllm_client import TrtllmClient
 from ...workers.worker_url import WorkerUrl
-from ..results import Output, format_number, new_table, spread
+from ..results import (
+    Column,
+    measure_in_turns,
+    millions,
+    percent,
+    require_at_least,
+    run_benchmark,
+    spread_table,
+)
 from .stream_source import CACHED_RUNS, Published, StreamLoad
 
 STANDSTILL_S = 60.0
@@ -49,12 +57,8 @@ class StreamsBenchConfig:
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise bad_setting("way", f"{self.way!r} is none of {', '.join(WAYS)}")
-        for key in ("engines", "block_size", "run_blocks", "messages", "rounds"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        for key in ("seed", "blocks_per_s"):
-            if not getattr(self, key) >= 0:
-                raise bad_setting(key, f"{getattr(self, key)} must not be negative")
+        require_at_least(self, 1, "engines", "block_size", "run_blocks", "messages", "rounds")
+        require_at_least(self, 0, "seed", "blocks_per_s")
 
 
 class _Listener:
@@ -70,7 +74,7 @@ class _Listener:
         self.refused = reason
 
 
-async def measure(config: StreamsBenchConfig) -> dict[str, float]:
+async def measure_round(config: StreamsBenchConfig) -> dict[str, float]:
     """One round. RouterError if a message was lost on the way."""
     ports = _free_ports(config.engines)
     load = StreamLoad(
@@ -163,34 +167,29 @@ def _free_ports(count: int) -> list[int]:
             each.close()
 
 
+def measure(config: StreamsBenchConfig) -> dict[str, Any]:
+    """The figures over the rounds."""
+    rounds = measure_in_turns({"streams": lambda: uvloop.run(measure_round(config))}, config.rounds)
+    return {"cached_runs": CACHED_RUNS, **rounds.spreads()}
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    config = result["config"]
+    title = (
+        f"over {config['way']} until visible, {config['engines']} engines,"
+        f" {config['block_size']} tokens a block"
+    )
+    lines = (
+        Column("stored blocks/s", "stored_per_s", millions),
+        Column("per CPU second of the router", "stored_per_router_cpu_s", millions),
+        Column("messages/s", "messages_per_s", 0),
+        Column("bytes of a message", "bytes_per_message", 0),
+        Column("CPU of the router", "router_cpu_share", percent),
+        Column("CPU of the engines", "engines_cpu_share", percent),
+    )
+    return [spread_table(title, result["streams"], lines)]
+
+
 def run(config: StreamsBenchConfig) -> int:
     """The command: its exit code."""
-    output = Output(config.json)
-    rounds = [uvloop.run(measure(config)) for _ in range(config.rounds)]
-    row = {key: spread([each[key] for each in rounds]) for key in rounds[0]}
-    output.print(_table(row, config))
-    output.write({"benchmark": "streams", "cached_runs": CACHED_RUNS, "streams": row})
-    return 0
-
-
-def _table(row: dict[str, Any], config: StreamsBenchConfig) -> Table:
-    table = new_table(
-        f"over {config.way} until visible, {config.engines} engines, "
-        f"{config.block_size} tokens a block",
-        *("median", "least", "most"),
-    )
-    forms: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-        ("stored_per_s", "stored blocks/s", lambda figure: f"{figure / 1e6:.2f} M"),
-        (
-            "stored_per_router_cpu_s",
-            "per CPU second of the router",
-            lambda figure: f"{figure / 1e6:.2f} M",
-        ),
-        ("messages_per_s", "messages/s", lambda figure: format_number(figure, 0)),
-        ("bytes_per_message", "bytes of a message", lambda figure: format_number(figure, 0)),
-        ("router_cpu_share", "CPU of the router", lambda figure: f"{figure:.0%}"),
-        ("engines_cpu_share", "CPU of the engines", lambda figure: f"{figure:.0%}"),
-    )
-    for key, name, form in forms:
-        table.add_row(name, *(form(row[key][figure]) for figure in ("median", "min", "max")))
-    return table
+    return run_benchmark("streams", config, measure, tables)

@@ -9,7 +9,7 @@ from ...results import Column, millions, percent, rows_table
 
 Rows = Sequence[dict[str, Any]]
 BLOCK, WORKERS = Column("block", "block_size"), Column("workers", "workers")
-CONTENDER = Column("contender", "contender")
+ADAPTER = Column("contender", "contender")
 
 
 def spread_of(figure: Mapping[str, float]) -> str:
@@ -39,7 +39,7 @@ def phase_table(results: Rows) -> Table:
         }
         rows.append({**row, **times})
     columns = (
-        *(BLOCK, WORKERS, Column("phase", "phase"), CONTENDER),
+        *(BLOCK, WORKERS, Column("phase", "phase"), ADAPTER),
         Column("blocks/s", "blocks_per_s", millions),
         Column("spread", "spread"),
         Column("calls/s", "operations_per_s", 0),
@@ -69,7 +69,7 @@ def drained_table(results: Rows) -> Table:
 
 def memory_table(results: Rows) -> Table:
     columns = (
-        *(BLOCK, WORKERS, CONTENDER),
+        *(BLOCK, WORKERS, ADAPTER),
         Column("entries", "entries", 0),
         Column("B/entry", "bytes_per_entry", 1),
         Column("first tree/s", "first", millions),
@@ -85,7 +85,7 @@ def memory_table(results: Rows) -> Table:
 
 def growth_table(results: Rows) -> Table:
     columns = (
-        *(CONTENDER, Column("of", "kind"), Column("held by", "held_by")),
+        *(ADAPTER, Column("of", "kind"), Column("held by", "held_by")),
         Column("size", "size", 0),
         Column("match p50 us", "match_p50_us", 2),
         Column("p99 us", "match_p99_us", 2),

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.bench.simulation.cells import Cell, read_kept
-from dynamo_router.bench.simulation.verdict import judge
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.bench.workbench.grid import GridConfig, cells, run, run_grid
+from dynamo_router.bench.workbench.grid import GridConfig, cells, judge, run, run_grid
+from dynamo_router.bench.workbench.grid_cells import Cell, read_kept
 
 BASE = Cell(8, 1.0, 1.0, 0.0, 0.0)
 
@@ -60,7 +59,7 @@ def test_a_grid_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not list(run_grid(grid, read_kept(grid.out)))
     document = json.loads((tmp_path / "cells.json").read_text())
     assert sorted(each["cell"]["workers"] for each in document["cells"]) == [2, 8]
-    assert document["cells"][0]["seeds"] == 1 and document["cells"][0]["failed"] == 0
+    assert document["cells"][0]["seeds"] == [0] and document["cells"][0]["failed"] == 0
 
 
 def test_baselines_and_model_errors_are_cells_and_contestants_too(tmp_path: Path) -> None:
@@ -101,10 +100,9 @@ def test_the_worst_cell_is_first_and_goodput_is_judged_where_all_have_it() -> No
     found = judge(kept, "forecast")
     assert [each.cell for each in found][0] == cells[1]
     by_cell = {each.cell: each for each in found}
-    assert by_cell[cells[1]].goodput_ratio == pytest.approx(0.9)
-    assert by_cell[cells[1]].badness == pytest.approx(1 / 0.9)
-    assert by_cell[cells[2]].goodput == {"absolute": None, "relative": None}
-    assert by_cell[cells[2]].goodput_ratio is None and by_cell[cells[2]].capacity is None
+    assert by_cell[cells[1]].figures["goodput_relative"].ratio == pytest.approx(0.9)
+    assert by_cell[cells[1]].behind == pytest.approx(1 / 0.9)
+    assert not {"goodput_relative", "capacity"} & by_cell[cells[2]].figures.keys()
 
 
 def shares(relative: float) -> dict[str, float]:
@@ -130,9 +128,10 @@ def test_every_figure_is_held_against_the_scale_that_is_best_at_it() -> None:
         (Cell(4, 1.0, 1.0, 0.0, 0.0), "forecast", 0): figures(1.0),  # and here nobody else has
     }
     (found,) = judge(kept, "forecast")
-    assert found.cell == BASE and found.seeds == 2
-    assert (found.ttft_ms, found.ttft_spread_ms, found.best_ttft_ms) == (100.0, 10.0, 125.0)
-    assert (found.best_scale, found.ttft_ratio, found.e2e_ratio) == ("dynamo:16", 0.8, 1.25)
+    assert found.cell == BASE and found.seeds == (0, 1)
+    ttft, e2e = found.figures["ttft"], found.figures["e2e"]
+    assert (ttft.own, ttft.best, ttft.rival, ttft.ratio) == (100.0, 125.0, "dynamo:16", 0.8)
+    assert (e2e.rival, e2e.ratio) == ("dynamo:1", 1.25)
     assert found.failed == 2.0
 
 

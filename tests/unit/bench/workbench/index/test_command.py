@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.plain_index import Dicts
+from oracles.plain_index import Dicts
 
 from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE, sample_traffic

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from ..results import ratio_interval
-from .cells import Figures
+from .figures import Figures
 
 LOWER_IS_BETTER = ("ttft", "ttft_p99", "e2e", "engine_s_per_1000_good", "balance")
 LEAST_SHARE = 0.05

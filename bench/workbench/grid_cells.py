@@ -1,27 +1,14 @@
-"""The cells of a grid of fleets: what varies from one to the next, and what is kept of a run."""
+"""The cells of a grid of fleets: what varies from one to the next, and what is kept of runs."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import ConfigError
 from ...engines.mocker import TierConfig
-from .simulated_run import SimulatedRun
+from ..evaluation import Figures
 
-FIGURES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
-    "ttft": lambda run: run.ttft_ms.mean,
-    "ttft_p99": lambda run: run.ttft_ms.p99,
-    "e2e": lambda run: run.e2e_ms.mean,
-    "hit_rate": lambda run: run.cached_token_share,
-    "of_pooled": lambda run: run.hit_rate_vs_pooled_lru,
-    "balance": lambda run: run.balance_max_over_mean,
-    "rejected": lambda run: run.rejected,
-    "errors": lambda run: run.errors,
-    "goodput_absolute": lambda run: run.goodput.absolute,
-    "goodput_relative": lambda run: run.goodput.relative,
-    "engine_s_per_1000_good": lambda run: run.engine_s_per_1000_good,
-}
 MODEL_ERRORS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"attention_us_per_ktoken2": 500.0},
     "hidden-tiers": {"tiers": TierConfig(host_blocks=32_768, hide_tiers=True)},
@@ -43,6 +30,11 @@ class Cell(NamedTuple):
     loss: float
     error: str = ""
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict()
+
     def __str__(self) -> str:
         text = f"{self.workers} workers, rate {self.rate:g}, cache {self.cache:g}"
         if self.delay_ms or self.loss:
@@ -50,7 +42,6 @@ class Cell(NamedTuple):
         return f"{text}, {self.error}" if self.error else text
 
 
-Figures = dict[str, float]
 Kept = dict[tuple[Cell, str, int], Figures]  # by cell, policy, seed
 
 
