@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..simulation import Experiment, Load, parse_policies
+from ..simulation import Experiment, Load
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
 from .cells import EvaluationCell, condition_of, request_rate, simulation_of
@@ -66,18 +66,13 @@ def run_task(task: CellTask) -> list[tuple[str, Figures]]:
     """Each policy's figures."""
     split = split_of(task.split)
     simulation = simulation_of(task.cell, split, capacity=task.capacity)
-    variants = parse_policies(
-        ",".join(task.policies),
-        block_size=simulation.block_size,
-        trace_block_size=TRAFFIC_BLOCK_SIZE,
-        base=simulation.router(),
-    )
     load = Load(
         trace=str(write_traffic(task, split)),
         trace_block_size=TRAFFIC_BLOCK_SIZE,
         seed=task.seed,
     )
     experiment = Experiment(simulation, load, task.cell.fleet.workers)
+    variants = experiment.variants(",".join(task.policies))
     runs = [experiment.run(variant, task.seed).run for variant in variants]
     return [(name, figures_of(run)) for name, run in zip(task.policies, runs, strict=True)]
 

@@ -10,7 +10,15 @@ from .envoy_peer import start_envoy
 from .http_client import HttpClient
 from .neighbours import Neighbours, children_of, noise_content, noise_words
 from .progress import OnStart, progress_bar
-from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
+from .proxy_peers import (
+    CLIENT_OPTIONS,
+    GENERATE,
+    engine_methods,
+    open_call,
+    serve_until_killed,
+    start_child,
+    start_peer,
+)
 from .serve_process import READY, ServeProcess, mock_fleet_arguments, worker_arguments
 from .stats import LoadStats
 from .target import TargetAccess
@@ -37,7 +45,6 @@ __all__ = [
     "Load",
     "LoadClient",
     "LoadStats",
-    "Methods",
     "Neighbours",
     "OnStart",
     "READY",
@@ -48,6 +55,7 @@ __all__ = [
     "Ways",
     "children_of",
     "encode_generate",
+    "engine_methods",
     "generate_bodies",
     "generate_call",
     "mock_fleet_arguments",
@@ -57,6 +65,7 @@ __all__ = [
     "open_call",
     "progress_bar",
     "ratio",
+    "serve_until_killed",
     "start_child",
     "start_dynamo",
     "start_dynamo_selector",

@@ -1,6 +1,6 @@
 """dynamo-router bench fidelity: how close synthesized traces come to the one that was learned."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ...process.settings import option
-from ..results import Output, format_number, new_table, require_at_least, spread
+from ..results import Column, Measurement, require_at_least, rows_table, run_benchmark
 from ..synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
 from ..traces import (
     Samples,
@@ -90,51 +90,40 @@ def headline(analysis: TraceAnalysis, samples: Samples, cache_tokens: int) -> di
     }
 
 
-def run(config: FidelityConfig) -> int:
-    """The command: 0, or ConfigError for what cannot be read or written."""
-    output = Output(config.json)
+def measure(config: FidelityConfig) -> dict[str, Any]:
+    """Every result, and the spread of each model's distances over its seeds."""
     results = list(measure_fidelity(config))
-    output.print(deviations_table(results))
-    output.print(distances_table(results))
-    distances = {
-        name: {
-            key: spread([result["distances"][key] for result in of_model])
-            for key in of_model[0]["distances"]
-        }
-        for name, of_model in _by_model(results).items()
-    }
-    output.write({"trace": config.trace, "results": results, "distances": distances})
-    return 0
-
-
-def deviations_table(results: Sequence[dict[str, Any]]) -> Table:
-    """How far each trace is from the learned one, in percent."""
-    table = new_table("model", "seed", title="deviation from the learned trace, %")
-    for name in results[0]["deviations"]:
-        table.add_column(name, justify="right")
+    distances = Measurement[str]()
     for result in results:
-        cells = [f"{100 * value:+.1f}" for value in result["deviations"].values()]
-        table.add_row(result["model"], str(result["seed"]), *cells)
-    return table
+        distances.add(result["model"], result["distances"])
+    return {"trace": config.trace, "results": results, "distances": distances.spreads()}
 
 
-def distances_table(results: Sequence[dict[str, Any]]) -> Table:
-    """The models side by side: the median distance of their traces."""
-    table = new_table("", title="distance to the learned trace (0 alike, 1 apart), median of seeds")
-    by_model = _by_model(results)
-    for name in by_model:
-        table.add_column(name, justify="right")
-    for key in results[0]["distances"]:
-        medians = [
-            spread([result["distances"][key] for result in of_model])["median"]
-            for of_model in by_model.values()
-        ]
-        table.add_row(key.replace("_", " "), *(format_number(value, 4) for value in medians))
-    return table
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    """How far each trace is from the learned one, in percent; the models side by side."""
+    results, distances = result["results"], result["distances"]
+    deviations = [
+        Column(name, f"deviations.{name}", lambda share: f"{100 * share:+.1f}")
+        for name in results[0]["deviations"]
+    ]
+    rows = [
+        {"": key.replace("_", " "), **{name: each[key] for name, each in distances.items()}}
+        for key in results[0]["distances"]
+    ]
+    return [
+        rows_table(
+            results,
+            [Column("model", "model"), Column("seed", "seed"), *deviations],
+            "deviation from the learned trace, %",
+        ),
+        rows_table(
+            rows,
+            [Column("", ""), *(Column(name, name, 4) for name in distances)],
+            "distance to the learned trace (0 alike, 1 apart), median of seeds",
+        ),
+    ]
 
 
-def _by_model(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    grouped: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        grouped.setdefault(result["model"], []).append(result)
-    return grouped
+def run(config: FidelityConfig) -> int:
+    """The command: its exit code."""
+    return run_benchmark("fidelity", config, measure, tables)

@@ -19,7 +19,7 @@ from ...process.settings import bad_setting, option
 from ...router.admission import TenantConfig
 from ..evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
 from ..results import Column, require_at_least, require_positive, rows_table, run_benchmark
-from ..simulation import Experiment, Load, Result, SimulationConfig, parse_policies
+from ..simulation import Experiment, Load, Result, SimulationConfig
 from ..traces import TraceRequest, encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE
 
@@ -145,14 +145,11 @@ def _run(
     tenants = replace(
         base.admission.tenants, tenant_key=TenantConfig().tenant_key if named else None
     )
-    (variant,) = parse_policies(
-        config.policy,
-        block_size=simulation.block_size,
-        trace_block_size=TRAFFIC_BLOCK_SIZE,
-        base=replace(base, admission=replace(base.admission, shed=shed, tenants=tenants)),
-    )
     load = Load(trace=str(path), trace_block_size=TRAFFIC_BLOCK_SIZE, seed=seed)
-    return Experiment(simulation, load, fleet.workers).run(variant, seed)
+    experiment = Experiment(simulation, load, fleet.workers)
+    admission = replace(base.admission, shed=shed, tenants=tenants)
+    (variant,) = experiment.variants(config.policy, replace(base, admission=admission))
+    return experiment.run(variant, seed)
 
 
 def _outcome(config: FloodConfig, found: Result, family: str, seed: int, run: str) -> Outcome:

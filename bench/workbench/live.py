@@ -22,15 +22,16 @@ from ..evaluation import REPORT, SPLIT_NAMES, Condition, flooded_traffic, split_
 from ..load import ServeProcess, mock_fleet_arguments
 from ..replay import ReplayConfig, new_loop, replay
 from ..results import (
+    Column,
     ObjectiveConfig,
     Output,
     Run,
     format_number,
-    new_table,
     require_at_least,
     require_positive,
+    rows_table,
 )
-from ..simulation import Experiment, Load, SimulationConfig, parse_policies
+from ..simulation import Experiment, Load, SimulationConfig
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
 
@@ -150,14 +151,9 @@ def simulate(config: LiveConfig, mode: str, trace: Path, seed: int) -> Run:
         arrival_speedup=1 / config.slowdown,
         seed=seed,
     )
-    simulation = config.simulation()
-    (variant,) = parse_policies(
-        mode,
-        block_size=simulation.block_size,
-        trace_block_size=TRAFFIC_BLOCK_SIZE,
-        base=simulation.router(),
-    )
-    return Experiment(simulation, load, config.workers).run(variant, seed).run
+    experiment = Experiment(config.simulation(), load, config.workers)
+    (variant,) = experiment.variants(mode)
+    return experiment.run(variant, seed).run
 
 
 async def run_live(config: LiveConfig, mode: str, trace: Path, seed: int) -> Run:
@@ -223,21 +219,21 @@ def agreements(runs: Sequence[Pair], slowdown: float = 1.0) -> list[Agreement]:
 
 def agreement_table(found: Sequence[Agreement], title: str) -> Table:
     """A row for each mode and figure."""
-    table = new_table("mode", "figure", title=title)
-    for heading in ("simulated", "live", "live runs", "apart"):
-        table.add_column(heading, justify="right")
+    rows = []
     for each in found:
         digits = 1 if each.figure in TIMES else 3
-        low, high = (format_number(value, digits) for value in (each.low, each.high))
-        table.add_row(
-            each.mode,
-            each.figure,
-            format_number(each.simulated, digits),
-            format_number(each.live, digits),
-            f"{low} to {high}",
-            f"{each.apart:+.1%}",
-        )
-    return table
+        simulated, live, low, high = (format_number(value, digits) for value in each[2:])
+        figures = {"simulated": simulated, "live": live, "runs": f"{low} to {high}"}
+        rows.append({"mode": each.mode, "figure": each.figure, "apart": each.apart, **figures})
+    columns = (
+        Column("mode", "mode"),
+        Column("figure", "figure"),
+        Column("simulated", "simulated"),
+        Column("live", "live"),
+        Column("live runs", "runs"),
+        Column("apart", "apart", lambda share: f"{share:+.1%}"),
+    )
+    return rows_table(rows, columns, title)
 
 
 def run(config: LiveConfig) -> int:

@@ -13,11 +13,10 @@ from typing import Any
 
 import grpc
 import uvloop
-from grpc import aio
 
 from ....workers.channels import MAX_MESSAGE_BYTES
-from ....workers.trtllm_proto import SERVICE, pb
-from ...load import GENERATE, Methods
+from ....workers.trtllm_proto import pb
+from ...load import engine_methods, serve_until_killed
 
 ON, OFF = signal.SIGUSR1, signal.SIGUSR2
 """tell a process to misbehave, and not to"""
@@ -97,7 +96,6 @@ def _methods(switch: Switch, misbehave: Misbehaviour | None) -> dict[str, Any]:
     long.chunk.token_ids.extend([1] * LONG_CHUNK_TOKENS)
     last.complete.output_token_ids.extend([1] * TOKENS)
     chunk, long_chunk, complete = (m.SerializeToString() for m in (first, long, last))
-    healthy = pb.HealthCheckResponse(status="OK").SerializeToString()
 
     async def generate(request: bytes, context: Any) -> None:
         if switch.on and misbehave is not None:
@@ -115,13 +113,7 @@ def _methods(switch: Switch, misbehave: Misbehaviour | None) -> dict[str, Any]:
                 await asyncio.sleep(TOKEN_S)
         await context.write(complete)
 
-    async def health_check(request: bytes, context: Any) -> bytes:
-        return bytes(healthy)
-
-    return {
-        GENERATE: grpc.unary_stream_rpc_method_handler(generate),
-        f"/{SERVICE}/HealthCheck": grpc.unary_unary_rpc_method_handler(health_check),
-    }
+    return engine_methods(generate)
 
 
 async def main(behaviour: str, count: str) -> None:
@@ -134,12 +126,8 @@ async def main(behaviour: str, count: str) -> None:
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 16),
     )
-    server = aio.server(options=options)
-    server.add_generic_rpc_handlers((Methods(_methods(switch, MISBEHAVIOURS.get(behaviour))),))
-    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(int(count))]
-    await server.start()
-    print(*(f"127.0.0.1:{port}" for port in ports), flush=True)
-    await asyncio.Event().wait()
+    methods = _methods(switch, MISBEHAVIOURS.get(behaviour))
+    await serve_until_killed(methods, int(count), options)
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ def test_goals_by_hand() -> None:
         ("store, the peer's JSON", 2.0, False),
         ("match p50, arrays", 1.5, True),
         ("match p99, arrays", 1.5, True),
-        ("match p50, workers, few hold a prompt", 3.5, False),
+        ("match p50, workers over 64, few hold a prompt", 3.5, False),
     ]
 
 
