@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table, require_at_least
+from .results import Output, facts_table, require_at_least
 from .synthesizer import (
     KINDS,
     WINDOW,
@@ -118,12 +118,7 @@ def run(config: SynthesizeConfig) -> int:
         "requests_per_s": total / (ended - begun),
         "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    table = new_table("", title=f"{config.source} -> {config.output}")
-    table.add_column("", justify="right")
-    for name, value in summary.items():
-        shown = format_number(value, 2) if isinstance(value, float) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    output.print(table)
+    output.print(facts_table(f"{config.source} -> {config.output}", summary))
     output.write({**summary, "learned": describe_model(model)})
     return 0
 

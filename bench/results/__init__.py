@@ -4,7 +4,7 @@ Entered by every command and room of bench; knows none of them.
 """
 
 from .checks import require_at_least, require_positive
-from .columns import Column, figure_of, millions, percent, rows_table, spread_table
+from .columns import Column, facts_table, figure_of, millions, percent, rows_table, spread_table
 from .confidence import bootstrap_interval, geometric_mean, ratio_interval
 from .environment import cpu_seconds, describe_environment, memory_mib, pin_to_core, unpin
 from .measurement import (
@@ -33,6 +33,7 @@ __all__ = [
     "bootstrap_interval",
     "cpu_seconds",
     "describe_environment",
+    "facts_table",
     "figure_of",
     "format_number",
     "geometric_mean",

@@ -66,3 +66,14 @@ def spread_table(
         spread = figures[line.key]
         table.add_row(line.heading, *(line.show(spread[each]) for each in ("median", "min", "max")))
     return table
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """A line for each fact; those of a mapping have its name before theirs."""
+    table = new_table("", title=title)
+    table.add_column("", justify="right")
+    for name, value in facts.items():
+        for inner, cell in value.items() if isinstance(value, Mapping) else [("", value)]:
+            shown = format_number(cell, 2) if isinstance(cell, float) else str(cell)
+            table.add_row(f"{name} {inner}".replace("_", " "), shown)
+    return table

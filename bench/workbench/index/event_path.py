@@ -7,7 +7,7 @@ its event plane, its feed, its index.
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine
+from functools import partial
 from time import monotonic_ns, process_time
 from typing import Any
 
@@ -22,7 +22,7 @@ from ....kv_events import EventFeed
 from ....process.child_process import ask_module
 from ....runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
 from ....workers.registry import WorkerRegistry
-from ...results import percentiles, spread
+from ...results import measure_in_turns, percentiles
 from .config import IndexBenchConfig
 from .event_source import (
     APPLIED,
@@ -79,41 +79,37 @@ def measure_events(config: IndexBenchConfig) -> list[dict[str, Any]]:
     `stored_per_s` counts stored blocks only, `blocks_per_s` evicted ones too. RouterError if an
     event was lost on the way, or the engines could not keep their own times.
     """
-    results = []
-    for workers in config.workers:
-        for load in ("all", "steady"):
-            runs = [
-                _run(_measure(_load_spec(config, workers, load)))
-                for _ in range(min(3, config.rounds))
-            ]
-            results.append(
-                {"load": load, "workers": workers, "run_blocks": RUN_BLOCKS}
-                | {key: spread([run[key] for run in runs]) for key in runs[0]}
-            )
-    return results
+    loads = {"all": None, "steady": STEADY_BLOCKS_PER_S}
+    variants = {
+        (workers, load): partial(_run, config, workers, rate)
+        for workers in config.workers
+        for load, rate in loads.items()
+    }
+    rounds = measure_in_turns(variants, min(3, config.rounds))
+    return [
+        {"load": load, "workers": workers, "run_blocks": RUN_BLOCKS} | figures
+        for (workers, load), figures in rounds.spreads().items()
+    ]
 
 
-def _load_spec(config: IndexBenchConfig, workers: int, load: str) -> LoadSpec:
-    return LoadSpec(
+def _run(config: IndexBenchConfig, workers: int, rate: float | None) -> dict[str, float]:
+    spec = LoadSpec(
         url="",
         engines=workers,
         seconds=config.event_seconds,
         run_blocks=RUN_BLOCKS,
         cache_blocks=CACHE_BLOCKS,
-        blocks_per_s=None if load == "all" else STEADY_BLOCKS_PER_S,
+        blocks_per_s=rate,
         window_blocks=WINDOW_BLOCKS,
         seed=config.seed,
     )
-
-
-def _run(measuring: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
     kept = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        return uvloop.run(measuring)  # the loop that `serve` runs on
+        return uvloop.run(_measure(spec))  # the loop that `serve` runs on
     finally:
         structlog.configure(**kept)
 
