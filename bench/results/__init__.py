@@ -8,10 +8,10 @@ from .columns import Column, facts_table, figure_of, millions, percent, rows_tab
 from .confidence import bootstrap_interval, geometric_mean, ratio_interval
 from .environment import cpu_seconds, describe_environment, memory_mib, pin_to_core, unpin
 from .measurement import (
+    Benchmark,
     Figures,
     Measurement,
     measure_in_turns,
-    run_benchmark,
     settings_of,
     turns,
 )
@@ -22,6 +22,7 @@ from .report import Run, runs_content, runs_table
 from .summary import Summary, percentiles, spread, summarise, summarise_weighted
 
 __all__ = [
+    "Benchmark",
     "Column",
     "Figures",
     "Goodput",
@@ -50,7 +51,6 @@ __all__ = [
     "require_matplotlib",
     "require_positive",
     "rows_table",
-    "run_benchmark",
     "runs_content",
     "runs_table",
     "save_figure",

@@ -5,7 +5,7 @@ A benchmark is its settings, a function of them that measures, and its tables.
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rich.console import RenderableType
@@ -77,30 +77,32 @@ def measure_in_turns(
     return measured
 
 
-def run_benchmark(
-    name: str,
-    config: Config,
-    measure: Callable[[Config], Mapping[str, Any]],
-    tables: Callable[[Mapping[str, Any]], Iterable[RenderableType]],
-    *,
-    width: int = 120,
-) -> int:
-    """A benchmark's command: pin, measure, show the tables, write the JSON. Its exit code.
+@dataclass(frozen=True)
+class Benchmark(Generic[Config]):
+    """A command that measures: its name, what it measures, and how that is shown."""
 
-    The JSON has the settings under "config", beside what `measure` returns.
-    """
-    output = Output(config.json, width=width)
-    core: int | None = getattr(config, "core", None)
-    if core is not None:
-        pin_to_core(core)
-    try:
-        result = {"benchmark": name, "config": settings_of(config), **measure(config)}
-    finally:
-        unpin()
-    for table in tables(result):
-        output.print(table)
-    output.write(result)
-    return 0
+    name: str
+    measure: Callable[[Config], Mapping[str, Any]]
+    tables: Callable[[Mapping[str, Any]], Iterable[RenderableType]]
+
+    def __call__(self, config: Config) -> int:
+        """Pin, measure, show the tables, write the JSON: the command's exit code.
+
+        The JSON has the settings under "config", beside what `measure` returns.
+        """
+        output = Output(config.json)
+        core: int | None = getattr(config, "core", None)
+        if core is not None:
+            pin_to_core(core)
+        try:
+            measured = self.measure(config)
+        finally:
+            unpin()
+        result = {"benchmark": self.name, "config": settings_of(config), **measured}
+        for table in self.tables(result):
+            output.print(table)
+        output.write(result)
+        return 0
 
 
 def settings_of(config: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
 from ...slots.peers import decode_message, encode_message
-from ..results import Column, measure_in_turns, require_at_least, run_benchmark, spread_table
+from ..results import Benchmark, Column, measure_in_turns, require_at_least, spread_table
 
 BLOCK_SIZE = 16
 CACHED_BLOCKS = 8
@@ -159,6 +159,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [spread_table(title, result["bookings"], lines)]
 
 
-def run(config: BookingsBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("bookings", config, measure, tables)
+run = Benchmark("bookings", measure, tables)

@@ -20,12 +20,12 @@ from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
 from ..results import (
+    Benchmark,
     Column,
     measure_in_turns,
     percentiles,
     require_at_least,
     rows_table,
-    run_benchmark,
 )
 from .index import CacheEvents, Stored
 
@@ -167,6 +167,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [rows_table(result["results"], columns, "us per decision, medians")]
 
 
-def run(config: DecisionBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("decision", config, measure, tables)
+run = Benchmark("decision", measure, tables)

@@ -29,7 +29,7 @@ from ...workers.engine_facts import EngineFacts
 from ...workers.trtllm_client import EngineIdentity
 from ...workers.trtllm_proto import pb
 from ..load import generate_bodies, new_prompts
-from ..results import Column, require_at_least, run_benchmark, spread, spread_table, turns
+from ..results import Benchmark, Column, require_at_least, spread, spread_table, turns
 
 BODIES = 400
 FIRST_PORT = 20000  # nobody listens there, and nobody calls
@@ -228,6 +228,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [spread_table("us of CPU", result, lines)]
 
 
-def run(config: DispatcherBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("dispatcher", config, measure, tables)
+run = Benchmark("dispatcher", measure, tables)

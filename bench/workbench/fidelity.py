@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ...process.settings import option
-from ..results import Column, Measurement, require_at_least, rows_table, run_benchmark
+from ..results import Benchmark, Column, Measurement, require_at_least, rows_table
 from ..synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
 from ..traces import (
     Samples,
@@ -124,6 +124,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def run(config: FidelityConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("fidelity", config, measure, tables)
+run = Benchmark("fidelity", measure, tables)

@@ -18,7 +18,7 @@ from rich.table import Table
 from ...process.settings import bad_setting, option
 from ...router.admission import TenantConfig
 from ..evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
-from ..results import Column, require_at_least, require_positive, rows_table, run_benchmark
+from ..results import Benchmark, Column, require_at_least, require_positive, rows_table
 from ..simulation import Experiment, Load, Result, SimulationConfig
 from ..traces import TraceRequest, encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE
@@ -110,7 +110,7 @@ def traffic_of(config: FloodConfig, split: Split, family: str, seed: int) -> lis
     return sorted(later, key=lambda each: each.timestamp_ms)
 
 
-def measure(config: FloodConfig) -> Iterator[Outcome]:
+def measure_outcomes(config: FloodConfig) -> Iterator[Outcome]:
     """Each run of each family and seed."""
     split = split_of(config.split)
     with TemporaryDirectory() as folder:
@@ -208,13 +208,15 @@ def table(found: Sequence[Outcome], title: str) -> Table:
     return rows_table(rows, columns, title)
 
 
-def run(config: FloodConfig) -> int:
-    """The command: its exit code."""
-    found: list[Outcome] = []
+def measure(config: FloodConfig) -> dict[str, Any]:
+    """All outcomes."""
+    return {"outcomes": [each._asdict() for each in measure_outcomes(config)]}
 
-    def outcomes(config: FloodConfig) -> dict[str, Any]:
-        found.extend(measure(config))
-        return {"outcomes": [each._asdict() for each in found]}
 
-    title = f"{config.split}: the others' requests, {config.seeds} seeds"
-    return run_benchmark("flood", config, outcomes, lambda _: [table(found, title)])
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    config = result["config"]
+    title = f"{config['split']}: the others' requests, {config['seeds']} seeds"
+    return [table([Outcome(**each) for each in result["outcomes"]], title)]
+
+
+run = Benchmark("flood", measure, tables)

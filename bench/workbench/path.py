@@ -34,7 +34,7 @@ from ..load import (
     start_peer,
     ways_tables,
 )
-from ..results import require_at_least, require_positive, run_benchmark
+from ..results import Benchmark, require_at_least, require_positive
 
 MODEL = "tiny"
 SPEEDUP = 1e6
@@ -83,12 +83,7 @@ class PathBenchConfig:
         require_positive(self, "start_timeout_s")
 
 
-def run(config: PathBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("path", config, lambda each: uvloop.run(_measure(each)), ways_tables)
-
-
-async def _measure(config: PathBenchConfig) -> dict[str, Any]:
+async def _measure_ways(config: PathBenchConfig) -> dict[str, Any]:
     loads = [Load(c, n) for n in config.output_tokens for c in config.concurrency]
     async with contextlib.AsyncExitStack() as stack:
         servers = Servers(config, stack)
@@ -167,3 +162,11 @@ def _only(children: Mapping[int, str], word: str) -> int:
     if len(found) != 1:
         raise RouterError(f"serve has {len(found)} child processes that are a {word}")
     return found[0]
+
+
+def measure(config: PathBenchConfig) -> dict[str, Any]:
+    """Every way under every load."""
+    return uvloop.run(_measure_ways(config))
+
+
+run = Benchmark("path", measure, ways_tables)

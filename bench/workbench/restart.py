@@ -39,11 +39,11 @@ from ...runtime.event_planes.jetstream import (
 from ...runtime.kv_stores import NatsAddress, NatsConnection
 from ..load import ServeProcess
 from ..results import (
+    Benchmark,
     Column,
     Measurement,
     cpu_seconds,
     require_at_least,
-    run_benchmark,
     spread_table,
 )
 
@@ -272,6 +272,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [spread_table(title, starts, lines)]
 
 
-def run(config: RestartBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("restart", config, measure, tables)
+run = Benchmark("restart", measure, tables)

@@ -32,7 +32,7 @@ from ..load import (
     ways_tables,
     worker_arguments,
 )
-from ..results import require_at_least, require_positive, run_benchmark
+from ..results import Benchmark, require_at_least, require_positive
 
 SELECT_WORKER = "/dynamo_router.v1.RouterService/SelectWorker"
 PROMPTS = 256
@@ -64,7 +64,7 @@ class SelectionBenchConfig:
         require_positive(self, "start_timeout_s")
 
 
-async def _measure(config: SelectionBenchConfig) -> dict[str, Any]:
+async def _measure_ways(config: SelectionBenchConfig) -> dict[str, Any]:
     prompts = list(islice(new_prompts(config.tokens), PROMPTS))
     async with contextlib.AsyncExitStack() as stack:
         ways = Ways()
@@ -131,6 +131,9 @@ async def _dynamo(
     return Way(address, pid), {0: ask}
 
 
-def run(config: SelectionBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("selection", config, lambda each: uvloop.run(_measure(each)), ways_tables)
+def measure(config: SelectionBenchConfig) -> dict[str, Any]:
+    """Every way under every load."""
+    return uvloop.run(_measure_ways(config))
+
+
+run = Benchmark("selection", measure, ways_tables)

@@ -24,12 +24,12 @@ from ...process.settings import bad_setting, option
 from ...workers.trtllm_client import TrtllmClient
 from ...workers.worker_url import WorkerUrl
 from ..results import (
+    Benchmark,
     Column,
     measure_in_turns,
     millions,
     percent,
     require_at_least,
-    run_benchmark,
     spread_table,
 )
 from .stream_source import CACHED_RUNS, Published, StreamLoad
@@ -190,6 +190,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [spread_table(title, result["streams"], lines)]
 
 
-def run(config: StreamsBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("streams", config, measure, tables)
+run = Benchmark("streams", measure, tables)

@@ -12,7 +12,7 @@ from .growth import measure_growth
 from .memory import measure_memory
 from .phases import measure_phases
 from .plots import draw_growth
-from .soak import SoakConfig, measure_soak, soak_table
+from .soak import measure_soak, soak_table
 from .tables import TABLES, goal_table
 
 MEASURES = {
@@ -35,7 +35,7 @@ def run(config: IndexBenchConfig) -> int:
     if config.core is not None:
         pin_to_core(config.core)
     if config.soak:
-        soak = measure_soak(SoakConfig(events=config.soak, seed=config.seed))
+        soak = measure_soak(config.soak, config.seed)
         output.print(soak_table(soak))
         output.write({"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak})
         return 0 if soak["flat"] else 1

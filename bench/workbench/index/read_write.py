@@ -17,13 +17,13 @@ from ....indexer.event_index import EventIndex
 from ....indexer.wire import EventWriter
 from ....process.settings import bad_setting, option
 from ...results import (
+    Benchmark,
     Column,
     measure_in_turns,
     millions,
     percentiles,
     require_at_least,
     rows_table,
-    run_benchmark,
 )
 from ._read_write import read_prompts
 
@@ -213,6 +213,4 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     return [rows_table(result["results"], columns)]
 
 
-def run(config: ConcurrentBenchConfig) -> int:
-    """The command: its exit code."""
-    return run_benchmark("concurrent", config, measure, tables)
+run = Benchmark("concurrent", measure, tables)

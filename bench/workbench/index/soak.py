@@ -1,6 +1,5 @@
 """A long run of stores and removals: does an index's memory stay flat? `bench index --soak`."""
 
-from dataclasses import dataclass
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -11,40 +10,27 @@ from rich.table import Table
 
 from ....base.errors import EventError
 from ....indexer.tree import RadixTree
-from ...results import Column, require_at_least, rows_table
+from ...results import Column, rows_table
 from .memory import resident_bytes
 
 FAMILIES = 256  # prefixes that chains share
 PREFIX_BLOCKS = 8
+CHAINS = 20_000  # of 1 to 63 blocks below a shared prefix; each worker holds half of them
+WORKERS = 8
 WINDOWS = 20  # of each phase, for which figures are kept
 SETTLED = 0.25  # of a phase: what the memory is compared with afterwards
 SLACK = 1.05  # how much more than that still counts as flat
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakConfig:
-    """How much to apply. Raises ConfigError, naming the key, on a bad value."""
-
-    events: int = 1_000_000
-    """stored and removed events, half of them without a budget, half with one"""
-    chains: int = 20_000
-    """of 1 to 63 blocks below a shared prefix; each worker holds half of them at any time"""
-    workers: int = 8
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "events", "chains", "workers")
-
-
 class _Traffic:
     """Random events of workers that cache and evict chains; content is new once nobody holds it."""
 
-    def __init__(self, config: SoakConfig) -> None:
-        self._random = Random(config.seed)
-        self._content = np.random.default_rng(config.seed)
-        self._workers = config.workers
-        self._chains = [self._make_chain() for _ in range(config.chains)]
-        self._holders: list[set[int]] = [set() for _ in range(config.chains)]
+    def __init__(self, seed: int, chains: int, workers: int) -> None:
+        self._random = Random(seed)
+        self._content = np.random.default_rng(seed)
+        self._workers = workers
+        self._chains = [self._make_chain() for _ in range(chains)]
+        self._holders: list[set[int]] = [set() for _ in range(chains)]
         prefixes = self._content.integers(0, 1 << 63, (FAMILIES, PREFIX_BLOCKS), np.uint64)
         self._prefixes = list(prefixes)
 
@@ -81,17 +67,20 @@ class _Traffic:
         return len(chain)
 
 
-def measure_soak(config: SoakConfig) -> dict[str, Any]:
-    """Apply the events; figures of every window, and whether memory stayed flat in each phase.
+def measure_soak(
+    events: int, seed: int, *, chains: int = CHAINS, workers: int = WORKERS
+) -> dict[str, Any]:
+    """Apply so many stored and removed events, half of them without a budget, half with one;
+    figures of every window, and whether memory stayed flat in each phase.
 
     A phase is flat if neither the tree's own count nor the process's resident set ever rose more
     than 5 % above its highest value in the phase's first quarter. An event that contradicts what is
     held raises EventError: there are none in this traffic.
     """
-    traffic = _Traffic(config)
-    unbounded = _run_phase("unbounded", RadixTree(), traffic, config.events // 2)
+    traffic = _Traffic(seed, chains, workers)
+    unbounded = _run_phase("unbounded", RadixTree(), traffic, events // 2)
     budget = max(1, unbounded["windows"][-1]["blocks"] // 2)
-    rest = config.events - config.events // 2
+    rest = events - events // 2
     bounded = _run_phase("budget", RadixTree(max_blocks=budget), traffic, rest)
     phases = [unbounded, bounded]
     return {"phases": phases, "budget": budget, "flat": all(phase["flat"] for phase in phases)}

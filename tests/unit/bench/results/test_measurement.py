@@ -11,11 +11,11 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.results import (
+    Benchmark,
     Column,
     Measurement,
     measure_in_turns,
     rows_table,
-    run_benchmark,
     spread_table,
     turns,
 )
@@ -75,7 +75,7 @@ def test_a_command_shows_its_tables_and_writes_settings_and_environment(
         return [spread_table(title, result["all"], [Column("time, us", "us", 1)]), "in words"]
 
     target = tmp_path / "out.json"
-    assert run_benchmark("mine", Settings(json=str(target)), measure, tables) == 0
+    assert Benchmark("mine", measure, tables)(Settings(json=str(target))) == 0
     shown = capsys.readouterr().out.split()
     assert shown[:2] == ["3", "rounds"] and shown[-5:] == ["2.0", "1.0", "3.0", "in", "words"]
     written = json.loads(target.read_text())
@@ -89,9 +89,9 @@ def test_what_cannot_be_written_or_pinned_is_refused_before_anything_is_measured
         raise AssertionError("measured")
 
     with pytest.raises(ConfigError, match="no such directory"):
-        run_benchmark("mine", Settings(json="/nowhere/out.json"), measure, lambda _: [])
+        Benchmark("mine", measure, lambda _: [])(Settings(json="/nowhere/out.json"))
     with pytest.raises(ConfigError, match="cannot pin to core"):
-        run_benchmark("mine", Settings(core=10**6), measure, lambda _: [])
+        Benchmark("mine", measure, lambda _: [])(Settings(core=10**6))
 
 
 def test_a_column_reads_medians_and_parts_and_says_what_is_missing() -> None:

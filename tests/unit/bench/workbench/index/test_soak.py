@@ -8,18 +8,11 @@ import pytest
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.workbench.index.command import run
 from dynamo_router.bench.workbench.index.config import IndexBenchConfig
-from dynamo_router.bench.workbench.index.soak import SoakConfig, _is_flat, measure_soak, soak_table
-
-
-@pytest.mark.parametrize("key", ["events", "chains", "workers"])
-def test_impossible_sizes_are_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="must be at least 1") as caught:
-        SoakConfig(**{key: 0})
-    assert caught.value.key == key
+from dynamo_router.bench.workbench.index.soak import _is_flat, measure_soak, soak_table
 
 
 def test_a_short_soak_applies_every_event_and_keeps_the_budget() -> None:
-    result = measure_soak(SoakConfig(events=20_000, chains=200, workers=4))
+    result = measure_soak(20_000, 1, chains=200, workers=4)
     unbounded, bounded = result["phases"]
     for phase in result["phases"]:
         assert sum(window["events"] for window in phase["windows"]) == 10_000
