@@ -88,7 +88,7 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "dispatcher": _bench("A request without any transport.", "dispatcher:DispatcherBenchConfig"),
     "streams": _bench(
-        "Events of engines over ZMQ until they are visible.", "streams:StreamsBenchConfig"
+        "Events of engines until the index shows them.", "streams:StreamsBenchConfig"
     ),
     "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),

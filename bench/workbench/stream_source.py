@@ -1,4 +1,4 @@
-"""Engines that tell KV events, over ZMQ as vLLM does or by SubscribeKvEvents, and nothing else.
+"""Engines that publish KV events and do nothing else: over ZMQ, by SubscribeKvEvents, over NATS.
 
 A process of its own: it takes a `StreamLoad` on stdin, publishes until its messages are sent and
 its readers gone, and says on stdout what it `Published`.
@@ -7,14 +7,20 @@ its readers gone, and says on stdout what it `Published`.
 import asyncio
 import struct
 import sys
+from collections import deque
 from time import monotonic_ns, process_time, sleep
 from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 import uvloop
 
+from ...base.clock import SystemClock
+from ...engines.outbox import StoredRun
+from ...engines.publisher import KvEventPublisher
 from ...kv_events.dialects import ZmqPayload
+from ...runtime.event_planes import NatsPlane, PlaneState
 from ...transport.http2 import Http2Server, ServerCall
 from ...workers.trtllm_proto import SERVICE
 
@@ -23,38 +29,76 @@ RUNS = 64
 CACHED_RUNS = 32
 """so many of them are in its cache at a time."""
 _AHEAD = 1000  # messages that wait for a reader, of each engine
+APPLIED = "bench.applied"
+ENDPOINT = ("bench", "engines", "generate")
+CONNECT_TIMEOUT_S = 20.0
+STALL_S = 30.0  # without a word from the reader: it is gone
+IDLE_S = 0.0005
 _NUMBER = struct.Struct(">Q")
 
 
-class StreamLoad(msgspec.Struct):
+class StreamLoad(msgspec.Struct, kw_only=True):
     """The load. Each message stores a run of blocks, and removes the oldest one."""
 
-    ports: list[int]
-    """one for each engine, of loopback"""
+    way: str
+    """zmq, grpc or nats"""
+    engines: int
     messages: int
-    """of each engine"""
+    """of each engine; 0: as many as go through in `seconds`"""
     block_size: int
     run_blocks: int
     blocks_per_s: float
     """stored by all engines; 0: as many as the reader takes"""
     seed: int
-    way: str = "zmq"
-    """or "grpc\""""
+    seconds: float = 0.0
+    """over NATS alone, where `messages` says nothing"""
+    window_blocks: int = 1 << 18
+    """over NATS: that may be on their way before the engines wait for the reader"""
+    ports: list[int] = []
+    """of loopback, one for each engine; none over NATS"""
+    url: str = ""
+    """of the nats-server"""
+
+    @property
+    def stored_blocks(self) -> int | None:
+        """By all engines; None where time ends it."""
+        return self.messages * self.engines * self.run_blocks or None
 
     def due_ns(self, turn: int) -> int:
         """Until all engines' messages of a turn are due, from the beginning on."""
         if not self.blocks_per_s:
             return 0
-        return int(turn * self.run_blocks * len(self.ports) / self.blocks_per_s * 1e9)
+        return int(turn * self.run_blocks * self.engines / self.blocks_per_s * 1e9)
 
 
-class Published(msgspec.Struct):
-    """What the engines said, and what that took."""
+class Published(msgspec.Struct, kw_only=True):
+    """What the engines published, and what that took."""
 
+    stored: int
+    messages: int
+    events: int
     bytes: int
+    """0 over NATS, where the reader counts them"""
     began_ns: int
     """of the machine's monotonic clock"""
     cpu_s: float
+    given_up: int = 0
+    """times that a publisher gave up changes: the measurement is worth nothing then"""
+    late_ms: float = 0.0
+    """the most that the engines were behind their own times"""
+
+
+def _published(load: StreamLoad, size: int, began_ns: int, cpu_s: float) -> Published:
+    """Of engines that sent all their messages, a run stored and one removed in each."""
+    messages = load.messages * load.engines
+    return Published(
+        stored=messages * load.run_blocks,
+        messages=messages,
+        events=2 * messages,
+        bytes=size,
+        began_ns=began_ns,
+        cpu_s=cpu_s,
+    )
 
 
 def payloads(load: StreamLoad, engine: int) -> list[bytes]:
@@ -111,7 +155,7 @@ def publish(load: StreamLoad) -> Published:
     for socket in sockets:
         socket.recv()  # its reader goes
     context.destroy(linger=0)
-    return Published(size, began, cpu)
+    return _published(load, size, began, cpu)
 
 
 class GrpcEngines:
@@ -133,7 +177,7 @@ class GrpcEngines:
             await self._all_read.wait()
             cpu = process_time()
             await self._all_gone.wait()
-            return Published(self._size, self._began, process_time() - cpu)
+            return _published(self._load, self._size, self._began, process_time() - cpu)
         finally:
             for server in servers:
                 await server.stop(0.0)
@@ -168,12 +212,110 @@ class GrpcEngines:
         return tell
 
 
-async def _publish_over_grpc(load: StreamLoad) -> Published:
-    return await GrpcEngines(load).publish()
+class NatsEngine:
+    """The cache of one worker. The first block of a run is named by the time it was published."""
+
+    def __init__(self, plane: NatsPlane, worker_id: int, load: StreamLoad) -> None:
+        namespace, component, endpoint = ENDPOINT
+        self._rng = np.random.default_rng([load.seed, worker_id])
+        self._blocks = load.run_blocks
+        self._runs: deque[StoredRun] = deque()
+        self.publisher = KvEventPublisher(
+            plane,
+            worker_id=worker_id,
+            namespace=namespace,
+            component=component,
+            endpoint=endpoint,
+            snapshot=lambda: self._runs,
+            clock=SystemClock(),
+        )
+
+    def prefill(self) -> None:
+        """A prompt: a run of blocks is cached, and the oldest gives way."""
+        if len(self._runs) == CACHED_RUNS:
+            self.publisher.removed(self._runs.popleft().block_hashes)
+        hashes = self._rng.integers(1, 2**64, 2 * self._blocks, np.uint64)
+        hashes[0] = monotonic_ns()
+        self._runs.append(StoredRun(None, hashes[: self._blocks], hashes[self._blocks :]))
+        self.publisher.stored(*self._runs[-1])
+
+
+class NatsEngines:
+    """The same through the publishers that real engines have, and a nats-server."""
+
+    def __init__(self, load: StreamLoad) -> None:
+        self._load = load
+        self._applied = 0  # stored blocks that the reader has
+        self._heard_ns = monotonic_ns()
+
+    async def publish(self) -> Published:
+        """TimeoutError if the server, or the reader, is not there."""
+        plane = NatsPlane(self._load.url)
+        try:
+            await until_connected(plane)
+            return await self._publish(plane)
+        finally:
+            await plane.close()
+
+    async def _publish(self, plane: NatsPlane) -> Published:
+        load = self._load
+        engines = [NatsEngine(plane, worker, load) for worker in range(load.engines)]
+        heard = await plane.subscribe(APPLIED, self._on_applied)
+        for engine in engines:
+            await engine.publisher.start()
+        began = self._heard_ns = monotonic_ns()
+        cpu = process_time()
+        turn = late_ns = 0
+        while (now := monotonic_ns()) < began + load.seconds * 1e9 or turn < load.messages * len(
+            engines
+        ):
+            if now - self._heard_ns > STALL_S * 1e9:
+                raise TimeoutError("the reader of the events says nothing any more")
+            due = began + load.due_ns(turn) // len(engines)
+            if due > now or turn * load.run_blocks - self._applied > load.window_blocks:
+                await asyncio.sleep(max(IDLE_S, (due - now) / 1e9))
+                continue
+            if load.blocks_per_s:
+                late_ns = max(late_ns, now - due)
+            engines[turn % len(engines)].prefill()
+            turn += 1
+            if turn % len(engines) == 0 or load.blocks_per_s:
+                await asyncio.sleep(0)  # the publishers' turn
+        for engine in engines:
+            await engine.publisher.flush()
+        await heard.close()
+        stats = [engine.publisher.stats for engine in engines]
+        for engine in engines:
+            await engine.publisher.close()
+        return Published(
+            stored=turn * load.run_blocks,
+            messages=sum(each.messages for each in stats),
+            events=sum(each.events for each in stats),
+            bytes=0,
+            began_ns=began,
+            cpu_s=process_time() - cpu,
+            given_up=sum(each.given_up for each in stats),
+            late_ms=late_ns / 1e6,
+        )
+
+    def _on_applied(self, subject: str, payload: bytes) -> None:
+        self._applied = int(payload)
+        self._heard_ns = monotonic_ns()
+
+
+async def until_connected(plane: NatsPlane) -> None:
+    """TimeoutError if the server is not there."""
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        while plane.state is not PlaneState.CONNECTED:
+            await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=StreamLoad)
-    over_grpc = wanted.way == "grpc"
-    done = uvloop.run(_publish_over_grpc(wanted)) if over_grpc else publish(wanted)
+    if wanted.way == "zmq":
+        done = publish(wanted)
+    else:
+        source = GrpcEngines(wanted) if wanted.way == "grpc" else NatsEngines(wanted)
+        done = uvloop.run(source.publish())
     sys.stdout.buffer.write(msgspec.json.encode(done))

@@ -57,6 +57,8 @@ def test_applying_a_message_and_its_removal(benchmark: BenchmarkFixture) -> None
 
 def test_translating_a_message_of_vllm(benchmark: BenchmarkFixture) -> None:
     """128 blocks of 16 tokens stored, as many removed."""
-    load = StreamLoad([0], 1, block_size=16, run_blocks=BLOCKS, blocks_per_s=0.0, seed=1)
+    load = StreamLoad(
+        way="zmq", engines=1, messages=1, block_size=16, run_blocks=BLOCKS, blocks_per_s=0.0, seed=1
+    )
     payload = payloads(load, 0)[0]
     assert benchmark(ZmqPayload(16).batch, payload, 1) is not None

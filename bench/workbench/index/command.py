@@ -6,7 +6,7 @@ from ....base.errors import RouterError
 from ...results import Output, pin_to_core, prepare_plots, unpin
 from .config import IndexBenchConfig
 from .drained import measure_drained
-from .event_path import measure_events
+from .events import measure_events
 from .goals import judge
 from .growth import measure_growth
 from .memory import measure_memory

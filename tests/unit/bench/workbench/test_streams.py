@@ -13,7 +13,10 @@ from dynamo_router.kv_events.dialects import ZmqPayload
 from dynamo_router.workers.trtllm_proto import common_pb
 
 
-@pytest.mark.parametrize(("way", "rate"), [("zmq", 0.0), ("grpc", 0.0), ("grpc", 20_000.0)])
+@pytest.mark.parametrize(
+    ("way", "rate"),
+    [("zmq", 0.0), ("grpc", 0.0), ("grpc", 20_000.0), ("nats", 0.0), ("nats", 20_000.0)],
+)
 def test_it_ends_with_all_seen(
     way: str, rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,6 +35,7 @@ def test_it_ends_with_all_seen(
     assert run(small) == 0
     row = json.loads(path.read_text())["streams"]
     assert row["stored_per_s"]["min"] > 0 and row["bytes_per_message"]["min"] > 8 * 4
+    assert ("lag_p50_ms" in row) is (way == "nats" and rate > 0)
     assert "stored blocks/s" in capsys.readouterr().out
 
 
@@ -43,7 +47,9 @@ def test_engines_that_cannot_begin_are_told_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_each_run_is_removed_before_it_comes_again() -> None:
-    load = StreamLoad([0], 1, block_size=4, run_blocks=3, blocks_per_s=0.0, seed=1)
+    load = StreamLoad(
+        way="zmq", engines=1, messages=1, block_size=4, run_blocks=3, blocks_per_s=0.0, seed=1
+    )
     held: set[int] = set()
     translator = ZmqPayload(4)
     for turn, payload in enumerate(payloads(load, 0) * 2):

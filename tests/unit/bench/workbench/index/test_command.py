@@ -10,11 +10,11 @@ from oracles.plain_index import Dicts
 
 from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE, sample_traffic
-from dynamo_router.bench.workbench.index import command, event_path, phases, rivals
+from dynamo_router.bench.workbench.index import command, phases, rivals
 from dynamo_router.bench.workbench.index.command import run
 from dynamo_router.bench.workbench.index.config import PARTS, IndexBenchConfig
 from dynamo_router.bench.workbench.index.drained import as_messages, measure_drained
-from dynamo_router.bench.workbench.index.event_path import measure_events
+from dynamo_router.bench.workbench.index.events import measure_events
 from dynamo_router.bench.workbench.index.goals import judge
 from dynamo_router.bench.workbench.index.growth import PROMPT, invent_prompts, measure_growth
 from dynamo_router.bench.workbench.index.memory import measure_memory
@@ -228,10 +228,7 @@ def test_invented_prompts_share_what_tenants_share() -> None:
     assert 20_000 <= len(different) < 20_000 + PROMPT
 
 
-def test_every_event_of_the_engines_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Small caches, so that engines evict; small windows, so that they wait for the reader.
-    monkeypatch.setattr(event_path, "CACHE_BLOCKS", 512)
-    monkeypatch.setattr(event_path, "WINDOW_BLOCKS", 4096)
+def test_every_event_of_the_engines_arrives() -> None:
     full, steady = measure_events(IndexBenchConfig(**TINY))
     assert (full["load"], steady["load"]) == ("all", "steady")
     assert full["blocks_per_s"]["median"] > full["stored_per_s"]["median"] > 0
