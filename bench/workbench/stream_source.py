@@ -50,6 +50,8 @@ class StreamLoad(msgspec.Struct, kw_only=True):
     blocks_per_s: float
     """stored by all engines; 0: as many as the reader takes"""
     seed: int
+    cached_runs: int = CACHED_RUNS
+    """over NATS: of an engine, before each further run takes the place of the oldest"""
     seconds: float = 0.0
     """over NATS alone, where `messages` says nothing"""
     window_blocks: int = 1 << 18
@@ -218,7 +220,7 @@ class NatsEngine:
     def __init__(self, plane: NatsPlane, worker_id: int, load: StreamLoad) -> None:
         namespace, component, endpoint = ENDPOINT
         self._rng = np.random.default_rng([load.seed, worker_id])
-        self._blocks = load.run_blocks
+        self._blocks, self._most_runs = load.run_blocks, load.cached_runs
         self._runs: deque[StoredRun] = deque()
         self.publisher = KvEventPublisher(
             plane,
@@ -232,7 +234,7 @@ class NatsEngine:
 
     def prefill(self) -> None:
         """A prompt: a run of blocks is cached, and the oldest gives way."""
-        if len(self._runs) == CACHED_RUNS:
+        if len(self._runs) == self._most_runs:
             self.publisher.removed(self._runs.popleft().block_hashes)
         hashes = self._rng.integers(1, 2**64, 2 * self._blocks, np.uint64)
         hashes[0] = monotonic_ns()

@@ -11,6 +11,7 @@ from .config import IndexBenchConfig
 LOADS = {"all": 0.0, "steady": 100_000.0}
 """Blocks stored a second; 0: as many as go through."""
 RUN_BLOCKS = 128  # a prompt of 8192 tokens in blocks of 64
+CACHED_RUNS = 128  # of an engine
 
 
 def measure_events(config: IndexBenchConfig) -> list[dict[str, Any]]:
@@ -35,6 +36,7 @@ def _measure(config: IndexBenchConfig, workers: int, rate: float) -> dict[str, f
         seconds=config.event_seconds,
         block_size=64,
         run_blocks=RUN_BLOCKS,
+        cached_runs=CACHED_RUNS,
         blocks_per_s=rate,
         seed=config.seed,
     )

@@ -10,7 +10,7 @@ from oracles.plain_index import Dicts
 
 from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE, sample_traffic
-from dynamo_router.bench.workbench.index import command, phases, rivals
+from dynamo_router.bench.workbench.index import command, events, phases, rivals
 from dynamo_router.bench.workbench.index.command import run
 from dynamo_router.bench.workbench.index.config import PARTS, IndexBenchConfig
 from dynamo_router.bench.workbench.index.drained import as_messages, measure_drained
@@ -228,7 +228,8 @@ def test_invented_prompts_share_what_tenants_share() -> None:
     assert 20_000 <= len(different) < 20_000 + PROMPT
 
 
-def test_every_event_of_the_engines_arrives() -> None:
+def test_every_event_of_the_engines_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "CACHED_RUNS", 4)  # so that engines evict
     full, steady = measure_events(IndexBenchConfig(**TINY))
     assert (full["load"], steady["load"]) == ("all", "steady")
     assert full["blocks_per_s"]["median"] > full["stored_per_s"]["median"] > 0
