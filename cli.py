@@ -72,58 +72,42 @@ COMMANDS: Mapping[str, Entry] = {
         "Print the configuration of serve.", "frontend.config:ServeFrontendConfig", None
     ),
 }
+
+
+def _bench(summary: str, config: str, run: str | None = None) -> Entry:
+    """A measurement: of the module that has its settings, where `run` names no other."""
+    run = run or f"{config.partition(':')[0]}:run"
+    return Entry(summary, f"bench.workbench.{config}", f"bench.workbench.{run}")
+
+
 BENCHES: Mapping[str, Entry] = {
-    "index": Entry("The index.", "bench.index.config:IndexBenchConfig", "bench.index.command:run"),
-    "decision": Entry(
-        "A routing decision.", "bench.decision:DecisionBenchConfig", "bench.decision:run"
+    "index": _bench("The index.", "index.config:IndexBenchConfig", "index.command:run"),
+    "decision": _bench("A routing decision.", "decision:DecisionBenchConfig"),
+    "concurrent": _bench(
+        "The index, read while it is written.", "index.read_write:ConcurrentBenchConfig"
     ),
-    "concurrent": Entry(
-        "The index, read while it is written.",
-        "bench.index.read_write:ConcurrentBenchConfig",
-        "bench.index.read_write:run",
+    "dispatcher": _bench("A request without any transport.", "dispatcher:DispatcherBenchConfig"),
+    "streams": _bench(
+        "Events of engines until the index shows them.", "streams:StreamsBenchConfig"
     ),
-    "dispatcher": Entry(
-        "A request without any transport.",
-        "bench.dispatcher:DispatcherBenchConfig",
-        "bench.dispatcher:run",
-    ),
-    "streams": Entry(
-        "Events of engines over ZMQ until they are visible.",
-        "bench.streams:StreamsBenchConfig",
-        "bench.streams:run",
-    ),
-    "bookings": Entry(
-        "Sharing load between routers.", "bench.bookings:BookingsBenchConfig", "bench.bookings:run"
-    ),
-    "fidelity": Entry("Synthesized traces.", "bench.fidelity:FidelityConfig", "bench.fidelity:run"),
-    "flood": Entry(
-        "A tenant beside one that sends too much.", "bench.flood:FloodConfig", "bench.flood:run"
-    ),
+    "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
+    "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
+    "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
     "fronts": Entry(
         "Several processes on one port.", "bench.fronts:FrontsBenchConfig", "bench.fronts:run"
     ),
-    "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
-    "live": Entry(
-        "Real processes beside the simulation.", "bench.live:LiveConfig", "bench.live:run"
+    "grid": _bench("A policy in many fleets.", "grid:GridConfig"),
+    "live": _bench("Real processes beside the simulation.", "live:LiveConfig"),
+    "hostile": _bench(
+        "What a peer that misbehaves costs the others.", "hostile.command:HostileBenchConfig"
     ),
-    "hostile": Entry(
-        "What a peer that misbehaves costs the others.",
-        "bench.hostile.command:HostileBenchConfig",
-        "bench.hostile.command:run",
+    "path": _bench("A request's whole way, beside Dynamo's.", "path:PathBenchConfig"),
+    "proxy": _bench("The same as path.", "path:PathBenchConfig"),
+    "restart": _bench(
+        "A router that starts again, its events in a stream.", "restart:RestartBenchConfig"
     ),
-    "path": Entry(
-        "A request's whole way, beside Dynamo's.", "bench.path:PathBenchConfig", "bench.path:run"
-    ),
-    "proxy": Entry("A proxied request.", "bench.proxy:ProxyBenchConfig", "bench.proxy:run"),
-    "restart": Entry(
-        "A router that starts again, its events in a stream.",
-        "bench.restart:RestartBenchConfig",
-        "bench.restart:run",
-    ),
-    "selection": Entry(
-        "A worker chosen over the wire, beside Dynamo's service.",
-        "bench.selection:SelectionBenchConfig",
-        "bench.selection:run",
+    "selection": _bench(
+        "A worker chosen over the wire, beside Dynamo's service.", "selection:SelectionBenchConfig"
     ),
 }
 ENGINES: Mapping[str, Entry] = {

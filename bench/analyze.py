@@ -8,7 +8,16 @@ from typing import Any
 from rich.table import Table
 
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table, write_json
+from .results import (
+    Column,
+    Output,
+    facts_table,
+    format_number,
+    new_table,
+    require_at_least,
+    rows_table,
+    write_json,
+)
 from .synthesizer import describe_model, is_model, load_model
 from .traces import (
     Samples,
@@ -45,8 +54,8 @@ class AnalyzeConfig:
         if not self.traces:
             raise bad_setting("traces", "at least one is needed")
         check_trace_block_size(self.trace_block_size)
-        if self.cache_tokens and min(self.cache_tokens) < 1:
-            raise bad_setting("cache_tokens", "must be at least 1")
+        if self.cache_tokens:
+            require_at_least(self, 1, "cache_tokens")
 
 
 def run(config: AnalyzeConfig) -> int:
@@ -110,13 +119,7 @@ def _inspect(config: AnalyzeConfig, model: str, output: Output) -> None:
     if len(config.traces) > 1 or config.plot is not None:
         raise bad_setting("traces", f"{model} is a model: make a trace of it to compare")
     facts = describe_model(load_model(model))
-    table = new_table("", title=model)
-    table.add_column("", justify="right")
-    for name, value in facts.items():
-        for inner, cell in value.items() if isinstance(value, dict) else [("", value)]:
-            shown = format_number(cell, 2) if isinstance(cell, float) else str(cell)
-            table.add_row(f"{name} {inner}".replace("_", " "), shown)
-    output.print(table)
+    output.print(facts_table(model, facts))
     if config.json is not None:
         write_json(config.json, {"model": model, **facts})
 
@@ -134,18 +137,15 @@ def analysis_table(labels: Sequence[str], analyses: Sequence[TraceAnalysis]) -> 
 
 def prefixes_table(label: str, analysis: TraceAnalysis) -> Table:
     """The most visited prefixes of a trace."""
-    table = new_table(
-        "tokens", "requests", "share", "continuations", "last id", title=f"prefixes of {label}"
+    columns = (
+        Column("tokens", "tokens", 0),
+        Column("requests", "requests", 0),
+        Column("share", "share", 3),
+        Column("continuations", "continuations", 0),
+        Column("last id", "last_id"),
     )
-    for prefix in analysis.top_prefixes:
-        table.add_row(
-            format_number(prefix.tokens, 0),
-            format_number(prefix.requests, 0),
-            format_number(prefix.share, 3),
-            format_number(prefix.continuations, 0),
-            str(prefix.last_id),
-        )
-    return table
+    rows = [asdict(prefix) for prefix in analysis.top_prefixes]
+    return rows_table(rows, columns, f"prefixes of {label}")
 
 
 def distances_table(first: str, distances: Mapping[str, Mapping[str, float]]) -> Table:

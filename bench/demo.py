@@ -11,7 +11,7 @@ from ..process.settings import bad_setting, option
 from ..router.policy import MODES
 from .load import ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
-from .results import Output, Run, runs_content, runs_table
+from .results import Output, Run, require_at_least, require_positive, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
 
 
@@ -48,11 +48,8 @@ class DemoConfig:
     def __post_init__(self) -> None:
         if not self.modes:
             raise bad_setting("modes", "at least one is needed")
-        for key in ("workers", "block_size", "num_gpu_blocks"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if not 0 < self.start_timeout_s < float("inf"):
-            raise bad_setting("start_timeout_s", "must be finite and greater than 0")
+        require_at_least(self, 1, "workers", "block_size", "num_gpu_blocks")
+        require_positive(self, "start_timeout_s")
         self.replay_config()  # which checks the rest
 
     def replay_config(self) -> ReplayConfig:

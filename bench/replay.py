@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from ..process.settings import bad_setting, option, options_of, values_of
 from . import simulate
 from .load import LoadStats, OnStart, TargetAccess, progress_bar
-from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
+from .results import (
+    Goodput,
+    ObjectiveConfig,
+    Output,
+    Run,
+    require_at_least,
+    require_positive,
+    runs_content,
+    runs_table,
+)
 from .simulation import Load, SimulationConfig, idle_engine_ms
 from .traces import TraceRequest, read_trace, token_ids
 
@@ -77,14 +86,8 @@ class ReplayConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)  # without a target
 
     def __post_init__(self) -> None:
-        for key in ("concurrency", "max_in_flight", "workers"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise bad_setting(key, f"{value} must be at least 1")
-        for key in ("timeout_s", "connect_timeout_s"):
-            value = getattr(self, key)
-            if value is not None and not 0 < value < float("inf"):
-                raise bad_setting(key, f"{value} must be finite and greater than 0")
+        require_at_least(self, 1, "concurrency", "max_in_flight", "workers")
+        require_positive(self, "timeout_s", "connect_timeout_s")
         if self.vocab_size is not None and not 2 <= self.vocab_size <= 2**32:
             raise bad_setting("vocab_size", f"{self.vocab_size} must be from 2 to 2**32")
         Load.of(self)  # which checks the rest

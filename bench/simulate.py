@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table, prepare_plots, runs_content
+from .results import Output, format_number, new_table, prepare_plots, require_at_least, runs_content
 from .simulation import (
     DEFAULT_COMPARE,
     DEFAULT_WORKERS,
@@ -41,8 +41,7 @@ class SimulateConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise bad_setting("workers", f"{self.workers} must be at least 1")
+        require_at_least(self, 1, "workers")
         if self.mode is not None and self.simulation.compare is not None:
             raise bad_setting(
                 "mode", "--mode names one policy, --compare several: give one of them"

@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from rich.table import Table
+
 from ..base.errors import ConfigError
 from ..process.settings import bad_setting, option, options_of, resolve, values_of, with_value
 from ..router.config import KvRouterConfig
 from ..server.config import ServeConfig
 from .evaluation import require_tunable
-from .results import Output, format_number, new_table
+from .results import Column, Output, require_at_least, rows_table
 from .simulation import (
     DEFAULT_WORKERS,
     Experiment,
@@ -77,11 +79,8 @@ class SweepConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
-        for key in ("rounds", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.holdout_seeds < 0:
-            raise bad_setting("holdout_seeds", f"{self.holdout_seeds} must be at least 0")
+        require_at_least(self, 1, "rounds", "workers")
+        require_at_least(self, 0, "holdout_seeds")
         if self.objective not in (BOTH, *OBJECTIVES):
             known = ", ".join((BOTH, *OBJECTIVES))
             raise bad_setting("objective", f"{self.objective!r} is not one of {known}")
@@ -233,14 +232,10 @@ def run(config: SweepConfig) -> int:
     unseen = sweep.seeds(unseen=True)
     checks = [sweep.run_seeds(trial.settings, unseen) for trial in (start, best)]
     on_unseen = sweep.score(checks[1], checks[0]) if unseen else None
-    table = new_table(title=f"{config.trace}: {config.objective}, {config.workers} engines")
-    for title in ("score", "TTFT ms", "p99", "ITL ms", "e2e ms", "goodput", "relative", "lost"):
-        table.add_column(title, justify="right")
-    table.add_column("settings")
     ranked = sorted(sweep.trials.values(), key=lambda trial: (trial.lost, trial.score))
-    for trial in [*ranked[:10], *([start] if start not in ranked[:10] else [])]:
-        table.add_row(*_cells(trial), _named(trial.settings))
-    output.print(table)
+    shown = [*ranked[:10], *([start] if start not in ranked[:10] else [])]
+    title = f"{config.trace}: {config.objective}, {config.workers} engines"
+    output.print(trials_table(shown, title))
     verdict = _verdict(best, on_unseen, unseen)
     output.print(verdict)
     base = replace(config.simulation.router(), block_size=config.simulation.block_size)
@@ -281,19 +276,26 @@ def run(config: SweepConfig) -> int:
     return 0
 
 
-def _cells(trial: Trial) -> list[str]:
-    names = ("ttft", "ttft-p99", "itl", "e2e", "badput", "goodput")
-    ttft, p99, itl, e2e, badput, missed = (_mean(OBJECTIVES[name], trial.runs) for name in names)
-    return [
-        f"{trial.score:.4f}",
-        format_number(ttft, 1),
-        format_number(p99, 0),
-        format_number(itl, 2),
-        format_number(e2e, 0),
-        format_number(1 - badput, 3),
-        format_number(1 - missed, 3),
-        str(trial.lost),
+def trials_table(trials: Iterable[Trial], title: str) -> Table:
+    """A row for each, in the order given: means over its seeds."""
+    rows: list[dict[str, Any]] = [
+        {key: _mean(value, trial.runs) for key, value in OBJECTIVES.items()}
+        | {"score": trial.score, "lost": trial.lost, "settings": _named(trial.settings)}
+        for trial in trials
     ]
+    shares = [{**row, **{key: 1 - row[key] for key in ("badput", "goodput")}} for row in rows]
+    columns = (
+        Column("score", "score", 4),
+        Column("TTFT ms", "ttft", 1),
+        Column("p99", "ttft-p99", 0),
+        Column("ITL ms", "itl", 2),
+        Column("e2e ms", "e2e", 0),
+        Column("goodput", "badput", 3),
+        Column("relative", "goodput", 3),
+        Column("lost", "lost", 0),
+        Column("settings", "settings"),
+    )
+    return rows_table(shares, columns, title)
 
 
 def _named(settings: Settings) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table
+from .results import Output, facts_table, require_at_least
 from .synthesizer import (
     KINDS,
     WINDOW,
@@ -75,10 +75,8 @@ class SynthesizeConfig:
     json: str | None = option(None, 'Write a summary as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        if self.requests is not None and self.requests < 1:
-            raise bad_setting("requests", f"{self.requests} must be at least 1")
-        if self.window < 0:
-            raise bad_setting("window", f"{self.window} must be at least 0")
+        require_at_least(self, 1, "requests")
+        require_at_least(self, 0, "window")
         check_trace_block_size(self.trace_block_size)
         if self.json == "-" and self.output == "-":
             raise bad_setting("json", "stdout is taken by the trace: give --output")
@@ -120,12 +118,7 @@ def run(config: SynthesizeConfig) -> int:
         "requests_per_s": total / (ended - begun),
         "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    table = new_table("", title=f"{config.source} -> {config.output}")
-    table.add_column("", justify="right")
-    for name, value in summary.items():
-        shown = format_number(value, 2) if isinstance(value, float) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    output.print(table)
+    output.print(facts_table(f"{config.source} -> {config.output}", summary))
     output.write({**summary, "learned": describe_model(model)})
     return 0
 

@@ -27,6 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """A shuffled order, but the same each time: it judges the change too, not its luck."""
     if not THOROUGH and config.getoption("randomly_seed", None) == "default":
         config.option.randomly_seed = 1
+    # Benchmarks are measured when they are asked for; else they are called once.
+    if not config.getoption("benchmark_only", False):
+        config.option.benchmark_disable = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

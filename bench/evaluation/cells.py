@@ -19,6 +19,12 @@ class EvaluationCell(NamedTuple):
     error: str = ""
     condition: str = ""
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """For JSON, flat."""
+        kinds = {"error": self.error, "condition": self.condition}
+        return {"family": self.family, **self.fleet._asdict(), **kinds}
+
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.family, str(self.fleet), self.error, self.condition)))
 

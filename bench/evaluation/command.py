@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...process.settings import bad_setting, option
-from ..results import Output
+from ..results import Output, require_at_least
 from .cells import (
     QUICK_REQUESTS,
     QUICK_SEEDS,
@@ -54,8 +54,7 @@ class EvaluationConfig:
     cache: str = option("evaluation", "Folder where runs are kept, and taken from again.")
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise bad_setting("jobs", f"{self.jobs} must be at least 1")
+        require_at_least(self, 1, "jobs")
         if self.split is not None and self.split not in SPLIT_NAMES:
             raise bad_setting("split", f"{self.split!r} is none of {', '.join(SPLIT_NAMES)}")
 
@@ -125,7 +124,7 @@ class Evaluation:
             text = f"{task.cell}, seed {task.seed}: {len(results)} policies"
             print(f"{done} of {len(tasks)}: {text}", file=sys.stderr)
 
-    def verdicts(self) -> list[CellVerdict]:
+    def verdicts(self) -> list[CellVerdict[EvaluationCell]]:
         """Of every cell in which the policy and a baseline have run, the worst first."""
         wanted = set(self.seeds)
         found = []

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from ...process.settings import bad_setting
-from ..simulation import Figures
 from .cells import EvaluationCell
+from .figures import Figures
 
 # Folders that decide what a run comes to; bench is in it for traffic, simulation and splits.
 CODE = ("router", "slots", "indexer", "workers", "runtime", "bench")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..simulation import FIGURES, Experiment, Figures, Load, SimulatedRun, parse_policies
+from ..simulation import Experiment, Load
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic
 from .cells import EvaluationCell, condition_of, request_rate, simulation_of
 from .conditions import unnamed_flood
+from .figures import Figures, figures_of
 from .splits import Split, split_of
 
 PR_SET_PDEATHSIG = 1
@@ -65,27 +66,15 @@ def run_task(task: CellTask) -> list[tuple[str, Figures]]:
     """Each policy's figures."""
     split = split_of(task.split)
     simulation = simulation_of(task.cell, split, capacity=task.capacity)
-    variants = parse_policies(
-        ",".join(task.policies),
-        block_size=simulation.block_size,
-        trace_block_size=TRAFFIC_BLOCK_SIZE,
-        base=simulation.router(),
-    )
     load = Load(
         trace=str(write_traffic(task, split)),
         trace_block_size=TRAFFIC_BLOCK_SIZE,
         seed=task.seed,
     )
     experiment = Experiment(simulation, load, task.cell.fleet.workers)
+    variants = experiment.variants(",".join(task.policies))
     runs = [experiment.run(variant, task.seed).run for variant in variants]
     return [(name, figures_of(run)) for name, run in zip(task.policies, runs, strict=True)]
-
-
-def figures_of(run: SimulatedRun) -> Figures:
-    """The figures that a report compares; infinite where nobody was served."""
-    known = {key: value(run) for key, value in FIGURES.items()}
-    figures = {key: float("inf") if value is None else float(value) for key, value in known.items()}
-    return figures if run.capacity is None else {**figures, "capacity": run.capacity}
 
 
 def run_tasks(

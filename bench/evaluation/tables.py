@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..results import format_number, new_table
+from ..results import Column, format_number, new_table, rows_table
 from .cells import EvaluationCell
 from .verdict import COMPARED, CellVerdict, FigureSummary, summarise_figure
 
@@ -18,7 +18,7 @@ HOW_TO_READ = (
 )
 
 
-def cells_table(verdicts: Sequence[CellVerdict], policy: str) -> Table:
+def cells_table(verdicts: Sequence[CellVerdict[Any]], policy: str) -> Table:
     """A row for each cell, in the order given, with the baseline that is best at the worst."""
     table = new_table("cell", "worst at", title=f"{policy}, worst cells first")
     shown = [key for key in COMPARED if any(key in each.figures for each in verdicts)]
@@ -40,41 +40,50 @@ def cells_table(verdicts: Sequence[CellVerdict], policy: str) -> Table:
     return table
 
 
-def summary_table(verdicts: Sequence[CellVerdict], title: str) -> Table:
+def summary_table(verdicts: Sequence[CellVerdict[Any]], title: str) -> Table:
     """A row for each figure: the worst cell, the median one, the best, and the geometric mean."""
-    table = new_table("figure", title=title)
-    for heading in ("worst", "median", "best", "geometric mean", "cells", "worst cell"):
-        table.add_column(heading, justify="left" if heading == "worst cell" else "right")
-    for key, name in COMPARED.items():
-        found = summarise_figure(key, verdicts)
-        if found is not None:
-            table.add_row(
-                name,
-                *(f"{value:.3f}" for value in (found.worst, found.median, found.best)),
-                f"{found.geometric_mean:.3f} ({found.low:.3f} to {found.high:.3f})",
-                str(found.cells),
-                str(found.worst_cell),
-            )
-    return table
+    found = {name: summarise_figure(key, verdicts) for key, name in COMPARED.items()}
+    rows = [
+        {
+            **each._asdict(),
+            "figure": name,
+            "mean": _with_interval(each.geometric_mean, each.low, each.high),
+        }
+        for name, each in found.items()
+        if each is not None
+    ]
+    columns = (
+        Column("figure", "figure"),
+        Column("worst", "worst", 3),
+        Column("median", "median", 3),
+        Column("best", "best", 3),
+        Column("geometric mean", "mean"),
+        Column("cells", "cells", 0),
+        Column("worst cell", "worst_cell"),
+    )
+    return rows_table(rows, columns, title)
 
 
-def groups_table(verdicts: Sequence[CellVerdict]) -> Table:
+def groups_table(verdicts: Sequence[CellVerdict[EvaluationCell]]) -> Table:
     """Geometric means by family where nothing more is told, by model error and by condition."""
-    table = new_table("cells", title="geometric means")
-    for name in COMPARED.values():
-        table.add_column(name, justify="right")
-    groups: dict[str, list[CellVerdict]] = {}
+    groups: dict[str, list[CellVerdict[EvaluationCell]]] = {}
     for each in verdicts:
-        groups.setdefault(each.cell.error or each.cell.condition or each.cell.family, []).append(
-            each
-        )
-    for name, members in groups.items():
-        found = [summarise_figure(key, members) for key in COMPARED]
-        table.add_row(name, *("-" if s is None else f"{s.geometric_mean:.3f}" for s in found))
-    return table
+        cell = each.cell
+        groups.setdefault(cell.error or cell.condition or cell.family, []).append(each)
+    rows = [
+        {"cells": name}
+        | {
+            key: found.geometric_mean
+            for key in COMPARED
+            if (found := summarise_figure(key, members)) is not None
+        }
+        for name, members in groups.items()
+    ]
+    columns = (Column(name, key, 3) for key, name in COMPARED.items())
+    return rows_table(rows, [Column("cells", "cells"), *columns], "geometric means")
 
 
-def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
+def evaluation_content(verdicts: Sequence[CellVerdict[Any]]) -> dict[str, Any]:
     """For JSON: the summary of every figure, and every cell with every figure, worst first."""
     return {
         "summary": {
@@ -84,7 +93,7 @@ def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
         },
         "cells": [
             {
-                "cell": cell_content(each.cell),
+                "cell": each.cell.content,
                 "seeds": list(each.seeds),
                 "worst_figure": each.worst_figure,
                 "behind": each.behind,
@@ -96,27 +105,25 @@ def evaluation_content(verdicts: Sequence[CellVerdict]) -> dict[str, Any]:
     }
 
 
-def cell_content(cell: EvaluationCell) -> dict[str, Any]:
-    """A cell, flat."""
-    kinds = {"error": cell.error, "condition": cell.condition}
-    return {"family": cell.family, **cell.fleet._asdict(), **kinds}
-
-
 def _summary_content(found: FigureSummary) -> dict[str, Any]:
-    cells = {key: cell_content(getattr(found, key)) for key in ("worst_cell", "best_cell")}
+    cells = {key: getattr(found, key).content for key in ("worst_cell", "best_cell")}
     return {**found._asdict(), **cells}
 
 
-def _ratio(verdict: CellVerdict, key: str, *, interval: bool) -> str:
+def _ratio(verdict: CellVerdict[Any], key: str, *, interval: bool) -> str:
     found = verdict.figures.get(key)
     if found is None or found.ratio is None:
         return "-"
     if not interval or found.low is None or found.high is None:
         return f"{found.ratio:.3f}"
-    return f"{found.ratio:.3f} ({found.low:.3f}-{found.high:.3f})"
+    return _with_interval(found.ratio, found.low, found.high)
 
 
-def _beside(verdict: CellVerdict, key: str, digits: int) -> str:
+def _with_interval(value: float, low: float, high: float) -> str:
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _beside(verdict: CellVerdict[Any], key: str, digits: int) -> str:
     found = verdict.figures.get(key)
     if found is None:
         return "-"

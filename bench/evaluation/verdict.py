@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..results import bootstrap_interval, geometric_mean
-from ..simulation import Comparison, Figures, compare_figure, how_far_behind
-from .cells import EvaluationCell
+from .comparison import Comparison, compare_figure, how_far_behind
+from .figures import Figures
 
 # Ratios that are reported, in the order of what users buy, and their headings.
 COMPARED: Mapping[str, str] = {
@@ -23,11 +23,23 @@ COMPARED: Mapping[str, str] = {
 RANKED_BY = ("goodput_relative", "capacity", "ttft", "e2e", "ttft_p99")
 
 
+class AnyCell(Protocol):
+    """Where policies are run beside each other; its text names it."""
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """For JSON."""
+        ...
+
+
+CellType = TypeVar("CellType", bound=AnyCell)
+
+
 @dataclass(frozen=True)
-class CellVerdict:
+class CellVerdict(Generic[CellType]):
     """A cell: the policy beside the best of all variants of the baselines, figure by figure."""
 
-    cell: EvaluationCell
+    cell: CellType
     seeds: tuple[int, ...]
     figures: Mapping[str, Comparison]
     failed: float  # requests rejected or failed, mean over the seeds
@@ -50,8 +62,8 @@ class CellVerdict:
 
 
 def judge_cell(
-    cell: EvaluationCell, policy: str, runs: Mapping[tuple[str, int], Figures]
-) -> CellVerdict | None:
+    cell: CellType, policy: str, runs: Mapping[tuple[str, int], Figures]
+) -> CellVerdict[CellType] | None:
     """The verdict on a cell from its runs by policy and seed; None where something is missing.
 
     A baseline counts if it ran with all the seeds that the policy ran with.
@@ -77,16 +89,16 @@ class FigureSummary(NamedTuple):
 
     cells: int
     worst: float
-    worst_cell: EvaluationCell
+    worst_cell: AnyCell
     median: float
     best: float
-    best_cell: EvaluationCell
+    best_cell: AnyCell
     geometric_mean: float
     low: float
     high: float
 
 
-def summarise_figure(key: str, verdicts: Sequence[CellVerdict]) -> FigureSummary | None:
+def summarise_figure(key: str, verdicts: Sequence[CellVerdict[Any]]) -> FigureSummary | None:
     """Over all cells that have it; None where none has."""
     rows = [(each.cell, each.figures[key]) for each in verdicts if key in each.figures]
     ratios = [(cell, found.ratio) for cell, found in rows if found.ratio]

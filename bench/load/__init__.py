@@ -1,6 +1,6 @@
 """Live load: a client that replays a trace, what it counts, and the processes it needs.
 
-Entered by the commands `replay`, `demo`, `proxy`, `path`, `fronts`, `selection` and `hostile`.
+Entered by the commands `replay` and `demo`, and by the benchmarks of running routers.
 """
 
 from typing import TYPE_CHECKING
@@ -8,44 +8,48 @@ from typing import TYPE_CHECKING
 from ...base.lazy_names import lazy_names
 from .completion_client import CompletionClient
 from .http_client import HttpClient
+from .neighbours import Neighbours, children_of, noise_content, noise_words
 from .progress import OnStart, progress_bar
-from .serve_process import READY, ServeProcess, mock_fleet_arguments
+from .serve_process import READY, ServeProcess, mock_fleet_arguments, worker_arguments
 from .stats import LoadStats
 from .target import TargetAccess
 from .way import (
     Ask,
-    Measured,
-    Neighbours,
+    Load,
     Timing,
     Way,
-    children_of,
+    Ways,
     generate_bodies,
     generate_call,
     new_prompts,
-    noise_content,
-    noise_words,
     ratio,
+    ways_tables,
 )
 
 if TYPE_CHECKING:
     from .client import LoadClient, encode_generate
-    from .dynamo_peer import DynamoPeer, free_port
-    from .dynamo_selector import DynamoSelector
+    from .dynamo_peer import DISCOVERY_ARGUMENTS, start_dynamo, start_dynamo_selector
     from .envoy_peer import start_envoy
-    from .proxy_peers import CLIENT_OPTIONS, GENERATE, Methods, open_call, start_child, start_peer
+    from .proxy_peers import (
+        CLIENT_OPTIONS,
+        GENERATE,
+        engine_methods,
+        open_call,
+        serve_until_killed,
+        start_child,
+        start_peer,
+    )
 
 __all__ = [
     "Ask",
     "CompletionClient",
     "CLIENT_OPTIONS",
     "GENERATE",
-    "DynamoPeer",
-    "DynamoSelector",
+    "DISCOVERY_ARGUMENTS",
     "HttpClient",
+    "Load",
     "LoadClient",
     "LoadStats",
-    "Measured",
-    "Methods",
     "Neighbours",
     "OnStart",
     "READY",
@@ -53,9 +57,10 @@ __all__ = [
     "TargetAccess",
     "Timing",
     "Way",
+    "Ways",
     "children_of",
     "encode_generate",
-    "free_port",
+    "engine_methods",
     "generate_bodies",
     "generate_call",
     "mock_fleet_arguments",
@@ -65,17 +70,31 @@ __all__ = [
     "open_call",
     "progress_bar",
     "ratio",
+    "serve_until_killed",
     "start_child",
+    "start_dynamo",
+    "start_dynamo_selector",
     "start_envoy",
     "start_peer",
+    "ways_tables",
+    "worker_arguments",
 ]
 
-_PROXY = ("CLIENT_OPTIONS", "GENERATE", "Methods", "open_call", "start_child", "start_peer")
 # gRPC's library and clients of HTTP come with them.
+_LAZY = {
+    ".client": ("LoadClient", "encode_generate"),
+    ".dynamo_peer": ("DISCOVERY_ARGUMENTS", "start_dynamo", "start_dynamo_selector"),
+    ".envoy_peer": ("start_envoy",),
+    ".proxy_peers": (
+        "CLIENT_OPTIONS",
+        "GENERATE",
+        "engine_methods",
+        "open_call",
+        "serve_until_killed",
+        "start_child",
+        "start_peer",
+    ),
+}
 __getattr__ = lazy_names(
-    __name__,
-    {"LoadClient": ".client", "encode_generate": ".client"}
-    | {"DynamoPeer": ".dynamo_peer", "free_port": ".dynamo_peer"}
-    | {"DynamoSelector": ".dynamo_selector", "start_envoy": ".envoy_peer"}
-    | dict.fromkeys(_PROXY, ".proxy_peers"),
+    __name__, {name: module for module, names in _LAZY.items() for name in names}
 )

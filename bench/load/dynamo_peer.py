@@ -1,9 +1,10 @@
-"""NVIDIA Dynamo's mock workers and frontend as processes, to be measured beside ours.
+"""NVIDIA Dynamo's processes, to be measured beside ours: mock workers, frontend, selection service.
 
 They need a Python that has ai-dynamo 1.6.1.
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -23,6 +24,7 @@ MODEL = "tiny"
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
 DISCOVERY_BACKEND, EVENT_PLANE = "file", "zmq"
+DISCOVERY_ARGUMENTS = ("--discovery", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
 _STARTED = "started"
 
 
@@ -98,22 +100,23 @@ async def start_module(
 
 
 async def until_answered(
-    children: Sequence[ChildProcess], method: str, url: str, asked: Any = None
+    children: Sequence[ChildProcess], method: str, url: str, timeout_s: float, asked: Any = None
 ) -> None:
-    """Wait until a question is answered well. RouterError if one of the processes ended."""
-    async with aiohttp.ClientSession(trust_env=False) as http:
-        while True:
-            for child in children:
-                if not child.running:
-                    said = "\n".join(child.output)
-                    raise RouterError(f"Dynamo ended while it started:\n{said}")
-            try:
-                async with http.request(method, url, json=asked) as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(POLL_S)
+    """Wait until a question is answered well. RouterError if that takes longer, or one of the
+    processes ends."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s), aiohttp.ClientSession(trust_env=False) as http:
+            while True:
+                for child in children:
+                    if not child.running:
+                        said = "\n".join(child.output)
+                        raise RouterError(f"Dynamo ended while it started:\n{said}")
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with http.request(method, url, json=asked) as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(POLL_S)
+    raise RouterError(f"Dynamo was not ready within {timeout_s:g} s")
 
 
 def free_port() -> int:
@@ -124,56 +127,56 @@ def free_port() -> int:
         return port
 
 
-class DynamoPeer:
-    """Workers and a frontend in front of them, from `async with` to its end and never longer.
+class Dynamo(NamedTuple):
+    """Running workers and a frontend in front of them. A `serve` of ours with DISCOVERY_ARGUMENTS
+    finds the workers if `environ` is in its environment."""
 
-    Entering returns when the frontend has the model; RouterError if that does not come about.
-    A `serve` of ours finds the workers by `discovery_arguments` and `discovery_environ`.
-    """
+    address: str
+    frontend_pid: int
+    workers_pid: int
+    environ: dict[str, str]
 
-    discovery_arguments = ("--discovery", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
 
-    def __init__(self, python: str, port: int, *, workers: int, start_timeout_s: float) -> None:
-        self.address = f"{HOST}:{port}"
-        self._python, self._workers = python, workers
-        self._start_timeout_s = start_timeout_s
-        self._stack = AsyncExitStack()
-        self.frontend_pid = self.workers_pid = 0
-        self.discovery_environ: dict[str, str] = {}
+async def start_dynamo(
+    python: str, workers: int, timeout_s: float, stack: AsyncExitStack
+) -> Dynamo:
+    """Start both, stopped with the stack. RouterError if the frontend does not get the model."""
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write_model(home / "model")
+    environ = {"DYN_FILE_KV": str(home / "kv")}
+    port = free_port()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            write_model(home / "model")
-            self.discovery_environ = {"DYN_FILE_KV": str(home / "kv")}
-            port = int(self.address.rpartition(":")[2])
-            mockers = await self._start(
-                mocker_arguments(home / "model", self._workers), home, stack
-            )
-            frontend = await self._start(frontend_arguments(port), home, stack)
-            try:
-                async with asyncio.timeout(self._start_timeout_s):
-                    await self._has_model((mockers, frontend))
-            except TimeoutError:
-                text = f"Dynamo was not ready within {self._start_timeout_s:g} s"
-                raise RouterError(text) from None
-            assert mockers.pid is not None and frontend.pid is not None
-            self.workers_pid, self.frontend_pid = mockers.pid, frontend.pid
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
-
-    async def _start(
-        self, arguments: Sequence[str], home: Path, stack: AsyncExitStack
-    ) -> ChildProcess:
+    async def start(arguments: list[str]) -> ChildProcess:
         more = ("--discovery-backend", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
-        environ = {**dynamo_environ(home), **self.discovery_environ}
-        module = [self._python, "-m", *arguments, *more]
-        return await start_module(module, environ, self._start_timeout_s, stack)
+        command = [python, "-m", *arguments, *more]
+        return await start_module(command, {**dynamo_environ(home), **environ}, timeout_s, stack)
 
-    async def _has_model(self, children: Sequence[ChildProcess]) -> None:
-        """Wait until a completion is answered: the model is listed before its workers are known."""
-        asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1}
-        await until_answered(children, "POST", f"http://{self.address}/v1/completions", asked)
+    mockers = await start(mocker_arguments(home / "model", workers))
+    frontend = await start(frontend_arguments(port))
+    # The model is listed before its workers are known.
+    asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1}
+    url = f"http://{HOST}:{port}/v1/completions"
+    await until_answered((mockers, frontend), "POST", url, timeout_s, asked)
+    assert mockers.pid is not None and frontend.pid is not None
+    return Dynamo(f"{HOST}:{port}", frontend.pid, mockers.pid, environ)
+
+
+async def start_dynamo_selector(
+    python: str, timeout_s: float, stack: AsyncExitStack
+) -> tuple[int, str]:
+    """Start Dynamo's selection service, stopped with the stack; its pid and address.
+
+    It chooses among the workers that it is told of over HTTP, without their KV events. It listens
+    on all addresses: that is no setting of it. RouterError if it does not start.
+    """
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    port = free_port()
+    child = await start_module(
+        [python, "-m", "dynamo.select_service", "--port", str(port)],
+        {**dynamo_environ(home), "DYN_USE_KV_EVENTS": "false"},
+        timeout_s,
+        stack,
+    )
+    await until_answered((child,), "GET", f"http://{HOST}:{port}/health", timeout_s)
+    assert child.pid is not None
+    return child.pid, f"{HOST}:{port}"

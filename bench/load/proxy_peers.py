@@ -37,7 +37,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 
 
-class Methods(grpc.GenericRpcHandler):
+class _Methods(grpc.GenericRpcHandler):
     """A server of these, by their full names."""
 
     def __init__(self, methods: dict[str, Any]) -> None:
@@ -47,19 +47,9 @@ class Methods(grpc.GenericRpcHandler):
         return self._methods.get(handler_call_details.method)
 
 
-def engine() -> dict[str, Any]:
-    """A message for each token that is asked for, and one for the end; all made beforehand."""
-    first = pb.GenerateResponse(request_id="r")
-    first.chunk.token_ids.append(1)
-    last = pb.GenerateResponse(request_id="r")
-    last.complete.output_token_ids.append(1)
-    chunk, complete = first.SerializeToString(), last.SerializeToString()
+def engine_methods(generate: Any) -> dict[str, Any]:
+    """An engine that is well and generates so: a coroutine function of a request and a context."""
     healthy = pb.HealthCheckResponse(status="OK").SerializeToString()
-
-    async def generate(request: bytes, context: Any) -> None:
-        for _ in range(pb.GenerateRequest.FromString(request).max_tokens):
-            await context.write(chunk)
-        await context.write(complete)
 
     async def health_check(request: bytes, context: Any) -> bytes:
         return bytes(healthy)
@@ -68,6 +58,22 @@ def engine() -> dict[str, Any]:
         GENERATE: grpc.unary_stream_rpc_method_handler(generate),
         f"/{SERVICE}/HealthCheck": grpc.unary_unary_rpc_method_handler(health_check),
     }
+
+
+def engine() -> dict[str, Any]:
+    """A message for each token that is asked for, and one for the end; all made beforehand."""
+    first = pb.GenerateResponse(request_id="r")
+    first.chunk.token_ids.append(1)
+    last = pb.GenerateResponse(request_id="r")
+    last.complete.output_token_ids.append(1)
+    chunk, complete = first.SerializeToString(), last.SerializeToString()
+
+    async def generate(request: bytes, context: Any) -> None:
+        for _ in range(pb.GenerateRequest.FromString(request).max_tokens):
+            await context.write(chunk)
+        await context.write(complete)
+
+    return engine_methods(generate)
 
 
 def bare_proxy(targets: str) -> dict[str, Any]:
@@ -110,16 +116,24 @@ def open_call(address: str, stack: AsyncExitStack) -> Any:
     return channel.unary_stream(GENERATE, None, None)
 
 
-async def main(role: str, argument: str) -> None:
-    """Serve as "engine", on so many ports, or as "bare", to these addresses."""
-    methods = engine() if role == "engine" else bare_proxy(argument)
-    ports = int(argument) if role == "engine" else 1
-    server = aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((Methods(methods),))
+async def serve_until_killed(
+    methods: dict[str, Any], ports: int, options: Sequence[tuple[str, Any]] = OPTIONS
+) -> None:
+    """Serve them on so many ports of loopback, and print their addresses in a line."""
+    server = aio.server(options=options)
+    server.add_generic_rpc_handlers((_Methods(methods),))
     bound = [server.add_insecure_port("127.0.0.1:0") for _ in range(ports)]
     await server.start()
     print(*(f"127.0.0.1:{port}" for port in bound), flush=True)
     await asyncio.Event().wait()
+
+
+async def main(role: str, argument: str) -> None:
+    """Serve as "engine", on so many ports, or as "bare", to these addresses."""
+    if role == "engine":
+        await serve_until_killed(engine(), int(argument))
+    else:
+        await serve_until_killed(bare_proxy(argument), 1)
 
 
 if __name__ == "__main__":

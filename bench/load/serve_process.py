@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -50,6 +50,12 @@ def mock_fleet_arguments(
     ]
 
 
+def worker_arguments(addresses: Iterable[str]) -> list[str]:
+    """The arguments of a `serve` in front of these engines, on free ports."""
+    workers = (f"--worker=grpc://{address}" for address in addresses)
+    return [*workers, "--port=0", "--http-port=0", "--log-level=error"]
+
+
 class ServeProcess:
     """The router and its mock engines, from `async with` to its end and never longer.
 
@@ -86,9 +92,9 @@ class ServeProcess:
         """of the engines that can take requests: HOST:PORT"""
 
     @property
-    def pid(self) -> int | None:
-        """Of the router, while it runs."""
-        return self._child.pid
+    def pid(self) -> int:
+        """Of the router; 0 while it does not run."""
+        return self._child.pid or 0
 
     async def __aenter__(self) -> Self:
         try:

@@ -1,23 +1,26 @@
 """Ways to the same engines, measured in turn: CPU of processes, requests a second, latency."""
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.table import Table
 
 from ...workers.trtllm_proto import pb
-from ..results import cpu_seconds
+from ..results import Column, cpu_seconds, rows_table, turns
+from .neighbours import Neighbours, children_of, noise_content, noise_words
 
-NOISY = 0.1
-"""Share of the machine's CPU beside ours from which figures are not to be believed."""
 VOCABULARY = 2000
 """Token ids of prompts are below this: every model has them."""
+
+
+STRAIGHT = "direct"
+"""The way that adds nothing: what others add to its latency is compared, too."""
 
 
 class Timing(NamedTuple):
@@ -89,6 +92,88 @@ class Way:
         return cpu_seconds(self.pid), 0.0 if self.engines is None else cpu_seconds(self.engines)
 
 
+class Load(NamedTuple):
+    """So many requests at a time, for answers of so many tokens."""
+
+    concurrency: int
+    output_tokens: int = 0
+
+
+class Ways:
+    """Named ways, and how a request is sent on each of them."""
+
+    def __init__(self) -> None:
+        self._ways: dict[str, Way] = {}
+        self._asks: dict[str, Mapping[int, Ask]] = {}
+
+    def add(self, name: str, way: Way, asks: Mapping[int, Ask]) -> None:
+        """`asks`: by the tokens of an answer."""
+        self._ways[name] = way
+        self._asks[name] = asks
+
+    async def measure(
+        self,
+        loads: Sequence[Load],
+        requests: int,
+        rounds: int,
+        bases: Iterable[tuple[str, str]],
+    ) -> dict[str, Any]:
+        """So many requests on each way under each load, round by round, the first to warm up.
+
+        A row for each; for each way and the one of `bases` beside it the medians of the ratios
+        within a round; and what others used of the machine meanwhile.
+        """
+        cells = {(name, load): Measured() for load in loads for name in self._ways}
+        own, neighbours = 0.0, Neighbours()
+        for number, (order, counts) in enumerate(turns(self._ways, rounds, warm_up=1)):
+            if number == 1:
+                own, neighbours = self._cpu_seconds(), Neighbours()
+            for load, name in product(loads, order):
+                ask, into = self._asks[name][load.output_tokens], cells[name, load]
+                await self._ways[name].measure(
+                    ask, requests, load.concurrency, into if counts else None
+                )
+        others = neighbours.share(self._cpu_seconds() - own)
+        ratios = [
+            {"name": name, "beside": base, **load._asdict()}
+            | _ratios(cells[name, load], cells[base, load], cells.get((STRAIGHT, load)))
+            for load in loads
+            for name, base in bases
+            if name in self._ways and base in self._ways
+        ]
+        rows = [measured.row(name, *load) for (name, load), measured in cells.items()]
+        return {"rows": rows, "ratios": ratios, **noise_content(others)}
+
+    def _cpu_seconds(self) -> float:
+        """Of all processes that take part, ours too."""
+        pids = {pid for way in self._ways.values() for pid in (way.pid, way.engines) if pid}
+        pids |= {child for pid in pids for child in children_of(pid)}
+        return time.process_time() + sum(map(cpu_seconds, pids))
+
+
+def ways_tables(result: Mapping[str, Any]) -> list[Table | str]:
+    """What Ways.measure returned, and whether it is to be believed."""
+    columns = (
+        Column("tokens", "output_tokens", 0),
+        Column("at a time", "concurrency", 0),
+        Column("way", "name"),
+        Column("CPU", "cpu_us_per_request", 0),
+        Column("engines", "engine_cpu_us_per_request", 0),
+        Column("requests/s", "requests_per_s", 0),
+        Column("TTFT p50", "ttft_ms.p50", 2),
+        Column("TTFT p99", "ttft_ms.p99", 2),
+        Column("latency p50", "latency_ms.p50", 2),
+        Column("latency p99", "latency_ms.p99", 2),
+    )
+    title = "CPU in us a request, of the way's process and the engines'; times in ms"
+    words = [
+        f"{each['name']} / {each['beside']}, {each['output_tokens']} tokens, {each['concurrency']}"
+        f" at a time: CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"
+        for each in result["ratios"]
+    ]
+    return [rows_table(result["rows"], columns, title), *words, *noise_words(result)]
+
+
 async def _send(ask: Ask, requests: int, concurrency: int) -> list[Timing]:
     timings: list[Timing] = []
 
@@ -99,6 +184,20 @@ async def _send(ask: Ask, requests: int, concurrency: int) -> list[Timing]:
     shares = [requests // concurrency + (n < requests % concurrency) for n in range(concurrency)]
     await asyncio.gather(*map(client, shares))
     return timings
+
+
+def _ratios(ours: Measured, theirs: Measured, straight: Measured | None) -> dict[str, float]:
+    ratios = {
+        "cpu": ratio(ours.cpu_us, theirs.cpu_us),
+        "requests_per_s": ratio(ours.requests_per_s, theirs.requests_per_s),
+    }
+    if straight is not None:
+        added = (
+            [p50 - least for p50, least in zip(each.p50_us, straight.p50_us, strict=True)]
+            for each in (ours, theirs)
+        )
+        ratios["added_p50"] = ratio(*added)
+    return ratios
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
@@ -141,56 +240,6 @@ def generate_bodies(prompts: Iterator[list[int]], output_tokens: int) -> Iterato
         del request.tokenized.input_token_ids[:]
         request.tokenized.input_token_ids.extend(token_ids)
         yield request.SerializeToString()
-
-
-class Neighbours:
-    """How much of the machine's CPU others use while something is measured."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._busy = _busy_seconds()
-
-    def share(self, own_seconds: float) -> float:
-        """Of all cores' time since then, what was used beside `own_seconds`."""
-        took = time.perf_counter() - self._began
-        others = _busy_seconds() - self._busy - own_seconds
-        return max(0.0, others) / (took * (os.cpu_count() or 1))
-
-
-def noise_content(others: float) -> dict[str, Any]:
-    """What a result has of its neighbours, in the shape that scripts read."""
-    return {"others_cpu_share": others, "too_noisy": others > NOISY}
-
-
-def noise_words(result: Mapping[str, Any]) -> list[str]:
-    """The same to be read; whether the result is to be believed."""
-    said = [f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile"]
-    if result["too_noisy"]:
-        said.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
-    return said
-
-
-def _busy_seconds() -> float:
-    """CPU time of the whole machine in use, or taken by other machines beside it, so far."""
-    times = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    idle = times[3] + times[4]
-    return (sum(times) - idle) / float(os.sysconf("SC_CLK_TCK"))
-
-
-def children_of(parent: int) -> Mapping[int, str]:
-    """Command lines of a process's children, by their ids."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            stat = (folder / "stat").read_text()
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has ended
-        if int(stat.rpartition(")")[2].split()[1]) == parent:
-            found[int(folder.name)] = line
-    return found
 
 
 def _percentiles(times_us: list[float]) -> dict[str, float]:

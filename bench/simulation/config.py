@@ -12,7 +12,7 @@ from ...engines.mocker import (
 from ...process.settings import bad_setting, option, resolve
 from ...router.config import KvRouterConfig
 from ...server.config import ServeConfig
-from ..results import ObjectiveConfig
+from ..results import ObjectiveConfig, require_at_least, require_positive
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 from .capacity import CapacityConfig
 from .replicas import ReplicaConfig
@@ -33,13 +33,8 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("requests", "max_output"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise bad_setting(key, f"{value} must be at least 1")
-        if not 0 < self.arrival_speedup < float("inf"):
-            text = f"{self.arrival_speedup} must be finite and greater than 0"
-            raise bad_setting("arrival_speedup", text)
+        require_at_least(self, 1, "requests", "max_output")
+        require_positive(self, "arrival_speedup")
         check_trace_block_size(self.trace_block_size)
 
     @classmethod
@@ -116,8 +111,7 @@ class SimulationConfig:
     plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise bad_setting("seeds", f"{self.seeds} must be at least 1")
+        require_at_least(self, 1, "seeds")
         if not 0 <= self.event_delay_ms < float("inf"):
             raise bad_setting("event_delay_ms", f"{self.event_delay_ms} must be finite, at least 0")
         if not 0 <= self.event_loss <= 1:

@@ -46,6 +46,15 @@ class Experiment:
         )
         self._trace: tuple[int, SimulatedTrace] | None = None
 
+    def variants(self, names: str, base: KvRouterConfig | None = None) -> list[PolicyVariant]:
+        """As `parse_policies`, of this fleet; on top of its own settings where none are given."""
+        return parse_policies(
+            names,
+            block_size=self.config.block_size,
+            trace_block_size=self.load.trace_block_size,
+            base=base or self.config.router(),
+        )
+
     def trace(self, seed: int) -> SimulatedTrace:
         """The trace with this seed's contents; the last one is kept."""
         if self._trace is None or self._trace[0] != seed:
@@ -184,10 +193,8 @@ def compare_policies(
     The runs by policy, then by seed; `on_result` gets each as soon as it is there. Raises
     ConfigError for a trace or a name that cannot be used, before anything is run.
     """
-    variants = parse_policies(
-        names, block_size=config.block_size, trace_block_size=load.trace_block_size, base=base
-    )
     experiment = Experiment(config, load, workers)
+    variants = experiment.variants(names, base or KvRouterConfig())
     runs: dict[tuple[str, int], SimulatedRun] = {}
     for seed in range(load.seed, load.seed + config.seeds):
         for variant in variants:

@@ -10,6 +10,7 @@ from ...process.settings import bad_setting, option
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
 from ...slots.peers import Message, decode_message, encode_message
+from ..results import require_at_least
 
 BATCH_S = 0.002
 """As the routers that serve: how long an event may wait for others to be told with it,"""
@@ -30,8 +31,7 @@ class ReplicaConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.routers < 1:
-            raise bad_setting("routers", f"{self.routers} must be at least 1")
+        require_at_least(self, 1, "routers")
         if not 0 <= self.replica_delay_ms < math.inf:
             raise bad_setting("replica_delay_ms", "must be finite, at least 0")
         if not 0 <= self.replica_loss <= 1:

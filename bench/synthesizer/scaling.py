@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ...base.errors import ConfigError
 from ...process.settings import bad_setting
+from ..results import require_at_least, require_positive
 
 # So many draws in a row that fit no limit, and there is nothing to wait for.
 MAX_REJECTED = 20_000
@@ -32,25 +33,20 @@ class Scaling:
     max_osl: int | None = None
 
     def __post_init__(self) -> None:
-        for key in (
+        require_positive(
+            self,
             "prefix_len_multiplier",
             "prompt_len_multiplier",
             "osl_multiplier",
             "pause_multiplier",
             "speedup_ratio",
-        ):
-            value = getattr(self, key)
-            if not 0 < value < float("inf"):
-                raise bad_setting(key, f"{value} must be finite and greater than 0")
+        )
         if not 1 <= self.prefix_root_multiplier <= 2**20:
             raise bad_setting(
                 "prefix_root_multiplier", f"{self.prefix_root_multiplier} must be from 1 to 2**20"
             )
         for low, high, least in (("min_isl", "max_isl", 1), ("min_osl", "max_osl", 0)):
-            for key in (low, high):
-                value = getattr(self, key)
-                if value is not None and value < least:
-                    raise bad_setting(key, f"{value} must be at least {least}")
+            require_at_least(self, least, low, high)
             floor, ceiling = getattr(self, low), getattr(self, high)
             if floor is not None and ceiling is not None and floor > ceiling:
                 raise bad_setting(low, f"{floor} must not be above {high}, {ceiling}")

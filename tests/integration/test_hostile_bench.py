@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from dynamo_router.bench.hostile.cells import PHASES
-from dynamo_router.bench.hostile.command import HostileBenchConfig, run
+from dynamo_router.bench.workbench.hostile.cells import PHASES
+from dynamo_router.bench.workbench.hostile.command import HostileBenchConfig, run
 
 
 def test_each_kind_of_process_is_measured(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from dynamo_router import cli
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.bench import decision, simulate
+from dynamo_router.bench import simulate
+from dynamo_router.bench.workbench import decision
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.config import ServeConfig
 from dynamo_router.server.mock_process import MockEnginesConfig

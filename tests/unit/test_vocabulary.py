@@ -76,7 +76,8 @@ WORDS = {
     "room": Replaced("capacity of a container, seconds_until_free of a fleet", HOUSE),
     # the field's words
     "census": Replaced("source_list"),
-    "contender": Replaced("IndexAdapter", ("bench/index/config.py", "tests/unit/bench/index/")),
+    "contender": Replaced("IndexAdapter", ("bench/workbench/index/config.py", "tests/unit/bench/")),
+    "contenders": Replaced("IndexAdapter"),
     "contestant": Replaced("PolicyVariant"),
     "door": Replaced("listener for what takes connections, port for where", HOUSE),
     "letter": Replaced("message", within=("kv_events/",)),

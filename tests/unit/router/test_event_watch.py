@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
-from dynamo_router.bench.index.workload import CacheEvents, Removed, Stored
+from dynamo_router.bench.workbench.index.workload import CacheEvents, Removed, Stored
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.router.event_watch import MAX_TTL_S, MIN_TTL_S, SAMPLE_EVERY

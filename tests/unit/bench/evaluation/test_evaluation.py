@@ -16,7 +16,7 @@ from dynamo_router.bench.evaluation.kept_runs import KeptRuns
 from dynamo_router.bench.evaluation.runner import run_tasks
 from dynamo_router.bench.evaluation.splits import FleetSize, split_of
 from dynamo_router.bench.evaluation.verdict import judge_cell, summarise_figure
-from dynamo_router.bench.grid import GridConfig, run
+from dynamo_router.bench.workbench.grid import GridConfig, run
 
 TRAIN = split_of("train")
 CELL = EvaluationCell("batch", FleetSize(2, 512, 0.5))

@@ -1,0 +1,1 @@
+"""What `dynamo-router bench` measures: one part beside its rivals, by a command each."""

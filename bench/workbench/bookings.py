@@ -1,0 +1,162 @@
+"""dynamo-router bench bookings: what it costs routers in front of the same workers to share load.
+
+One router tells of its bookings, one hears those of all the others; both as `serve` has them, in
+this process, without a network. CPU is that of the thread, of a request's whole life: booked, its
+first token out, over.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ...base.clock import SystemClock
+from ...process.settings import option
+from ...router.config import KvRouterConfig
+from ...router.kv_router import KvRouter
+from ...router.replicas import Replica
+from ...slots.peers import decode_message, encode_message
+from ..results import Benchmark, Column, measure_in_turns, require_at_least, spread_table
+
+BLOCK_SIZE = 16
+CACHED_BLOCKS = 8
+OUTPUT_TOKENS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookingsBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    routers: int = option(8, "Routers in front of the same workers.")
+    workers: int = option(64, "Workers.")
+    blocks: int = option(128, "Blocks of a prompt.")
+    batch: int = option(8, "Requests that a router tells of in one message.")
+    requests: int = option(256, "Requests of each router in a round.")
+    rounds: int = option(9, "Rounds, after one to warm up; medians of them are reported.")
+    policy: str = option(
+        "forecast", "The policy, which hears of the others' requests if it learns."
+    )
+    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "workers", "batch", "requests", "rounds")
+        require_at_least(self, 2, "routers")
+        require_at_least(self, CACHED_BLOCKS, "blocks")
+
+
+class Site:
+    """A router and its part in sharing load."""
+
+    def __init__(self, router_id: int, config: BookingsBenchConfig, clock: SystemClock) -> None:
+        settings = KvRouterConfig(
+            block_size=BLOCK_SIZE,
+            use_kv_events=False,
+            router_replica_sync=True,
+            policy=config.policy,
+        )
+        self.router = KvRouter(settings, clock=clock)
+        for worker_id in range(config.workers):
+            self.router.add_worker(worker_id)
+        load = self.router.count_peers()
+        self.slots = load.slots
+        self.replica = Replica(load, router_id)
+
+
+class Bookings:
+    """Rounds of requests: each is booked at its router, told to the others, and heard by one."""
+
+    def __init__(self, config: BookingsBenchConfig) -> None:
+        self._config, self._clock = config, SystemClock()
+        self._hearer = Site(1, config, self._clock)
+        self._others = [Site(2 + n, config, self._clock) for n in range(config.routers - 1)]
+        self._rng = np.random.default_rng(1)
+        self._names = count()
+        for site in self._others:
+            for message in site.replica.on_connected(self._clock.now()):
+                self._hearer.replica.hear(message, self._clock.now())
+
+    def round(self) -> dict[str, float]:
+        """us of CPU a request: to tell of it, and to hear of one."""
+        telling, messages = 0.0, []
+        for _ in range(0, self._config.requests, self._config.batch):
+            for site in self._others:
+                seconds, said = self._told(site)
+                telling += seconds
+                messages += said
+        requests = len(messages) // 3 * self._config.batch
+        began = time.thread_time()
+        for message in messages:
+            self._hearer.replica.hear(decode_message(message), self._clock.now())
+        heard = time.thread_time() - began
+        return {"told_us": telling / requests * 1e6, "heard_us": heard / requests * 1e6}
+
+    def close(self) -> None:
+        for site in (self._hearer, *self._others):
+            site.router.close()
+
+    def _told(self, site: Site) -> tuple[float, list[bytes]]:
+        """Seconds that a batch of requests takes longer because it is told, and its messages."""
+        config, rng = self._config, self._rng
+        shape = (config.batch, config.blocks)
+        hashes = rng.integers(0, 2**63, shape, dtype=np.uint64)
+        numbers = rng.integers(0, config.workers, config.batch).tolist()
+        names = [f"request-{next(self._names)}" for _ in range(config.batch)]
+        said: list[bytes] = []
+
+        def tell() -> None:
+            said.extend(encode_message(batch) for batch in site.replica.batches())
+
+        listener, site.slots.listener = site.slots.listener, None
+        alone = self._lived(site, names, numbers, hashes, lambda: None)
+        site.slots.listener = listener
+        return self._lived(site, names, numbers, hashes, tell) - alone, said
+
+    def _lived(
+        self,
+        site: Site,
+        names: list[str],
+        numbers: list[int],
+        hashes: Any,
+        tell: Callable[[], None],
+    ) -> float:
+        slots, isl = site.slots, self._config.blocks * BLOCK_SIZE
+        began = time.thread_time()
+        for name, number, own in zip(names, numbers, hashes, strict=True):
+            now = self._clock.now()
+            slots.add_request(name, number, own, isl=isl, overlap_blocks=CACHED_BLOCKS, now=now)
+        tell()
+        for name in names:
+            slots.mark_prefill_completed(name, CACHED_BLOCKS * BLOCK_SIZE)
+        tell()
+        for name in names:
+            slots.free(name, OUTPUT_TOKENS)
+        tell()
+        return time.thread_time() - began
+
+
+def measure(config: BookingsBenchConfig) -> dict[str, Any]:
+    """Both figures over the rounds."""
+    bookings = Bookings(config)
+    gc.disable()
+    try:
+        rounds = measure_in_turns({"bookings": bookings.round}, config.rounds, warm_up=1)
+    finally:
+        gc.enable()
+        bookings.close()
+    return rounds.spreads()
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    config = result["config"]
+    title = f"us of CPU a request, {config['routers']} routers, {config['blocks']} blocks"
+    lines = Column("to tell of it", "told_us", 1), Column("to hear of it", "heard_us", 1)
+    return [spread_table(title, result["bookings"], lines)]
+
+
+run = Benchmark("bookings", measure, tables)

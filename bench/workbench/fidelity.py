@@ -1,0 +1,127 @@
+"""dynamo-router bench fidelity: how close synthesized traces come to the one that was learned."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from rich.table import Table
+
+from ...process.settings import option
+from ..results import Benchmark, Column, Measurement, require_at_least, rows_table
+from ..synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
+from ..traces import (
+    Samples,
+    TraceAnalysis,
+    analyze,
+    check_trace_block_size,
+    columns_of,
+    read_columns,
+    trace_distances,
+)
+
+# Name, model, and the window of the Markov ones (0: one set of transitions, a memoryless walk).
+CANDIDATES: tuple[tuple[str, ModelKind, int], ...] = (
+    ("memoryless", "markov", 0),
+    ("markov", "markov", WINDOW),
+    ("sessions", "sessions", WINDOW),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelityConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    trace: str = field(
+        default=str(SAMPLE_TRACE), metadata={"help": "The trace to learn.", "positional": True}
+    )
+    seeds: int = option(4, "Make so many traces of each model, seeds 0, 1, 2 ...")
+    requests: int | None = option(None, "Requests of each; not given: as many as were learned.")
+    cache_tokens: int = option(4_000_000, "The pool of caches to compare hit rates of.")
+    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "seeds", "cache_tokens", "requests")
+        check_trace_block_size(self.trace_block_size)
+
+
+def measure_fidelity(config: FidelityConfig) -> Iterator[dict[str, Any]]:
+    """One result per model and seed: what differs, as shares of the learned, and the distances."""
+    columns = read_columns(config.trace, trace_block_size=config.trace_block_size)
+    learned, samples = analyze(columns)
+    targets = headline(learned, samples, config.cache_tokens)
+    models: dict[int, TraceModel] = {}
+    for name, kind, window in CANDIDATES:
+        started = perf_counter()
+        if window not in models:
+            models[window] = learn_model(columns, window)
+        learn_s = perf_counter() - started
+        for seed in range(config.seeds):
+            started = perf_counter()
+            requests = list(
+                synthesize(models[window], config.requests or len(columns), seed=seed, kind=kind)
+            )
+            sample_s = perf_counter() - started
+            made, drawn = analyze(columns_of(requests, trace_block_size=config.trace_block_size))
+            values = headline(made, drawn, config.cache_tokens)
+            yield {
+                "model": name,
+                "seed": seed,
+                "values": values,
+                "deviations": {
+                    key: value / targets[key] - 1 if targets[key] else 0.0
+                    for key, value in values.items()
+                },
+                "distances": trace_distances(samples, drawn),
+                "learn_s": learn_s,
+                "requests_per_s": len(requests) / sample_s,
+            }
+
+
+def headline(analysis: TraceAnalysis, samples: Samples, cache_tokens: int) -> dict[str, float]:
+    """The figures that a synthesized trace is held to."""
+    return {
+        "hit rate, infinite cache": analysis.hit_rate_infinite,
+        "input length mean": analysis.input_length.mean or 0.0,
+        "input length std": analysis.input_length.std or 0.0,
+        "output length mean": analysis.output_length.mean or 0.0,
+        f"hit rate, {cache_tokens:,} tokens": samples.curve.hit_rate(cache_tokens),
+    }
+
+
+def measure(config: FidelityConfig) -> dict[str, Any]:
+    """Every result, and the spread of each model's distances over its seeds."""
+    results = list(measure_fidelity(config))
+    distances = Measurement[str]()
+    for result in results:
+        distances.add(result["model"], result["distances"])
+    return {"trace": config.trace, "results": results, "distances": distances.spreads()}
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    """How far each trace is from the learned one, in percent; the models side by side."""
+    results, distances = result["results"], result["distances"]
+    deviations = [
+        Column(name, f"deviations.{name}", lambda share: f"{100 * share:+.1f}")
+        for name in results[0]["deviations"]
+    ]
+    rows = [
+        {"": key.replace("_", " "), **{name: each[key] for name, each in distances.items()}}
+        for key in results[0]["distances"]
+    ]
+    return [
+        rows_table(
+            results,
+            [Column("model", "model"), Column("seed", "seed"), *deviations],
+            "deviation from the learned trace, %",
+        ),
+        rows_table(
+            rows,
+            [Column("", ""), *(Column(name, name, 4) for name in distances)],
+            "distance to the learned trace (0 alike, 1 apart), median of seeds",
+        ),
+    ]
+
+
+run = Benchmark("fidelity", measure, tables)

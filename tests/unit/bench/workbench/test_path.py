@@ -1,0 +1,165 @@
+"""The benchmark of the whole path: it runs from end to end, and says what it measured."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_router.base.errors import ConfigError, RouterError
+from dynamo_router.bench.load import (
+    CompletionClient,
+    children_of,
+    http_client,
+    new_prompts,
+)
+from dynamo_router.bench.load.neighbours import NOISY, noise_words
+from dynamo_router.bench.workbench.path import PathBenchConfig, run
+
+PEER = os.environ.get("DYNAMO_PEER")
+ENVOY = shutil.which("envoy")
+BESIDE_ENVOY = [("envoy", "bare"), ("router", "envoy")] if ENVOY else []
+BESIDE_DYNAMO = [("frontend", "dynamo"), ("router-dynamo", "dynamo")] if PEER else []
+
+
+def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "path.json"
+    config = PathBenchConfig(
+        requests=4, rounds=2, workers=2, tokens=40, concurrency=(1, 2), output_tokens=(1, 3),
+        dynamo=PEER, envoy=ENVOY, json=str(target),
+    )  # fmt: skip
+    assert run(config) == 0
+    result = json.loads(target.read_text())
+    ways = ["direct", "bare", *(["envoy"] if ENVOY else []), "router", "frontend"]
+    ways += ["dynamo", "router-dynamo"] if PEER else []
+    loads = [(1, 1), (1, 2), (3, 1), (3, 2)]
+    found = [(row["output_tokens"], row["concurrency"], row["name"]) for row in result["rows"]]
+    assert found == [(*load, way) for load in loads for way in ways]
+    for row in result["rows"]:
+        assert row["cpu_us_per_request"] > 0 and row["requests_per_s"] > 0
+        assert row["engine_cpu_us_per_request"] > 0 and len(row["cpu_us_rounds"]) == 2
+        assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
+    compared = {(each["name"], each["beside"]) for each in result["ratios"]}
+    assert all({"cpu", "requests_per_s", "added_p50"} <= each.keys() for each in result["ratios"])
+    assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_DYNAMO}
+    said = capsys.readouterr().out
+    assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
+
+
+@pytest.mark.parametrize("key", ["requests", "rounds", "workers", "tokens"])
+def test_nonsense_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PathBenchConfig(**{key: 0})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("key", ["concurrency", "output_tokens"])
+@pytest.mark.parametrize("values", [(), (4, 0)])
+def test_loads_that_are_none_are_refused(key: str, values: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PathBenchConfig(**{key: values})
+    assert caught.value.key == key
+
+
+def test_a_python_without_dynamo_is_told(tmp_path: Path) -> None:
+    config = PathBenchConfig(
+        requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), dynamo="/bin/false"
+    )
+    with pytest.raises(RouterError, match="Dynamo ended while it started"):
+        run(config)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/envoy"])
+def test_what_is_no_envoy_is_told(program: str) -> None:
+    config = PathBenchConfig(
+        requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), envoy=program
+    )
+    with pytest.raises(RouterError, match="Envoy was not started"):
+        run(config)
+
+
+@pytest.mark.parametrize("share", [0.0, 2 * NOISY])
+def test_it_says_when_neighbours_were_measured_too(share: float) -> None:
+    told = noise_words({"others_cpu_share": share, "too_noisy": share > NOISY})
+    assert ("too noisy" in " ".join(told)) is (share > NOISY)
+
+
+WHOLE = b"data: x\n\ndata: [DONE]\n\n"
+
+
+def answer(status: str, body: bytes) -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+async def completed(answers: list[bytes], asks: int) -> list[Any]:
+    """What comes of so many completions, one after another, of a server with these answers."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while answers:
+            try:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            except asyncio.IncompleteReadError:
+                break  # the client has left
+            await reader.readexactly(int(head.rpartition("Content-Length: ")[2]))
+            data = answers.pop(0)
+            for at in range(0, len(data), 7):  # however it is cut
+                writer.write(data[at : at + 7])
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = CompletionClient(address, "tiny")
+    ask: Callable[[], Awaitable[Any]] = client.asks(new_prompts(3), 1)
+    try:
+        found = [await asyncio.gather(ask(), return_exceptions=True) for _ in range(asks)]
+        return [connections, *(each for (each,) in found)]
+    finally:
+        client.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_completions_share_a_connection() -> None:
+    connections, *timings = await completed([answer("200 OK", WHOLE)] * 3, 3)
+    assert connections == 1
+    assert all(0 < timing.first_us <= timing.last_us for timing in timings)
+
+
+async def test_a_connection_that_was_long_unused_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "IDLE_S", 0.0)
+    connections, *timings = await completed([answer("200 OK", WHOLE)] * 2, 2)
+    assert connections == 2 and all(timing.last_us > 0 for timing in timings)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (answer("500 no", b"boom"), "the answer is 500: boom"),
+        (answer("200 OK", b"data: x\n\n"), "the answer is 200: data: x"),
+        (answer("200 OK", WHOLE)[:-5], "the connection was closed"),
+    ],
+)
+async def test_an_answer_that_is_not_whole_fails(given: bytes, reason: str) -> None:
+    _, error = await completed([given], 1)
+    assert isinstance(error, RouterError) and reason in str(error)
+
+
+async def test_children_are_found() -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", "input('x' * 9)", stdin=-1)
+    try:
+        assert "input" in children_of(os.getpid())[child.pid]
+    finally:
+        child.kill()
+        await child.wait()
+    assert child.pid not in children_of(os.getpid())
