@@ -79,8 +79,6 @@ class Answer:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._acknowledged = self._promised = False
-        self.begun = False
-        """the worker has come with it"""
         self.over = False
         self.sending: asyncio.Task[None] | None = None
         """what brings the request away, if that takes a while"""
@@ -100,7 +98,7 @@ class Answer:
         elif text:
             self.fail(fault_of_refusal(text), text)
         else:
-            self._expect(PROLOGUE_TIMEOUT_S if self.begun else CALL_HOME_TIMEOUT_S)
+            self._expect(PROLOGUE_TIMEOUT_S if self._home is not None else CALL_HOME_TIMEOUT_S)
 
     def on_line_lost(self) -> None:
         """The connection that brought the request is gone: without a call-home none will come."""
@@ -116,16 +114,15 @@ class Answer:
 
     # The side of what it comes over
 
-    def attach(self, home: AnswerSource, *, begun: bool = True) -> bool:
-        """Take what comes on this connection; False if there is one already.
-
-        `begun`: that it is there is a sign of life. Else the first frame is.
-        """
+    def attach(self, home: AnswerSource) -> bool:
+        """Take what comes on this connection; False if there is one already."""
         if self._home is not None or self.over:
             return False
         self._home = home
-        if begun:
-            self._begin()
+        if self._line is not None:
+            self._line.forget(self)
+        if self._acknowledged:
+            self._expect(PROLOGUE_TIMEOUT_S)
         return True
 
     def on_frames(self, frames: list[TwoPart]) -> None:
@@ -133,7 +130,6 @@ class Answer:
             if self.over:
                 return
             if not self._promised:
-                self._begin()
                 self._promised = True
                 if self._acknowledged:
                     self._expect_nothing()
@@ -181,15 +177,6 @@ class Answer:
         self.close()
         text = "" if event.fault is None else f"{self._address}: {event.text}"
         listener.on_end(event.fault, text)
-
-    def _begin(self) -> None:
-        if self.begun:
-            return
-        self.begun = True
-        if self._line is not None:
-            self._line.forget(self)
-        if self._acknowledged:
-            self._expect(PROLOGUE_TIMEOUT_S)
 
     # What has to come in time. One timer, which looks again when it fires too early.
 
