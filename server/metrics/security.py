@@ -1,43 +1,38 @@
 """What Prometheus hears of refused callers, and of files that are read again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ..access import Security
+from .families import counter_by, gauges, source
 
 
-def security_metrics(security: Security) -> Callable[[], Iterable[Metric]]:
+@source
+def security_metrics(security: Security) -> Iterator[Metric]:
     """Refused calls by reason, the certificate's end, and files read again or found no good."""
-
-    def collect() -> Iterable[Metric]:
-        refused = CounterMetricFamily(
-            "dynamo_router_access_refused", "Calls refused for who made them.", labels=["reason"]
-        )
-        for reason, count in sorted(security.access.refused.items()):
-            refused.add_metric([reason], count)
-        yield refused
-        reloads = CounterMetricFamily(
-            "dynamo_router_secret_reloads",
-            "Times that secret files were read again.",
-            labels=["file"],
-        )
-        failures = CounterMetricFamily(
-            "dynamo_router_secret_reload_failures",
-            "Times that new secret files were no good, and the old ones stayed.",
-            labels=["file"],
-        )
-        for files in security.watch.files:
-            reloads.add_metric([files.what], files.reloads)
-            failures.add_metric([files.what], files.failures)
-        yield reloads
-        yield failures
-        if security.server_tls is not None:
-            yield GaugeMetricFamily(
-                "dynamo_router_tls_certificate_expires_seconds",
-                "When the certificate of our listeners ends, in Unix time.",
-                security.server_tls.not_after,
-            )
-
-    return collect
+    yield counter_by(
+        "reason",
+        "dynamo_router_access_refused",
+        "Calls refused for who made them.",
+        dict(sorted(security.access.refused.items())),
+    )
+    files = security.watch.files
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reloads",
+        "Times that secret files were read again.",
+        {each.what: each.reloads for each in files},
+    )
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reload_failures",
+        "Times that new secret files were no good, and the old ones stayed.",
+        {each.what: each.failures for each in files},
+    )
+    if security.server_tls is not None:
+        yield from gauges(
+            "dynamo_router_tls_certificate_",
+            ("expires_seconds", "When the certificate of our listeners ends, in Unix time.",
+             security.server_tls.not_after),
+        )  # fmt: skip
