@@ -1,7 +1,6 @@
 """ServingContext: what the engines of one process share: TLS, store, request plane, event plane."""
 
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from ...base.clock import SystemClock
@@ -53,10 +52,5 @@ class ServingContext:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 class Replica:
     """What this router has booked goes out, and what the others have comes in.
 
-    It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
+    It is the listener of the router's SlotTable, whoever books there, from whatever thread.
     """
 
     def __init__(self, load: PeerLoad, router_id: int, name: str = "") -> None:

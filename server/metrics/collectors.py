@@ -1,18 +1,22 @@
-"""What the router, its index and its event feed tell when Prometheus asks."""
+"""What the router, its index and its event feed tell when Prometheus asks. Names of callers are
+no labels: they have no bound."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, UnknownMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
+from ...router.admission import AdmissionQueue
+from ...router.affinity import SessionAffinity
 from ...router.kv_router import KvRouter
 from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
+from ..access import Security
 from ..dispatch import Dispatcher
 from ..migration import RefusedMove
 from .families import counter_by, counters, gauge_by, gauges, source
@@ -319,3 +323,127 @@ def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
         ("undecodable", "Messages that could not be read.", sync.undecodable),
         ("untold", "Events of ours that nobody could be told.", replica.own.dropped),
     )
+
+
+@source
+def queue_metrics(queue: AdmissionQueue) -> Iterator[Metric]:
+    """Requests that wait because every worker is saturated."""
+    yield from gauges(
+        "dynamo_router_queue_",
+        ("pending_requests", "Requests waiting in the admission queue.", len(queue)),
+    )
+    yield from counters(
+        "dynamo_router_queue_",
+        ("queued", "Requests that had to wait for admission.", queue.queued),
+        ("refused", "Requests refused because the queue was full.", queue.refused),
+        (
+            "deferred",
+            "Requests that found capacity and left it to other tenants.",
+            queue.deferred,
+        ),
+    )
+
+
+@source
+def tenant_metrics(router: KvRouter) -> Iterator[Metric]:
+    """0 where all requests are one tenant's."""
+    shares = router.limits.tenants
+    use = shares.recent_use(router.clock.now())
+    yield from gauges(
+        "dynamo_router_tenant",
+        ("s", "Tenants that are remembered.", len(shares)),
+        ("s_recent", "Tenants that had any work recently.", use.tenants),
+        ("s_over_share", "Tenants that had more than their share.", use.over),
+        ("_largest_share", "Largest part of the recent work that one tenant had.", use.largest),
+    )
+    yield from counters(
+        "dynamo_router_tenants_",
+        ("forgotten", "Tenants forgotten because too many were known.", shares.forgotten),
+    )
+
+
+@source
+def session_metrics(sessions: SessionAffinity) -> Iterator[Metric]:
+    """Nothing where sessions do not matter."""
+    if not sessions.enabled:
+        return
+    counts = sessions.table.counts
+    yield from gauges(
+        "dynamo_router_", ("sessions", "Sessions that are bound to a worker.", len(sessions))
+    )
+    yield counter_by(
+        "outcome",
+        "dynamo_router_session_requests",
+        "Decisions on requests with a session, by what became of it.",
+        {outcome: sessions.counts[outcome] for outcome in ("new", "kept", "moved", "refused")},
+    )
+    yield from counters(
+        "dynamo_router_sessions_",
+        ("expired", "Sessions forgotten for their age.", counts.expired),
+        ("evicted", "Sessions forgotten for want of room.", counts.evicted),
+        ("heard", "Bindings taken over from other routers.", counts.heard),
+        ("outdated", "Bindings of other routers that were older.", counts.outdated),
+    )
+
+
+@source
+def forecast_metrics(router: KvRouter) -> Iterator[Metric]:
+    """Nothing where the policy foresees nothing."""
+    state = router.residuals
+    if state is None:
+        return
+    yield from gauges(
+        "dynamo_router_forecast_",
+        ("trusted", "Whether the forecast decides; 0: its fallback does.", state.trusted),
+        ("failing_workers", "Workers whose own predictions fail.", state.failing_workers),
+    )
+    yield from counters(
+        "dynamo_router_forecast_",
+        ("fallbacks", "Times that predictions failed, so that the fallback decided.",
+         state.fallbacks),
+    )  # fmt: skip
+    yield gauge_by(
+        "kind",
+        "dynamo_router_forecast_scatter",
+        "Logarithm of how much half of the predictions are off by, or more.",
+        {"ttft": state.ttft_scatter, "itl": state.itl_scatter},
+    )
+    failed = GaugeMetricFamily(
+        "dynamo_router_forecast_failed_seconds",
+        "A prediction of those that failed last: what was foreseen, and what was seen.",
+        labels=["kind", "value"],
+    )
+    if state.failed is not None:
+        failed.add_metric([state.failed.kind, "foreseen"], state.failed.foreseen_s)
+        failed.add_metric([state.failed.kind, "seen"], state.failed.took_s)
+    yield failed
+
+
+@source
+def security_metrics(security: Security) -> Iterator[Metric]:
+    """Refused calls by reason, the certificate's end, and files read again or found no good."""
+    yield counter_by(
+        "reason",
+        "dynamo_router_access_refused",
+        "Calls refused for who made them.",
+        dict(sorted(security.access.refused.items())),
+    )
+    files = security.watch.files
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reloads",
+        "Times that secret files were read again.",
+        {each.what: each.reloads for each in files},
+    )
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reload_failures",
+        "Times that new secret files were no good, and the old ones stayed.",
+        {each.what: each.failures for each in files},
+    )
+    if security.server_tls is not None:
+        yield from gauges(
+            "dynamo_router_tls_certificate_",
+            ("expires_seconds", "When the certificate of our listeners ends, in Unix time.",
+             security.server_tls.not_after),
+        )  # fmt: skip

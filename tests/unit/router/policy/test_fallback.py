@@ -13,7 +13,7 @@ from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.policy import Explanation
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
-from dynamo_router.server.metrics.forecast import forecast_metrics
+from dynamo_router.server.metrics.collectors import forecast_metrics
 
 BLOCK = 16
 LOG = "dynamo_router.router.policy.forecast"
