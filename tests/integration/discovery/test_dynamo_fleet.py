@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_engine import prompt
-from support.fleet import eventually
 from support.polling import until
 from support.servers.discovered_fleet import (
     Backend,
@@ -137,7 +136,7 @@ async def test_dynamos_events_are_heard_over_zmq(
                 await until_ready(doors, WORKERS, 60.0)
                 await asyncio.gather(*(complete(doors, n) for n in range(40)))
                 await until(lambda: exact(doors))
-                await eventually(lambda: all_heard_over_zmq(doors), 60.0)
+                await until(lambda: all_heard_over_zmq(doors), 60.0)
                 await heals_a_gap(doors, doors.server.router.index)
             finally:
                 mockers.kill()

@@ -93,9 +93,7 @@ async def test_it_goes_on_when_nats_comes_back(
             assert error.fault in (Fault.UNREACHABLE, Fault.SILENT)
             return False
 
-    async with asyncio.timeout(60):
-        while not await answered():
-            await asyncio.sleep(0.01)
+    await until(answered, 60.0)
 
 
 def test_a_recorded_request_is_read_and_written() -> None:
