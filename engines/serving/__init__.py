@@ -4,7 +4,7 @@ Entered by engines (mocker, engines) and by the commands that serve them.
 """
 
 from .config import ServingConfig, require, require_choice, require_positive
-from .context import ServingContext
+from .context import ServingContext, say
 from .engine import (
     Answer,
     AnswerPart,
@@ -13,7 +13,6 @@ from .engine import (
     OnEvents,
     ServedEngine,
 )
-from .event_plane import say
 from .kv_events import (
     ENGINE_TIERS,
     BlocksRemoved,

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .delivery import Delivery, read_delivery
 from .etcd_config import EtcdConfig
 from .file_store import FileStore
 from .memory_store import MemoryStore
 from .nats_connection import NatsAddress, NatsConnection
+from .nats_messages import Delivery, read_delivery
 from .nats_store import NatsStore
 from .open_store import BACKENDS, open_store
 from .store import (

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from ...base.clock import Clock, SystemClock
 from ...process.settings import bad_setting
-from .file_dates import FileDates
-from .file_folder import FileFolder, Found
+from .file_folder import FileDates, FileFolder, Found
 from .folder_watch import FolderWatch
 from .store import (
     LEASE_TTL_S,

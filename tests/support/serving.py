@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 from grpc import aio
 from support.calls import messages_of
-from support.events import prompt_message
 from support.fake_engine import FakeEngine
+from support.kv_events.messages import prompt_message
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank

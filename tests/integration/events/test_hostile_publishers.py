@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from support.events import message_of
-from support.events import stored as blocks_stored
 from support.fake_engine import FakeEngine
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 from support.polling import until
 from support.serving import BLOCK, Doors, serving
 

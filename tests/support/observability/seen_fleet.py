@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 import grpc
-from support.events import prompt_message
 from support.fake_engine import FakeEngine, fail, prompt
+from support.kv_events.messages import prompt_message
 from support.polling import until
 from support.security.certificates import Authority
 from support.servers.jetstream import JetStreamServer

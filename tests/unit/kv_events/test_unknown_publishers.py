@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.events import message_of
-from support.events import stored as blocks_stored
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock

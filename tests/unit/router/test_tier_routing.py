@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from support.events import message_of, prompt_blocks
-from support.routers import router_among
+from support.kv_events.messages import message_of, prompt_blocks
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.errors import ConfigError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.events import message_of
-from support.events import stored as blocks_stored
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.events import stored
+from support.kv_events.messages import stored
 from support.polling import wait_until
 
 from dynamo_router.base.errors import EventError

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.events import message_of, stored
+from support.kv_events.messages import message_of, stored
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.events import message_of
-from support.events import stored as blocks_stored
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from support.routers import router_among
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter
 from dynamo_router.base.errors import ConfigError, NoWorkersError

@@ -1,7 +1,7 @@
 """A session's worker among the others: what it is let off, when it is left, what is told of it."""
 
 import pytest
-from support.routers import router_among
+from support.policy.routers import router_among
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.identity import WorkerWithDpRank

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.routers import router_among
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock

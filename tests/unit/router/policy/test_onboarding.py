@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.events import prompt_message
+from support.kv_events.messages import prompt_message
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock

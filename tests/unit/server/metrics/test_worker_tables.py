@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.events import prompt_message
+from support.kv_events.messages import prompt_message
 from support.observability.exposition import families, samples, values_of
 
 from dynamo_router.base.clock import ManualClock

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from support.events import prompt_message
+from support.kv_events.messages import prompt_message
 from support.polling import until
 
 from dynamo_router import KvRouter, KvRouterConfig
