@@ -53,12 +53,8 @@ class _Listener:
 
     def __init__(self, topic: _Topic, subject: str, handler: Handler) -> None:
         self._topic = topic
-        self._subject = subject
+        self.subject = subject
         self.handler = handler
-
-    @property
-    def subject(self) -> str:
-        return self._subject
 
     async def close(self) -> None:
         topic = self._topic

@@ -136,34 +136,30 @@ class FileFolder:
     """One bucket's folder. All may raise StoreError."""
 
     def __init__(self, root: Path, bucket: str, dates: FileDates) -> None:
-        self._folder = root / folder_of_bucket(bucket)
+        self.path = root / folder_of_bucket(bucket)
         self._counter = root / COUNTERS / name_of_key(bucket)
         self._dates = dates
 
-    @property
-    def path(self) -> Path:
-        return self._folder
-
     def make(self) -> None:
         """Create the folder, and clear away what a writer that died left behind long ago."""
-        with _explained(str(self._folder)):
-            self._folder.mkdir(parents=True, exist_ok=True)
+        with _explained(str(self.path)):
+            self.path.mkdir(parents=True, exist_ok=True)
             self._counter.parent.mkdir(parents=True, exist_ok=True)
-            for item in os.scandir(self._folder):
+            for item in os.scandir(self.path):
                 if item.name.startswith(TEMPORARY):
                     with contextlib.suppress(FileNotFoundError):
                         if item.stat().st_mtime < time.time() - _ABANDONED_S:
                             os.unlink(item.path)
 
     def path_of(self, key: str) -> str:
-        return str(self._folder / name_of_key(check_name("key", key)))
+        return str(self.path / name_of_key(check_name("key", key)))
 
     def scan(self) -> list[Found]:
         """Every file that stands for a key."""
         found = []
-        with _explained(str(self._folder)):
+        with _explained(str(self.path)):
             try:
-                items = list(os.scandir(self._folder))
+                items = list(os.scandir(self.path))
             except FileNotFoundError:
                 return []
             for item in items:
@@ -215,7 +211,7 @@ class FileFolder:
             if not fits(self.read(key)):
                 return None
             revision = counter.next()
-            temporary = str(self._folder / f"{TEMPORARY}{token_hex(8)}")
+            temporary = str(self.path / f"{TEMPORARY}{token_hex(8)}")
             try:
                 with open(temporary, "xb") as file:
                     file.write(value)
@@ -292,7 +288,7 @@ class FileFolder:
             os.close(descriptor)
 
     def make_once(self) -> None:
-        if not self._folder.is_dir() or not self._counter.parent.is_dir():
+        if not self.path.is_dir() or not self._counter.parent.is_dir():
             self.make()
 
     def _highest(self) -> int:

@@ -1,6 +1,6 @@
 """How do processes call each other? Requests and answers in parts, as Dynamo's processes do it."""
 
-from .answer import Answer, AnswerListener
+from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
@@ -14,6 +14,7 @@ __all__ = [
     "Answer",
     "AnswerListener",
     "AnswerQueue",
+    "AnswerTimeouts",
     "Carrier",
     "Fault",
     "FrameError",
