@@ -14,7 +14,6 @@ from ..base.identity import WorkerWithDpRank, as_worker
 from ..indexer.approximate import ApproximateIndex
 from ..indexer.event_index import EventIndex
 from ..indexer.prefix_index import PrefixIndex
-from ..slots.shared import SharedSlots
 from ..slots.table import SlotTable
 from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
@@ -72,7 +71,7 @@ class CandidateSource:
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
     ) -> "PeerLoad":
         """See KvRouter. ConfigError where the load is not shared."""
-        if not isinstance(self.slots, SharedSlots):
+        if not self._config.router_replica_sync:
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
         from .replicas import PeerLoad  # only routers that share load need it
 
@@ -294,8 +293,7 @@ def new_index(config: KvRouterConfig) -> PrefixIndex:
 
 def new_slots(config: KvRouterConfig) -> SlotTable:
     """The slot table that these settings ask for."""
-    table = SharedSlots if config.router_replica_sync else SlotTable
-    return table(
+    return SlotTable(
         config.block_size,
         expiry_s=config.active_request_expiry_secs,
         max_entries=config.router_max_booked_blocks,

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from .policy import (
     Blocks,
     Candidates,
     CandidateTerms,
+    CostInputs,
     CostParams,
     Explanation,
     Floats,
@@ -70,15 +70,17 @@ def explain(
         costs = discounted(preferred, costs)
     own = policy.explain(seen)
     # What overlaps are read into serves the next prompt too.
-    arrays = {
-        "overlaps": _copied(known.overlaps),
-        "host_overlaps": _copied(known.host_overlaps),
-        "disk_overlaps": _copied(known.disk_overlaps),
-        "prefill_tokens": known.prefill_tokens,
-        "potential_blocks": known.potential_blocks,
-        "active_requests": known.active_requests,
-        "eligible": known.eligible.copy(),
-    }
+    inputs = CostInputs(
+        prompt.isl,
+        prompt.block_size,
+        _copied(known.overlaps),
+        known.prefill_tokens,
+        known.potential_blocks,
+        known.active_requests,
+        known.eligible.copy(),
+        _copied(known.host_overlaps),
+        _copied(known.disk_overlaps),
+    )
     told = Explanation(
         mode=config.mode,
         policy=policy.name if isinstance(policy, GuardedPolicy) else config.policy_name,
@@ -96,7 +98,7 @@ def explain(
     sources: Iterable[Sequence[SourceStatus]] = steps
     if not isinstance(source.index, EventIndex):  # it has no lock of its own, and one step
         sources = chain([next(steps, ())], steps)
-    return _explanation(told, numbered, entries, sources, params, arrays, costs, own, full)
+    return _explanation(told, numbered, entries, sources, params, inputs, costs, own, full)
 
 
 def _explanation(
@@ -105,7 +107,7 @@ def _explanation(
     entries: Mapping[int, WorkerEntry],
     sources: Iterable[Sequence[SourceStatus]],
     params: CostParams,
-    arrays: dict[str, Any],
+    inputs: CostInputs,
     compared: Floats,
     own: Mapping[int, Mapping[str, float]],
     full: Mapping[int, str],
@@ -125,11 +127,9 @@ def _explanation(
             for row in terms(
                 params,
                 chunk,
-                isl=told.isl,
-                block_size=told.block_size,
+                inputs,
                 reasons={n: full.get(n) or _reason(entries[w.worker_id]) for n, w in chunk},
                 index_states={n: states.get(worker, silent) for n, worker in chunk},
-                **arrays,
             )
         )
         yield

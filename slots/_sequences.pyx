@@ -96,10 +96,6 @@ cdef class SequenceBook:
     def total_requests(self):
         return self.book.live
 
-    @property
-    def unique_blocks(self):
-        return self.book.blocks.count
-
     def add_request(
         self,
         str request_id not None,

@@ -10,6 +10,7 @@ over its requests.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,26 @@ from .owned import OwnedBookings
 
 # About 1.2 GB at the worst; a fleet of 1000 workers with 16k blocks each just fits.
 DEFAULT_MAX_ENTRIES = 2**24
+PEER_MARK = "\x1epeer/"
+"""What the ids of other routers' requests begin with."""
+
+
+class BookingListener(Protocol):
+    """Hears of what this router books and releases, at once."""
+
+    def on_booked(
+        self,
+        request_id: str,
+        number: int,
+        seq_hashes: npt.NDArray[np.uint64] | None,
+        isl: int,
+        prefill_tokens: int,
+        expected_output_tokens: int | None,
+    ) -> None: ...
+
+    def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None: ...
+
+    def on_ended(self, request_id: str, output_tokens: int | None) -> None: ...
 
 
 class SlotTable:
@@ -29,6 +50,10 @@ class SlotTable:
     does not fit is not booked, and counted in `refused`; its worker then looks less busy than it
     is. Requests may have an owner, of which each has at most `owner_share` of the table; what would
     be more is not booked, and counted in `over_share`.
+
+    Where several routers serve the same workers, `listener` hears of this router's requests, and
+    those of the others count in every load: blocks that requests of two routers share count once,
+    as if one router had booked both.
 
     Raises ValueError on a block size below 1 or an expiry that is not positive. Worker numbers
     that are not in use are a ValueError everywhere.
@@ -48,6 +73,8 @@ class SlotTable:
         self.over_share = 0  # bookings refused because their owner has its share
         self.max_entries_each = max(1, int(max_entries * owner_share))
         self._owned = OwnedBookings()
+        self.listener: BookingListener | None = None
+        self._peers: dict[str, int] = {}  # other routers' requests, and the worker of each
 
     # Workers
 
@@ -61,10 +88,12 @@ class SlotTable:
         self._book.add_worker(number)
 
     def remove_worker(self, number: int) -> list[str]:
-        """Stop; its requests are dropped. Returns their ids."""
+        """Stop; its requests are dropped. Returns the ids of those of this router."""
         dropped = self._book.remove_worker(number)
         self._owned.remove(dropped)
-        return dropped
+        own = [request_id for request_id in dropped if request_id not in self._peers]
+        self._on_gone(dropped)
+        return own
 
     def reach(self, number: int) -> None:
         """Have an entry in every array for this number, whether it is in use or not."""
@@ -114,31 +143,44 @@ class SlotTable:
         )
         if booked and owner is not None:
             self._owned.add(request_id, owner, entries, number, prefill_tokens)
-        if booked:
-            self._on_booked(
+        if booked and self.listener is not None:
+            self.listener.on_booked(
                 request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens
             )
         return booked
 
-    def _on_booked(
+    def add_peer_request(
         self,
         request_id: str,
         number: int,
-        seq_hashes: npt.NDArray[np.uint64] | None,
+        hashes: bytes | None,
         isl: int,
         prefill_tokens: int,
-        expected_output_tokens: int | None,
-    ) -> None:
-        """A request of this router was booked: nobody else is told."""
+        expected_output_tokens: int,
+        now: float,
+    ) -> bool:
+        """Book a request of another router, whose id begins with PEER_MARK.
+
+        `hashes` are its blocks' sequence hashes, 8 bytes each, little-endian.
+        """
+        booked = self._book.add_request(
+            request_id, number, hashes, isl, prefill_tokens, expected_output_tokens, now
+        )
+        if booked:
+            self._peers[request_id] = number
+        return booked
 
     def mark_prefill_completed(self, request_id: str, cached_tokens: int | None = None) -> bool:
         """The first token is out: its prompt weighs no more. False if the id is not booked.
 
-        `cached_tokens` here, and `output_tokens` below, are for those that it is shared with.
+        `cached_tokens` here, and `output_tokens` below, are for the listener.
         """
         if self._owned:
             self._owned.complete_prefill(request_id)
-        return self._book.mark_prefill_completed(request_id)
+        known = self._book.mark_prefill_completed(request_id)
+        if known and self.listener is not None and request_id not in self._peers:
+            self.listener.on_prefilled(request_id, cached_tokens)
+        return known
 
     def add_output_tokens(self, request_id: str, generated: int) -> bool:
         """Note that `generated` tokens are out in all; opt-in, for counting blocks of output.
@@ -163,13 +205,24 @@ class SlotTable:
         """The request ended, however it did. False if the id is not booked, which is no error."""
         if self._owned:
             self._owned.remove((request_id,))
-        return self._book.free(request_id)
+        known = self._book.free(request_id)
+        if known:
+            self._on_gone((request_id,), output_tokens)
+        return known
 
     def expire(self, now: float) -> list[str]:
         """Drop the requests that are too old; their ids. Costs nothing while there are none."""
         expired = self._book.expire(now)
         self._owned.remove(expired)
+        self._on_gone(expired)
         return expired
+
+    def _on_gone(self, request_ids: Iterable[str], output_tokens: int | None = None) -> None:
+        if self._peers or self.listener is not None:
+            for request_id in request_ids:
+                own = self._peers.pop(request_id, None) is None
+                if own and self.listener is not None:
+                    self.listener.on_ended(request_id, output_tokens)
 
     def worker_of(self, request_id: str) -> int | None:
         """The number of the worker a request is booked on."""
@@ -214,8 +267,11 @@ class SlotTable:
         return self._book.active_requests()
 
     def own_requests(self) -> npt.NDArray[np.int64]:
-        """Those of them that this router has booked itself: see SharedSlots."""
-        return self._book.active_requests()
+        """Those of them that this router has booked itself."""
+        requests = self._book.active_requests()
+        for number in self._peers.values():
+            requests[number] -= 1
+        return requests
 
     def private_hashes(self, count: int) -> npt.NDArray[np.uint64]:
         """Sequence hashes that no other request has: for prompts assumed to share no blocks."""

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .engine_facts import EngineFacts
+from .engine_table import WatchedEngine
 from .trtllm_client import EngineIdentity
-from .watched_engine import WatchedEngine
 
 
 def why_refused(

@@ -20,7 +20,7 @@ from .channels import ConnectionPolicy
 from .dialects import EngineClient
 from .engine_check import usual_model, why_refused
 from .engine_facts import EngineFacts, merge_facts
-from .engine_table import EngineTable
+from .engine_table import EngineTable, WatchedEngine
 from .failures import EngineCallError, Origin, shortened
 from .health_tracker import HealthPolicy, HealthTracker
 from .outliers import OutlierPolicy
@@ -28,7 +28,6 @@ from .prompt_limits import PromptLimits
 from .registry import WorkerRegistry, WorkerState, check_weight
 from .request_reports import RequestReports
 from .trtllm_client import EngineIdentity, TrtllmClient
-from .watched_engine import WatchedEngine
 from .worker_url import OPENAI, WorkerUrl, parse_worker_url
 
 PROBES_PER_DESCRIPTION = 12

@@ -14,13 +14,7 @@ from google.protobuf.message import DecodeError
 from ..base.errors import StatusCode, WorkerError
 from ..base.identity import MAX_WORKER_ID
 from ..transport.security import ClientTls
-from .channels import (
-    ConnectionPolicy,
-    EngineCall,
-    EventCall,
-    Http2Channel,
-    Metadata,
-)
+from .channels import ConnectionPolicy, EngineCall, EngineChannel, EventCall, Metadata
 from .engine_facts import EngineFacts, facts_of
 from .failures import EngineCallError, Origin
 from .prefetch import ask_prefetch
@@ -81,11 +75,11 @@ class TrtllmClient:
         self.address = address
         self._closed = False
         connection = connection or ConnectionPolicy()
-        make = partial(Http2Channel, address, connection, tls, tls_name)
+        make = partial(EngineChannel, address, connection, tls, tls_name)
         self._channel = make()
         # Events have a connection of their own: many that wait to be read keep no answer back.
         self._make_events = make
-        self._events: Http2Channel | None = None
+        self._events: EngineChannel | None = None
 
     def generate(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None

@@ -3,20 +3,12 @@
 A fault is a state: it holds until another one replaces it, and the healthy one lifts it.
 """
 
-from collections.abc import Callable
 from random import Random
 from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
-from ...runtime.event_planes import (
-    EventPlane,
-    Handler,
-    PlaneState,
-    PlaneStats,
-    StateCallback,
-    Subscription,
-)
+from ...runtime.event_planes import EventPlane, PlaneOver
 
 Message = TypeVar("Message")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -102,42 +94,19 @@ class FaultyMessages(Generic[Message]):
         return [message, *([message] if twice else []), *self.let_go()]
 
 
-class FaultyPlane:
+class FaultyPlane(PlaneOver):
     """An event plane that mishandles what one engine publishes, as its fault says."""
 
     def __init__(self, plane: EventPlane) -> None:
-        self._plane = plane
+        super().__init__(plane)
         self._messages: FaultyMessages[tuple[str, bytes]] = FaultyMessages()
 
     async def set_fault(self, fault: Fault) -> None:
         """Begin anew with the seed of `fault`. A message that was kept back is let go."""
         await self._send(self._messages.begin(fault))
 
-    @property
-    def state(self) -> PlaneState:
-        return self._plane.state
-
-    @property
-    def stats(self) -> PlaneStats:
-        return self._plane.stats
-
     async def publish(self, subject: str, payload: bytes) -> None:
         await self._send(self._messages.take((subject, payload)))
-
-    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
-        return await self._plane.subscribe(subject, handler)
-
-    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
-        await self._plane.offer(subject, publisher_id)
-
-    async def withdraw(self, publisher_id: int) -> None:
-        await self._plane.withdraw(publisher_id)
-
-    def on_state(self, callback: StateCallback) -> Callable[[], None]:
-        return self._plane.on_state(callback)
-
-    async def flush(self) -> bool:
-        return await self._plane.flush()
 
     async def close(self) -> None:
         """Let go of what was kept back. The plane below stays open."""
@@ -145,4 +114,4 @@ class FaultyPlane:
 
     async def _send(self, messages: list[tuple[str, bytes]]) -> None:
         for message in messages:
-            await self._plane.publish(*message)
+            await self.plane.publish(*message)

@@ -1,7 +1,6 @@
 """The mock engines of one process: MockFleet, and the command `dynamo-router mocker` around it."""
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 import uvloop
@@ -86,12 +85,7 @@ class MockFleet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
 

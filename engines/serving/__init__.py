@@ -27,8 +27,7 @@ from .kv_feed import KvEventFeed, KvSubscription
 from .request import EngineRequest, unsupported
 
 if TYPE_CHECKING:
-    from .context import ServingContext
-    from .event_plane import say
+    from .context import ServingContext, say
     from .registration import WorkerRegistration
     from .server import EngineServer
     from .worker import run_worker
@@ -69,6 +68,6 @@ __getattr__ = lazy_names(
         "ServingContext": ".context",
         "WorkerRegistration": ".registration",
         "run_worker": ".worker",
-        "say": ".event_plane",
+        "say": ".context",
     },
 )

@@ -1,16 +1,56 @@
 """ServingContext: what the engines of one process share: TLS, store, request plane, event plane."""
 
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from ...base.clock import SystemClock
-from ...runtime.event_planes import EventPlane
-from ...runtime.kv_stores import KeyValueStore
+from ...base.urls import DEFAULT_NATS_URL, redact_url
+from ...runtime.event_planes import EventPlane, NatsPlane, probe
+from ...runtime.event_planes.jetstream import (
+    EventStreamClient,
+    JetStreamPlane,
+    StreamNames,
+    max_age_s,
+)
+from ...runtime.kv_stores import KeyValueStore, NatsAddress, NatsConnection
 from ...runtime.request_planes import RequestServer
-from ...transport.security import FileWatch, ServerTls
+from ...transport.security import FileWatch, NatsAuth, ServerTls
 from .config import ServingConfig
-from .event_plane import open_event_plane
+
+
+async def open_event_plane(config: ServingConfig) -> EventPlane | None:
+    """The plane to publish on; None if no server was named and none answers in the usual place.
+    ConfigError if it cannot be had."""
+    if config.plane.is_zmq:
+        backend = config.discovery.backend(given_workers=True)
+        say(f"events: over ZMQ, found in {backend}")
+        return config.plane.open(config.discovery, backend, config.host, config.advertise_host)
+    url = config.nats
+    if url is None:
+        if not await probe(DEFAULT_NATS_URL):
+            say(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
+            return None
+        url = DEFAULT_NATS_URL
+    say(f"events: {redact_url(url)}")
+    auth = NatsAuth(config.nats_auth)
+    plane = NatsPlane(url, auth=auth)
+    if not config.durable_kv_events:
+        return plane
+    names = StreamNames.of_endpoint(config.namespace, config.component, config.endpoint)
+    connection = NatsConnection(NatsAddress(url, auth))
+    client = EventStreamClient(connection, names, max_age_s=max_age_s())
+    durable = JetStreamPlane(plane, client)
+    try:
+        await durable.start()
+    except BaseException:
+        await durable.close()
+        raise
+    return durable
+
+
+def say(line: str) -> None:
+    """A line for whoever started the command, at once."""
+    print(line, flush=True)
 
 
 class ServingContext:
@@ -53,10 +93,5 @@ class ServingContext:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()

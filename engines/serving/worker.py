@@ -8,9 +8,8 @@ import structlog
 
 from ...process.system import StopSignals, run_until
 from .config import ServingConfig
-from .context import ServingContext
+from .context import ServingContext, say
 from .engine import ServedEngine
-from .event_plane import say
 from .registration import WorkerRegistration
 from .server import EngineServer
 

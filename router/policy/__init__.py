@@ -8,6 +8,7 @@ from .base import MODES, Candidates, HeardBooking, Mode, Policy, not_below_share
 from .cost import (
     LOWER_TIER_WEIGHTS,
     Blocks,
+    CostInputs,
     CostParams,
     Counts,
     Floats,
@@ -29,6 +30,7 @@ __all__ = [
     "Blocks",
     "CandidateTerms",
     "Candidates",
+    "CostInputs",
     "CostParams",
     "Counts",
     "Decision",

@@ -13,7 +13,7 @@ Pure; arrays are aligned by worker number.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,89 +78,60 @@ def params_from_legacy_weight(weight: float) -> tuple[float, float]:
     return (weight, 1.0) if weight > 0 else (0.0, 0.0)
 
 
-def score(
-    params: CostParams,
-    *,
-    isl: int,
-    block_size: int,
-    overlaps: Blocks | None,
-    prefill_tokens: Counts | None,
-    potential_blocks: Floats | None,
-    active_requests: Counts | None,
-    eligible: Mask,
-    host_overlaps: Blocks | None = None,
-    disk_overlaps: Blocks | None = None,
-) -> Floats:
+class CostInputs(NamedTuple):
+    """A prompt before the workers. Arrays are by worker number; None stands for zeros."""
+
+    isl: int
+    """the prompt's length in tokens"""
+    block_size: int
+    overlaps: Blocks | None
+    """leading blocks of the prompt in the device's cache"""
+    prefill_tokens: Counts | None
+    """active without this request, as are `active_requests`"""
+    potential_blocks: Floats | None
+    """decode blocks with this request"""
+    active_requests: Counts | None
+    eligible: Mask
+    host_overlaps: Blocks | None = None
+    """blocks beyond the device's, as are `disk_overlaps`"""
+    disk_overlaps: Blocks | None = None
+
+
+def score(params: CostParams, inputs: CostInputs) -> Floats:
     """The cost of every worker in blocks, inf where it is not eligible.
 
-    `isl` is the prompt's length in tokens. By number: `overlaps`, leading blocks of the prompt in
-    the device's cache; `prefill_tokens` and `active_requests`, active without this request;
-    `potential_blocks`, decode blocks with it; the lower tiers' overlaps, blocks beyond the
-    device's. None stands for zeros. ValueError if an array's length differs from that of
-    `eligible`, or isl is 0.
+    ValueError if an array's length differs from that of `eligible`, or isl is 0.
     """
-    return evaluate(
-        params,
-        isl,
-        block_size,
-        overlaps,
-        prefill_tokens,
-        potential_blocks,
-        active_requests,
-        eligible,
-        host_overlaps,
-        disk_overlaps,
-        False,
-    )
+    return evaluate(params, *inputs, False)
 
 
 def terms(
     params: CostParams,
     workers: Iterable[tuple[int, WorkerWithDpRank]],
+    inputs: CostInputs,
     *,
-    isl: int,
-    block_size: int,
-    overlaps: Blocks | None,
-    prefill_tokens: Counts | None,
-    potential_blocks: Floats | None,
-    active_requests: Counts | None,
-    eligible: Mask,
-    host_overlaps: Blocks | None = None,
-    disk_overlaps: Blocks | None = None,
     reasons: Mapping[int, str] | None = None,
     index_states: Mapping[int, str] | None = None,
 ) -> list[CandidateTerms]:
-    """What made up the costs that `score` gives for the same arrays, for each (number, worker).
+    """What made up the costs that `score` gives for the same inputs, for each (number, worker).
 
     A worker that is not eligible has the cost it would have. `reasons` says why it is not, and
     `index_states` how much its overlap can be trusted, where the caller knows.
     """
-    rows = evaluate(
-        params,
-        isl,
-        block_size,
-        overlaps,
-        prefill_tokens,
-        potential_blocks,
-        active_requests,
-        eligible,
-        host_overlaps,
-        disk_overlaps,
-        True,
-    ).tolist()
+    rows = evaluate(params, *inputs, True).tolist()
     result = []
     for number, worker in workers:
         raw_prefill, credit, overlap, decode, requests, cost = rows[number]
-        usable = bool(eligible[number])
+        usable = bool(inputs.eligible[number])
         result.append(
             CandidateTerms(
                 worker=worker,
                 number=number,
                 eligible=usable,
                 reason="" if usable else (reasons or {}).get(number, "not eligible"),
-                overlap_blocks=int(overlaps[number]) if overlaps is not None else 0,
-                host_overlap_blocks=int(host_overlaps[number]) if host_overlaps is not None else 0,
-                disk_overlap_blocks=int(disk_overlaps[number]) if disk_overlaps is not None else 0,
+                overlap_blocks=_at(inputs.overlaps, number),
+                host_overlap_blocks=_at(inputs.host_overlaps, number),
+                disk_overlap_blocks=_at(inputs.disk_overlaps, number),
                 raw_prefill_blocks=raw_prefill,
                 credit=credit,
                 effective_overlap_blocks=overlap,
@@ -172,3 +143,7 @@ def terms(
             )
         )
     return result
+
+
+def _at(blocks: Blocks | None, number: int) -> int:
+    return 0 if blocks is None else int(blocks[number])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...base.errors import InvalidRequestError
 from .base import Candidates, Mode, Policy
-from .cost import CostParams, Floats, score
+from .cost import CostInputs, CostParams, Floats, score
 from .draw import Rng, pick_lowest, pick_of_two
 
 
@@ -22,15 +22,17 @@ class DynamoCost(Policy):
     def score(self, candidates: Candidates) -> Floats:
         return score(
             self._params,
-            isl=candidates.isl,
-            block_size=candidates.block_size,
-            overlaps=candidates.overlaps,
-            prefill_tokens=candidates.prefill_tokens,
-            potential_blocks=candidates.potential_blocks,
-            active_requests=candidates.active_requests if self._needs_requests else None,
-            eligible=candidates.eligible,
-            host_overlaps=candidates.host_overlaps,
-            disk_overlaps=candidates.disk_overlaps,
+            CostInputs(
+                candidates.isl,
+                candidates.block_size,
+                candidates.overlaps,
+                candidates.prefill_tokens,
+                candidates.potential_blocks,
+                candidates.active_requests if self._needs_requests else None,
+                candidates.eligible,
+                candidates.host_overlaps,
+                candidates.disk_overlaps,
+            ),
         )
 
 

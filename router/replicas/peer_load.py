@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from ...base.clock import Clock
 from ...base.identity import WorkerWithDpRank
 from ...slots.peers import HASH_BYTES, Booked, PeerBook
-from ...slots.shared import PEER_MARK, SharedSlots
+from ...slots.table import PEER_MARK, SlotTable
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig
 from ..policy import Floats, HeardBooking, Policy
@@ -23,7 +23,7 @@ class PeerLoad:
     def __init__(
         self,
         registry: WorkerRegistry,
-        slots: SharedSlots,
+        slots: SlotTable,
         config: KvRouterConfig,
         learner: Policy,
         lock: AbstractContextManager[object],
@@ -82,14 +82,14 @@ class PeerLoad:
 
     def complete_prefill(self, key: str, cached_tokens: int) -> None:
         request_id = PEER_MARK + key
-        if self.slots.complete_peer_prefill(request_id) and self._learner.learns:
+        if self.slots.mark_prefill_completed(request_id) and self._learner.learns:
             if cached_tokens >= 0:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, self._clock.now())
 
     def release(self, key: str, output_tokens: int) -> None:
         request_id = PEER_MARK + key
-        if self.slots.free_peer_request(request_id) and self._learner.learns:
+        if self.slots.free(request_id) and self._learner.learns:
             self._learner.on_end(request_id, self._clock.now(), output_tokens or None)
 
     def on_worker(self, ranks: Iterable[WorkerWithDpRank]) -> None:

@@ -12,8 +12,7 @@ from ..discovery import PrefixWatcher, full_key_string
 from ..kv_stores import LEASE_TTL_S, KeyValueStore
 from ..request_planes import RequestClient, RequestError
 from .answers import NOTHING, data_of
-from .chooser import InstanceChooser, Mode
-from .instance_selector import InstanceSelector, TurnSelector
+from .instance_selector import InstanceChooser, InstanceSelector, Mode, TurnSelector
 from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
 
 LINGER_S = 2 * LEASE_TTL_S

@@ -40,7 +40,10 @@ class HeldLock:
 
 
 class ReadWriteLock:
-    """One lock, by its prefix. `owner` names its holder to people, and readers to each other."""
+    """One lock, by its prefix. `owner` names its holder to people, and readers to each other.
+
+    For planners that share a fleet: no process of this package takes one yet.
+    """
 
     def __init__(
         self,

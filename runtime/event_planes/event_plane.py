@@ -169,6 +169,43 @@ class PlaneBase:
                 log.warning("an event handler failed", subject=subject)
 
 
+class PlaneOver:
+    """An EventPlane over another one, `plane`, which does all that a subclass does not."""
+
+    def __init__(self, plane: EventPlane) -> None:
+        self.plane = plane
+
+    @property
+    def state(self) -> PlaneState:
+        return self.plane.state
+
+    @property
+    def stats(self) -> PlaneStats:
+        """Those of the plane below."""
+        return self.plane.stats
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        await self.plane.publish(subject, payload)
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        return await self.plane.subscribe(subject, handler)
+
+    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
+        await self.plane.offer(subject, publisher_id)
+
+    async def withdraw(self, publisher_id: int) -> None:
+        await self.plane.withdraw(publisher_id)
+
+    def on_state(self, callback: StateCallback) -> Callable[[], None]:
+        return self.plane.on_state(callback)
+
+    async def flush(self) -> bool:
+        return await self.plane.flush()
+
+    async def close(self) -> None:
+        await self.plane.close()
+
+
 def endpoint_subject(namespace: str, component: str, endpoint: str, topic: str) -> str:
     """The subject of an endpoint's topic, `namespace.N.component.C.endpoint.E.TOPIC`.
 

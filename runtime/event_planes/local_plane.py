@@ -73,13 +73,9 @@ class LocalSubscription:
     def __init__(
         self, subject: str, handler: Handler, remove: Callable[["LocalSubscription"], None]
     ) -> None:
-        self._subject = subject
+        self.subject = subject
         self.handler = handler
         self._remove = remove
-
-    @property
-    def subject(self) -> str:
-        return self._subject
 
     async def close(self) -> None:
         self._remove(self)

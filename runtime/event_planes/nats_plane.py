@@ -260,7 +260,7 @@ class NatsSubscription:
         group: str = "",
     ) -> None:
         """`deliver` takes each message; `remove` takes the subscription off its plane."""
-        self._subject = subject
+        self.subject = subject
         self.group = group
         """of which one member gets each message; empty: none"""
         self._deliver = deliver
@@ -270,10 +270,6 @@ class NatsSubscription:
         """the connection it was last attached to"""
         self.end: Callable[[], Awaitable[None]] | None = None
         """takes it off that connection"""
-
-    @property
-    def subject(self) -> str:
-        return self._subject
 
     def receive(self, subject: str, payload: bytes) -> None:
         if not self._closed:

@@ -5,36 +5,16 @@ over one connection, as the engines of a mocker do, that is a thousand copies of
 """
 
 import asyncio
-from collections.abc import Callable
 
-from .event_plane import (
-    EventPlane,
-    Handler,
-    PlaneState,
-    PlaneStats,
-    StateCallback,
-    Subscription,
-)
+from .event_plane import EventPlane, Handler, PlaneOver, PlaneState, Subscription
 
 
-class SharedPlane:
+class SharedPlane(PlaneOver):
     """An event plane over another one, which it closes when it is closed."""
 
     def __init__(self, plane: EventPlane) -> None:
-        self._plane = plane
+        super().__init__(plane)
         self._topics: dict[str, _Topic] = {}
-
-    @property
-    def state(self) -> PlaneState:
-        return self._plane.state
-
-    @property
-    def stats(self) -> PlaneStats:
-        """Those of the plane below."""
-        return self._plane.stats
-
-    async def publish(self, subject: str, payload: bytes) -> None:
-        await self._plane.publish(subject, payload)
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         if self.state is PlaneState.CLOSED:
@@ -43,24 +23,9 @@ class SharedPlane:
         listener = _Listener(topic, subject, handler)
         async with topic.changing:
             if topic.subscription is None:
-                topic.subscription = await self._plane.subscribe(subject, topic.on_message)
+                topic.subscription = await self.plane.subscribe(subject, topic.on_message)
             topic.listeners[listener] = None
         return listener
-
-    async def offer(self, subject: str, publisher_id: int | None = None) -> None:
-        await self._plane.offer(subject, publisher_id)
-
-    async def withdraw(self, publisher_id: int) -> None:
-        await self._plane.withdraw(publisher_id)
-
-    def on_state(self, callback: StateCallback) -> Callable[[], None]:
-        return self._plane.on_state(callback)
-
-    async def flush(self) -> bool:
-        return await self._plane.flush()
-
-    async def close(self) -> None:
-        await self._plane.close()
 
 
 class _Topic:
@@ -88,12 +53,8 @@ class _Listener:
 
     def __init__(self, topic: _Topic, subject: str, handler: Handler) -> None:
         self._topic = topic
-        self._subject = subject
+        self.subject = subject
         self.handler = handler
-
-    @property
-    def subject(self) -> str:
-        return self._subject
 
     async def close(self) -> None:
         topic = self._topic

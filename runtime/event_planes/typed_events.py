@@ -1,4 +1,7 @@
-"""EventPublisher and EventSubscriber: values of a type on an event plane, numbered and checked."""
+"""EventPublisher and EventSubscriber: values of a type on an event plane, numbered and checked.
+
+For planners and queues of prefills: no process of this package uses them yet.
+"""
 
 import asyncio
 from collections import OrderedDict, deque

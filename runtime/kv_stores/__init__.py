@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
-from .delivery import Delivery, read_delivery
 from .etcd_config import EtcdConfig
 from .file_store import FileStore
 from .memory_store import MemoryStore
@@ -25,6 +24,7 @@ from .store import (
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
     from .nats_connection import NatsConnection
+    from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
 
 __all__ = [
@@ -56,7 +56,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "EtcdStore": ".etcd_store",
+        "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
+        "read_delivery": ".nats_messages",
     },
 )

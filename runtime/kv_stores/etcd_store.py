@@ -81,11 +81,7 @@ class EtcdBucket:
     """The keys below one prefix."""
 
     def __init__(self, connection: EtcdConnection, name: str) -> None:
-        self._connection, self._name = connection, name
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self._connection, self.name = connection, name
 
     async def get(self, key: str) -> Entry | None:
         answer = await self._connection.call(
@@ -95,7 +91,7 @@ class EtcdBucket:
 
     async def entries(self, prefix: str = "") -> Listing:
         """In pages, all of one revision."""
-        first = f"{self._name}/{prefix}".encode()
+        first = f"{self.name}/{prefix}".encode()
         found: list[Entry] = []
         start, revision = first, 0
         while True:
@@ -159,11 +155,11 @@ class EtcdBucket:
             return None
 
     def _entry(self, kv: Any) -> Entry:
-        key = kv.key.decode()[len(self._name) + 1 :]
+        key = kv.key.decode()[len(self.name) + 1 :]
         return Entry(key, kv.value, kv.mod_revision, kv.lease or None)
 
     def _path(self, key: str) -> bytes:
-        return f"{self._name}/{check_name('key', key)}".encode()
+        return f"{self.name}/{check_name('key', key)}".encode()
 
     def _put(self, key: str, value: bytes, lease: int | None) -> Any:
         return rpc.PutRequest(key=self._path(key), value=value, lease=lease or 0)

@@ -8,16 +8,112 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
-from .file_dates import FileDates, date_for, revision_of
-from .file_names import TEMPORARY, folder_of_bucket, key_of_name, name_of_key
+from ...base.clock import Clock, SystemClock
 from .store import Entry, StoreError, check_name
+
+FILE_TTL_S = 10.0
+_SECOND = 10**9
+_UNLEASED_S = 2_147_000_000  # in January 2038: the last that every file system can hold
+_NEVER_S = 1e6
+"""Whoever lives longer than this has no lease."""
+
+
+def date_for(ttl_s: float | None, revision: int, wall: float) -> int:
+    """The date, in nanoseconds, of a key that is to live `ttl_s` from `wall` (Unix time)."""
+    seconds = _UNLEASED_S if ttl_s is None else int(wall + ttl_s - FILE_TTL_S)
+    return seconds * _SECOND + revision % _SECOND
+
+
+def revision_of(date_ns: int) -> int:
+    return date_ns % _SECOND
+
+
+@dataclass(slots=True)
+class _Seen:
+    date_ns: int
+    ends: float | None
+    since: float
+
+
+class FileDates:
+    """Judges which files are alive, by the monotonic clock from when a date was first seen.
+
+    The wall clock only says how old a date is at first sight: a jump of it lets nobody die who
+    goes on renewing.
+    """
+
+    def __init__(self, clock: Clock | None = None, wall: Callable[[], float] | None = None) -> None:
+        self._clock, self.wall = clock or SystemClock(), wall or time.time
+        self._seen: dict[str, _Seen] = {}
+
+    def alive(self, path: str, date_ns: int) -> bool:
+        ends = self._look(path, date_ns).ends
+        return ends is None or self._clock.now() < ends
+
+    def may_be_removed(self, path: str, date_ns: int) -> bool:
+        """Whether a dead file has kept its date for a whole time to live under our eyes."""
+        seen = self._look(path, date_ns)
+        dead = not self.alive(path, date_ns)
+        return dead and self._clock.now() >= seen.since + FILE_TTL_S
+
+    def seconds_to_death(self, path: str, date_ns: int) -> float | None:
+        """None if it never dies."""
+        ends = self._look(path, date_ns).ends
+        return None if ends is None else ends - self._clock.now()
+
+    def forget(self, path: str) -> None:
+        self._seen.pop(path, None)
+
+    def _look(self, path: str, date_ns: int) -> _Seen:
+        seen = self._seen.get(path)
+        if seen is None or seen.date_ns != date_ns:
+            now = self._clock.now()
+            # The nanoseconds are no time, so it lives up to a second longer, never shorter.
+            left = date_ns // _SECOND + 1 + FILE_TTL_S - self.wall()
+            seen = _Seen(date_ns, None if left > _NEVER_S else now + max(0.0, left), now)
+            self._seen[path] = seen
+        return seen
+
+
+TEMPORARY = ".tmp_"
+"""How the names of files begin that are still being written."""
+_OUTSIDE = re.compile(rb"[^A-Za-z0-9]")
+_OUTSIDE_BUCKET = re.compile(rb"[^A-Za-z0-9_-]")
+_ENCODED = re.compile(r"(?:[A-Za-z0-9]|%[0-9A-F]{2})+")
+
+
+def name_of_key(key: str) -> str:
+    return _escape(_OUTSIDE, key)
+
+
+def key_of_name(name: str) -> str | None:
+    """The key that a file stands for; None if it stands for none."""
+    if not _ENCODED.fullmatch(name):
+        return None
+    try:
+        return unquote_to_bytes(name).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def folder_of_bucket(bucket: str) -> str:
+    """The path of a bucket below the root: its segments, each a name that is no `..`."""
+    return "/".join(_escape(_OUTSIDE_BUCKET, part) or "%" for part in bucket.split("/"))
+
+
+def _escape(outside: re.Pattern[bytes], text: str) -> str:
+    return outside.sub(lambda found: b"%%%02X" % found[0][0], text.encode()).decode()
+
 
 COUNTERS = ".revisions"
 _LOCK_TIMEOUT_S = 5.0
@@ -40,34 +136,30 @@ class FileFolder:
     """One bucket's folder. All may raise StoreError."""
 
     def __init__(self, root: Path, bucket: str, dates: FileDates) -> None:
-        self._folder = root / folder_of_bucket(bucket)
+        self.path = root / folder_of_bucket(bucket)
         self._counter = root / COUNTERS / name_of_key(bucket)
         self._dates = dates
 
-    @property
-    def path(self) -> Path:
-        return self._folder
-
     def make(self) -> None:
         """Create the folder, and clear away what a writer that died left behind long ago."""
-        with _explained(str(self._folder)):
-            self._folder.mkdir(parents=True, exist_ok=True)
+        with _explained(str(self.path)):
+            self.path.mkdir(parents=True, exist_ok=True)
             self._counter.parent.mkdir(parents=True, exist_ok=True)
-            for item in os.scandir(self._folder):
+            for item in os.scandir(self.path):
                 if item.name.startswith(TEMPORARY):
                     with contextlib.suppress(FileNotFoundError):
                         if item.stat().st_mtime < time.time() - _ABANDONED_S:
                             os.unlink(item.path)
 
     def path_of(self, key: str) -> str:
-        return str(self._folder / name_of_key(check_name("key", key)))
+        return str(self.path / name_of_key(check_name("key", key)))
 
     def scan(self) -> list[Found]:
         """Every file that stands for a key."""
         found = []
-        with _explained(str(self._folder)):
+        with _explained(str(self.path)):
             try:
-                items = list(os.scandir(self._folder))
+                items = list(os.scandir(self.path))
             except FileNotFoundError:
                 return []
             for item in items:
@@ -119,7 +211,7 @@ class FileFolder:
             if not fits(self.read(key)):
                 return None
             revision = counter.next()
-            temporary = str(self._folder / f"{TEMPORARY}{token_hex(8)}")
+            temporary = str(self.path / f"{TEMPORARY}{token_hex(8)}")
             try:
                 with open(temporary, "xb") as file:
                     file.write(value)
@@ -196,7 +288,7 @@ class FileFolder:
             os.close(descriptor)
 
     def make_once(self) -> None:
-        if not self._folder.is_dir() or not self._counter.parent.is_dir():
+        if not self.path.is_dir() or not self._counter.parent.is_dir():
             self.make()
 
     def _highest(self) -> int:

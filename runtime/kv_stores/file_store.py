@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from ...base.clock import Clock, SystemClock
 from ...process.settings import bad_setting
-from .file_dates import FileDates
-from .file_folder import FileFolder, Found
+from .file_folder import FileDates, FileFolder, Found
 from .folder_watch import FolderWatch
 from .store import (
     LEASE_TTL_S,
@@ -130,12 +129,8 @@ class FileBucket:
     """A bucket of a FileStore."""
 
     def __init__(self, store: FileStore, name: str, folder: FileFolder, inotify: bool) -> None:
-        self._store, self._name, self._folder = store, name, folder
+        self._store, self.name, self._folder = store, name, folder
         self._inotify = inotify
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     async def get(self, key: str) -> Entry | None:
         check_name("key", key)
@@ -188,14 +183,14 @@ class FileBucket:
         left = self._store.seconds_left(lease)
         revision = await asyncio.to_thread(self._folder.write, key, value, left, fits)
         if revision is not None:
-            self._store.attach(self._name, key, lease, revision)
+            self._store.attach(self.name, key, lease, revision)
         return revision
 
     def _with_lease(self, entry: Entry | None) -> Entry | None:
         return None if entry is None else self._leased(entry)
 
     def _leased(self, entry: Entry) -> Entry:
-        lease = self._store.lease_of(self._name, entry)
+        lease = self._store.lease_of(self.name, entry)
         return Entry(entry.key, entry.value, entry.revision, lease)
 
 

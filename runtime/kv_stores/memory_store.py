@@ -100,13 +100,9 @@ class MemoryBucket:
     """A bucket of a MemoryStore."""
 
     def __init__(self, store: MemoryStore, name: str) -> None:
-        self._store, self._name = store, name
+        self._store, self.name = store, name
         self._entries: dict[str, Entry] = {}
         self._watches: set[PendingChanges] = set()
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     async def get(self, key: str) -> Entry | None:
         self._store.expire()
@@ -135,7 +131,7 @@ class MemoryBucket:
         found = await self.get(key)
         if found is None or revision not in (None, found.revision):
             return False
-        self._store.attach(self._name, key, None, found.lease)
+        self._store.attach(self.name, key, None, found.lease)
         self.remove(key)
         return True
 
@@ -164,7 +160,7 @@ class MemoryBucket:
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         check_name("key", key)
         before = self._entries.get(key)
-        self._store.attach(self._name, key, lease, before.lease if before else None)
+        self._store.attach(self.name, key, lease, before.lease if before else None)
         entry = Entry(key, bytes(value), self._store.next_revision(), lease)
         self._entries[key] = entry
         self._tell(entry)

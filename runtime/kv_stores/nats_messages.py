@@ -8,6 +8,7 @@ header, and are there only as long as it is.
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg, StreamConfig
@@ -98,3 +99,36 @@ class BucketSubjects:
 
 def _escape(outside: re.Pattern[bytes], text: str, mark: str) -> str:
     return outside.sub(lambda found: f"{mark}{found[0][0]:02X}".encode(), text.encode()).decode()
+
+
+ACK_PREFIX = "$JS.ACK."
+_SHORT, _LONG = 9, 11
+_TIMES_DELIVERED = 4  # the place of that token in the short form
+_PLACES_MORE = 2  # in the long one
+
+
+class Delivery(NamedTuple):
+    """One delivery of a message by a consumer."""
+
+    stream_sequence: int
+    consumer_sequence: int
+    """of this delivery, from 1 on"""
+    pending: int
+    """messages behind it that were not delivered yet"""
+
+
+def read_delivery(reply: str) -> Delivery | None:
+    """What the reply subject of a message says; None if it is not such a subject."""
+    if not reply.startswith(ACK_PREFIX):
+        return None
+    tokens = reply.split(".")
+    if len(tokens) == _SHORT:
+        at = _TIMES_DELIVERED + 1
+    elif len(tokens) >= _LONG:
+        at = _TIMES_DELIVERED + _PLACES_MORE + 1
+    else:
+        return None
+    stream, consumer, _, pending = tokens[at : at + 4]
+    if not (stream.isdecimal() and consumer.isdecimal() and pending.isdecimal()):
+        return None
+    return Delivery(int(stream), int(consumer), int(pending))

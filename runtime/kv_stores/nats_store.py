@@ -99,14 +99,10 @@ class NatsBucket:
     """A bucket of a NatsStore. Its stream is made when it is first used."""
 
     def __init__(self, store: NatsStore, connection: NatsConnection, name: str) -> None:
-        self._store, self._connection, self._name = store, connection, name
+        self._store, self._connection, self.name = store, connection, name
         self._subjects = BucketSubjects(name)
         self._made = False
         self._making = asyncio.Lock()
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     async def get(self, key: str) -> Entry | None:
         found = await self._last(self._subjects.key(check_name("key", key)))
@@ -251,4 +247,4 @@ class NatsBucket:
     def _refused(self, error: APIError) -> StoreError:
         if isinstance(error, NotFoundError):
             self._made = False  # somebody deleted our stream
-        return StoreError(f"NATS refuses {self._name}: {error.description}")
+        return StoreError(f"NATS refuses {self.name}: {error.description}")

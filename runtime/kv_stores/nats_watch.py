@@ -11,9 +11,8 @@ from nats.js.errors import APIError
 from structlog import get_logger
 
 from ...base.backoff import Backoff
-from .delivery import read_delivery
 from .nats_connection import NatsConnection
-from .nats_messages import BucketSubjects
+from .nats_messages import BucketSubjects, read_delivery
 from .nats_view import BucketView
 from .pending_changes import PendingChanges
 from .store import Change, Entry, Listing, StoreError

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
-from .answer import Answer, AnswerListener
+from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
@@ -19,6 +19,7 @@ __all__ = [
     "Answer",
     "AnswerListener",
     "AnswerQueue",
+    "AnswerTimeouts",
     "Carrier",
     "Fault",
     "FrameError",

@@ -5,17 +5,23 @@ No task and no future: what comes over the connections is passed on as it comes.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .faults import Fault, fault_of_refusal
 from .frames import TwoPart
 from .response_reader import Ended, Event, PartDecoder, ResponseReader
 
-ACK_TIMEOUT_S = 5.0
-CALL_HOME_TIMEOUT_S = 10.0
-"""A worker that cannot read a request accepts it and is silent: hence a limit of our own."""
-PROLOGUE_TIMEOUT_S = 60.0
-"""A worker may come home before its engine has taken the request: that may take longer."""
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimeouts:
+    """How long a caller waits for each sign of life of a worker, in seconds."""
+
+    ack_s: float = 5.0
+    call_home_s: float = 10.0
+    """a worker that cannot read a request accepts it and is silent: hence a limit of our own"""
+    prologue_s: float = 60.0
+    """a worker may come home before its engine has taken the request: that may take longer"""
 
 
 class AnswerListener(Protocol):
@@ -67,20 +73,20 @@ class Answer:
         address: str,
         listener: AnswerListener,
         on_over: Callable[[], None],
+        timeouts: AnswerTimeouts,
         decoders: Mapping[str, PartDecoder] | None = None,
     ) -> None:
         """`on_over` is called once: there will be nothing more of it."""
         self._reader = ResponseReader(codec, decoders)
         self._address, self._on_over = address, on_over
         self._listener: AnswerListener = listener
+        self._timeouts = timeouts
         self._home: AnswerSource | None = None
         self._line: AckLine | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._acknowledged = self._promised = False
-        self.begun = False
-        """the worker has come with it"""
         self.over = False
         self.sending: asyncio.Task[None] | None = None
         """what brings the request away, if that takes a while"""
@@ -90,7 +96,7 @@ class Answer:
     def on_sent(self, line: AckLine) -> None:
         """It went away over a line that will bring the acknowledgement."""
         self._line = line
-        self._expect(ACK_TIMEOUT_S)
+        self._expect(self._timeouts.ack_s)
 
     def on_ack(self, text: str) -> None:
         """The worker's acknowledgement: empty, or why it refuses."""
@@ -100,7 +106,8 @@ class Answer:
         elif text:
             self.fail(fault_of_refusal(text), text)
         else:
-            self._expect(PROLOGUE_TIMEOUT_S if self.begun else CALL_HOME_TIMEOUT_S)
+            came_home = self._home is not None
+            self._expect(self._timeouts.prologue_s if came_home else self._timeouts.call_home_s)
 
     def on_line_lost(self) -> None:
         """The connection that brought the request is gone: without a call-home none will come."""
@@ -116,16 +123,15 @@ class Answer:
 
     # The side of what it comes over
 
-    def attach(self, home: AnswerSource, *, begun: bool = True) -> bool:
-        """Take what comes on this connection; False if there is one already.
-
-        `begun`: that it is there is a sign of life. Else the first frame is.
-        """
+    def attach(self, home: AnswerSource) -> bool:
+        """Take what comes on this connection; False if there is one already."""
         if self._home is not None or self.over:
             return False
         self._home = home
-        if begun:
-            self._begin()
+        if self._line is not None:
+            self._line.forget(self)
+        if self._acknowledged:
+            self._expect(self._timeouts.prologue_s)
         return True
 
     def on_frames(self, frames: list[TwoPart]) -> None:
@@ -133,7 +139,6 @@ class Answer:
             if self.over:
                 return
             if not self._promised:
-                self._begin()
                 self._promised = True
                 if self._acknowledged:
                     self._expect_nothing()
@@ -181,15 +186,6 @@ class Answer:
         self.close()
         text = "" if event.fault is None else f"{self._address}: {event.text}"
         listener.on_end(event.fault, text)
-
-    def _begin(self) -> None:
-        if self.begun:
-            return
-        self.begun = True
-        if self._line is not None:
-            self._line.forget(self)
-        if self._acknowledged:
-            self._expect(PROLOGUE_TIMEOUT_S)
 
     # What has to come in time. One timer, which looks again when it fires too early.
 

@@ -48,16 +48,3 @@ def fault_of_refusal(text: str) -> Fault:
     if text.startswith(OVERLOADED.strip()):
         return Fault.OVERLOADED
     return Fault.UNAVAILABLE if text.startswith(UNAVAILABLE.strip()) else Fault.REFUSED
-
-
-def fault_of_status(code: str, details: str) -> Fault:
-    """What it means that a gRPC call ended with a status before anything came."""
-    if code == "UNAVAILABLE":
-        refused = "failed to connect" in details.lower()
-        named = "resolution" in details or "resolving" in details
-        return Fault.UNREACHABLE if refused or named else Fault.BROKEN
-    if code == "DEADLINE_EXCEEDED":
-        return Fault.SILENT
-    if code == "RESOURCE_EXHAUSTED":
-        return Fault.OVERLOADED
-    return Fault.BROKEN if code == "CANCELLED" else Fault.PROTOCOL

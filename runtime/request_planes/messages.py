@@ -43,13 +43,10 @@ class Control(msgspec.Struct, omit_defaults=True):
 
 
 class RequestMessage(msgspec.Struct):
-    """A request that was read: who asks, where the answer goes, what is asked.
-
-    Without a `call_home` the answer goes where the request came from.
-    """
+    """A request that was read: who asks, where the answer goes, what is asked."""
 
     id: str
-    call_home: CallHome | None
+    call_home: CallHome
     codec: str
     metadata: dict[str, str]
     body: Any
@@ -65,12 +62,12 @@ def encode_request_message(
     return encode_two_part(_to_json(control), encode_body(body, codec))
 
 
-def decode_request_message(payload: bytes, *, call_home: bool = True) -> RequestMessage:
-    """FrameError if it is no request that we could answer, by `call_home` or on the spot."""
+def decode_request_message(payload: bytes) -> RequestMessage:
+    """FrameError if it is no request that we could answer."""
     frame = decode_two_part(payload)
     try:
         control = msgspec.json.decode(frame.header, type=Control)
-        home = _call_home(control) if call_home else None
+        home = _call_home(control)
         codec = control.payload_codec or "json"
         if codec not in CODECS:
             raise FrameError(f"the codec {codec[:40]!r} is not one of {', '.join(CODECS)}")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
-from .answer import Answer, AnswerListener
+from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
 from .call_home import CallHomeLine
 from .faults import Fault, RequestError
@@ -25,12 +25,13 @@ class Carrier(Protocol):
 class RequestClient:
     """One per process. Over TCP, and what else is given as `carriers`, by transport."""
 
-    def __init__(self, carriers: dict[str, Carrier] | None = None) -> None:
-        self._tcp = TcpCarrier()
-        self._carriers: dict[str, Carrier] = {
-            "tcp": self._tcp,
-            **(carriers or {}),
-        }
+    def __init__(
+        self,
+        carriers: dict[str, Carrier] | None = None,
+        timeouts: AnswerTimeouts | None = None,
+    ) -> None:
+        self._tcp, self._timeouts = TcpCarrier(), timeouts or AnswerTimeouts()
+        self._carriers: dict[str, Carrier] = {"tcp": self._tcp, **(carriers or {})}
         self._listener: asyncio.Server | None = None
         self._address = ""
         self._answers: dict[str, Answer] = {}
@@ -128,7 +129,9 @@ class RequestClient:
             raise RuntimeError("the client was not started")
         id, subject = request_id or str(uuid4()), os.urandom(16).hex()
         payload = encode_request_message(id, self._address, subject, body, codec, metadata or {})
-        answer = Answer(codec, address, listener, lambda: self._forget(subject), decoders)
+        answer = Answer(
+            codec, address, listener, lambda: self._forget(subject), self._timeouts, decoders
+        )
         self._answers[subject] = answer
         if transport == "tcp" and self._tcp.send_at_once(address, id, payload, answer):
             return answer

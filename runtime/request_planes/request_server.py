@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, cast
+from typing import cast
 
 from structlog import get_logger
 
-from .answer_writer import AnswerSink, Handler, RequestContext, write_answer
+from .answer_writer import Handler, RequestContext, write_answer
 from .faults import OVERLOADED, UNAVAILABLE
 from .frames import FrameError, RequestDecoder, TwoPartDecoder, encode_ack
 from .messages import RequestMessage, decode_request_message, handshake
@@ -81,51 +80,20 @@ class RequestServer:
 
     def take(self, path: str, payload: bytes) -> str:
         """Begin to answer a request by call-home; the acknowledgement: empty, or why not."""
-        admitted = self._admit(path, payload, call_home=True)
-        if isinstance(admitted, str):
-            return admitted
-        handler, message = admitted
-        self._begin(_answer_at_home(handler, message, path), path)
-        return ""
-
-    def take_call(
-        self, path: str, payload: bytes, sink: AnswerSink, over: asyncio.Event
-    ) -> "asyncio.Task[None] | str":
-        """Begin to answer a request into `sink`; the task that does, or why not.
-
-        Setting `over` says that the answer is not wanted any more.
-        """
-        admitted = self._admit(path, payload, call_home=False)
-        if isinstance(admitted, str):
-            return admitted
-        handler, message = admitted
-        context = RequestContext(message.id, path, message.metadata, over)
-
-        async def answer() -> None:
-            await write_answer(handler, message, context, sink)
-            await sink.drain()
-
-        return self._begin(answer(), path)
-
-    def _admit(
-        self, path: str, payload: bytes, *, call_home: bool
-    ) -> tuple[Handler, RequestMessage] | str:
         handler = self._handlers.get(path)
         if handler is None:
             return f"{UNAVAILABLE}unknown endpoint {path}"
         if len(self._answers) >= self._capacity:
             return f"{OVERLOADED}worker at capacity"
         try:
-            return handler, decode_request_message(payload, call_home=call_home)
+            message = decode_request_message(payload)
         except FrameError as error:
             log.warning("a request cannot be answered", path=path, error=str(error)[:200])
             return f"{UNAVAILABLE}{error}"
-
-    def _begin(self, answer: Coroutine[Any, Any, None], path: str) -> "asyncio.Task[None]":
-        task = asyncio.create_task(answer, name=f"answer {path}")
+        task = asyncio.create_task(_answer(handler, message, path), name=f"answer {path}")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
-        return task
+        return ""
 
     def on_caller(self, caller: "_Caller") -> bool:
         """Whether there is room for one more."""
@@ -216,8 +184,7 @@ class _CallHome(asyncio.Protocol):
             self._transport.close()
 
 
-async def _answer_at_home(handler: Handler, message: RequestMessage, path: str) -> None:
-    assert message.call_home is not None
+async def _answer(handler: Handler, message: RequestMessage, path: str) -> None:
     context = RequestContext(message.id, path, message.metadata)
     address = message.call_home.address
     host, _, port = address.rpartition(":")

@@ -26,18 +26,13 @@ class Access:
             path = tokens
             warn_if_shared(path)
             self.files = WatchedFiles("file of tokens", [path], lambda: read_tokens(path))
-        self._certificates = certificates
+        self.reads_certificates = certificates
         self.refused: Counter[str] = Counter()
 
     @property
     def open(self) -> bool:
         """Whether nobody is asked who they are."""
-        return self.files is None and not self._certificates
-
-    @property
-    def reads_certificates(self) -> bool:
-        """Whether the certificate of a caller without a token matters."""
-        return self._certificates
+        return self.files is None and not self.reads_certificates
 
     def admit(self, rule: Rule, authorization: str | None, names: tuple[str, ...] = ()) -> Caller:
         """Who calls, if they may make a call with this rule; AccessError if not.

@@ -6,10 +6,9 @@ from urllib.parse import unquote
 from ...transport.http2 import ServerCall
 from .access import Access
 from .callers import AccessError, set_caller
+from .http_guard import certificate_names
 from .page_check import is_loopback
 from .roles import rule_of
-
-_NAMES = ("x509_common_name", "x509_subject_alternative_name", "peer_uri")
 
 
 class GrpcGuard:
@@ -33,7 +32,7 @@ class GrpcGuard:
             token = _authorization(call.invocation_metadata())
             names: tuple[str, ...] = ()
             if token is None and access.reads_certificates:
-                names = certificate_names(call)
+                names = certificate_names(call.certificate())
             set_caller(access.admit(rule, token, names))
 
 
@@ -47,10 +46,3 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The authorization header; of several, none that could be believed."""
     found = [str(value) for key, value in metadata if key == "authorization"]
     return found[0] if len(found) == 1 else "" if found else None
-
-
-def certificate_names(call: ServerCall) -> tuple[str, ...]:
-    """The names in the certificate that the peer showed: its common name, then the others."""
-    shown = call.auth_context()
-    names = [name.decode("utf-8", "replace") for key in _NAMES for name in shown.get(key, ())]
-    return tuple(dict.fromkeys(names))

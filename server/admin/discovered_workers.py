@@ -9,9 +9,9 @@ from ...base.clock import Clock
 from ...runtime.discovery import Reconciler, Watch
 from ...runtime.request_planes import RequestClient
 from ...workers.dialects import DynamoClient
+from ...workers.engine_table import WatchedEngine
 from ...workers.health import HealthMonitor
 from ...workers.records import Departures, DiscoveredWorker
-from ...workers.watched_engine import WatchedEngine
 from .worker_admin import WorkerAdmin
 
 log = structlog.get_logger(__name__)

@@ -10,9 +10,9 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import ConfigError, RouterError, StatusCode
 from ...process.supervised import stopped, supervise
+from ...workers.engine_table import WatchedEngine
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
-from ...workers.watched_engine import WatchedEngine
 from ...workers.worker_url import parse_worker_url
 
 FIRST_ANSWER_S = 2.0

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -76,9 +76,6 @@ class CarriedCall:
 
     def peer(self) -> str:
         return "unix:"
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        return {}
 
     def time_remaining(self) -> float | None:
         return None  # the front gives it up

@@ -1,7 +1,8 @@
-"""What the router, its index and its event feed tell when Prometheus asks."""
+"""What the router, its index and its event feed tell when Prometheus asks. Names of callers are
+no labels: they have no bound."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -9,14 +10,16 @@ from prometheus_client.metrics_core import Metric
 from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
+from ...router.admission import AdmissionQueue
+from ...router.affinity import SessionAffinity
 from ...router.kv_router import KvRouter
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
+from ..access import Security
 from ..dispatch import Dispatcher
 from ..migration import RefusedMove
-from ..prefetch import PrefetchCounts
 from ..replica_sync import ReplicaSync
-from .page import Source
+from .families import counter_by, counters, gauge_by, gauges, source
 
 # Counters of the index that stand for what was lost or could not be used.
 _EVENT_FAULTS = {
@@ -41,363 +44,418 @@ _SOURCE_COUNTS = (
 )
 
 
-def event_metrics(index: EventIndex) -> Source:
+@source
+def event_metrics(index: EventIndex) -> Iterator[Metric | None]:
     """What became of the events that reached the index."""
+    found = index.counters()
+    totals = Counter({name: 0 for name, _ in _SOURCE_COUNTS})
+    for sources in index.sources_in_steps():
+        for each in sources:
+            for name in totals:
+                totals[name] += getattr(each, name)
+        yield None
+    tiers = index.tier_counters()
 
-    def collect() -> Iterator[Metric | None]:
-        counters = index.counters()
-        totals = Counter({name: 0 for name, _ in _SOURCE_COUNTS})
-        for sources in index.sources_in_steps():
-            for source in sources:
-                for name in totals:
-                    totals[name] += getattr(source, name)
-            yield None
-        tiers = index.tier_counters()
-        # Dynamo's name lacks the _total that a counter's would be given.
-        applied = UnknownMetricFamily(
-            "dynamo_component_kv_cache_events_applied",
-            "KV events by what became of them.",
-            labels=["event_type", "status"],
-        )
-        for event_type in ("stored", "removed", "cleared"):
-            total = sum(each[f"{event_type}_events"] for each in tiers.values())
-            applied.add_metric([event_type, "ok"], total)
-        orphans = sum(each["orphans"] for each in tiers.values())
-        applied.add_metric(["stored", "parent_block_not_found"], orphans)
-        applied.add_metric(["stored", "invalid_block"], counters["invalid"])
-        yield applied
-        blocks = CounterMetricFamily(
-            "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change", "tier"]
-        )
-        for tier, each in tiers.items():
-            for change in ("stored", "removed"):
-                blocks.add_metric([change, tier], each[change])
-        yield blocks
-        yield CounterMetricFamily(
-            "dynamo_router_events_unknown",
-            "Removals of blocks that were not held.",
-            sum(each["unknown"] for each in tiers.values()),
-        )
-        for name, help, value in (
-            ("evictions", "Branches dropped for want of room.", "evicted_branches"),
-            ("evicted_blocks", "Blocks in those branches.", "evicted_blocks"),
-        ):
-            yield CounterMetricFamily(f"dynamo_router_index_{name}", help, counters[value])
-        for name, help, value in (
-            ("dynamo_router_indexed_blocks", "Different blocks indexed.", "indexed_blocks"),
-            ("dynamo_router_index_bytes", "Memory of the index.", "index_bytes"),
-        ):
-            yield GaugeMetricFamily(name, help, counters[value])
-        for name, help in _EVENT_FAULTS.items():
-            yield CounterMetricFamily(f"dynamo_router_events_{name}", help, counters[name])
-        yield GaugeMetricFamily(
-            "dynamo_router_events_waiting", "Messages in the mailbox.", counters["waiting"]
-        )
-        yield GaugeMetricFamily(
-            "dynamo_router_events_held_now", "Events behind gaps.", counters["held_now"]
-        )
-        yield GaugeMetricFamily(
-            "dynamo_router_index_predicted_blocks",
+    def total(name: str) -> int:
+        return sum(tier[name] for tier in tiers.values())
+
+    # Dynamo's name lacks the _total that a counter's would be given.
+    applied = UnknownMetricFamily(
+        "dynamo_component_kv_cache_events_applied",
+        "KV events by what became of them.",
+        labels=["event_type", "status"],
+    )
+    for event_type in ("stored", "removed", "cleared"):
+        applied.add_metric([event_type, "ok"], total(f"{event_type}_events"))
+    applied.add_metric(["stored", "parent_block_not_found"], total("orphans"))
+    applied.add_metric(["stored", "invalid_block"], found["invalid"])
+    yield applied
+    blocks = CounterMetricFamily(
+        "dynamo_router_index_blocks", "Blocks that events changed.", labels=["change", "tier"]
+    )
+    for tier, changes in tiers.items():
+        for change in ("stored", "removed"):
+            blocks.add_metric([change, tier], changes[change])
+    yield blocks
+    yield from counters(
+        "dynamo_router_",
+        ("events_unknown", "Removals of blocks that were not held.", total("unknown")),
+        ("index_evictions", "Branches dropped for want of room.", found["evicted_branches"]),
+        ("index_evicted_blocks", "Blocks in those branches.", found["evicted_blocks"]),
+        *((f"events_{name}", help, found[name]) for name, help in _EVENT_FAULTS.items()),
+        *((f"event_{name}", help, totals[name]) for name, help in _SOURCE_COUNTS),
+    )
+    yield from gauges(
+        "dynamo_router_",
+        ("indexed_blocks", "Different blocks indexed.", found["indexed_blocks"]),
+        ("index_bytes", "Memory of the index.", found["index_bytes"]),
+        ("events_waiting", "Messages in the mailbox.", found["waiting"]),
+        ("events_held_now", "Events behind gaps.", found["held_now"]),
+        (
+            "index_predicted_blocks",
             "Blocks believed to be cached because of where requests were sent.",
-            counters["predicted"],
-        )
-        for name, help in _SOURCE_COUNTS:
-            yield CounterMetricFamily(f"dynamo_router_event_{name}", help, totals[name])
-
-    return collect
+            found["predicted"],
+        ),
+    )
 
 
-def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
+@source
+def dispatch_metrics(dispatcher: Dispatcher) -> Iterator[Metric]:
     """Requests and aborts on their way."""
-
-    def collect() -> Iterable[Metric]:
-        aborts = dispatcher.aborts
-        return (
-            GaugeMetricFamily(
-                "dynamo_component_inflight_requests", "Requests in flight.", dispatcher.in_flight
-            ),
-            GaugeMetricFamily("dynamo_router_aborts_pending", "Aborts sent.", aborts.pending),
-            CounterMetricFamily("dynamo_router_aborts_dropped", "Aborts not sent.", aborts.dropped),
-        )
-
-    return collect
+    aborts = dispatcher.aborts
+    yield from gauges(
+        "dynamo_",
+        ("component_inflight_requests", "Requests in flight.", dispatcher.in_flight),
+        ("router_aborts_pending", "Aborts sent.", aborts.pending),
+    )
+    yield from counters("dynamo_router_", ("aborts_dropped", "Aborts not sent.", aborts.dropped))
 
 
-def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
+@source
+def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
     """What went wrong with requests, policies and our own loops, and what was done about it."""
-
-    def collect() -> Iterable[Metric]:
-        limits = CounterMetricFamily(
-            "dynamo_router_limits_hit", "Times that a limit was hit.", labels=["limit"]
-        )
-        for limit, count in dispatcher.hits.counts().items():
-            limits.add_metric([limit], count)
-        loops = CounterMetricFamily(
-            "dynamo_router_loop_failures",
-            "Exceptions in background loops, which went on.",
-            labels=["loop"],
-        )
-        by_loop: Counter[str] = Counter()
-        for task, count in supervised.failures.items():
-            by_loop[task.partition("-")[0]] += count  # tasks of one loop differ after the dash
-        for loop, count in by_loop.items():
-            loops.add_metric([loop], count)
-        retrying = GaugeMetricFamily(
-            "dynamo_router_retry_budget_used",
+    yield counter_by(
+        "limit", "dynamo_router_limits_hit", "Times that a limit was hit.", dispatcher.hits.counts()
+    )
+    loops: Counter[str] = Counter()
+    for loop, count in supervised.failures.items():
+        loops[loop.partition("-")[0]] += count
+    yield counter_by(
+        "loop",
+        "dynamo_router_loop_failures",
+        "Exceptions in background loops, which went on.",
+        loops,
+    )
+    yield from gauges(
+        "dynamo_router_",
+        (
+            "retry_budget_used",
             "Requests on a further attempt that count against the retry budget.",
             dispatcher.budget.retrying,
-        )
-        hedges = CounterMetricFamily(
-            "dynamo_router_hedges", "Second attempts, by how they ended.", labels=["outcome"]
-        )
-        for outcome in ("won", "lost", "failed"):
-            hedges.add_metric([outcome], dispatcher.hedges[outcome])
-        migrations = CounterMetricFamily(
-            "dynamo_router_migrations",
-            "Streams continued on another worker, by why the one before was lost.",
-            labels=["cause"],
-        )
-        for cause, count in dispatcher.migrations.moved.items():
-            migrations.add_metric([cause], count)
-        refused = CounterMetricFamily(
-            "dynamo_router_migrations_refused",
-            "Streams that ended with their worker although migration is on, by reason.",
-            labels=["reason"],
-        )
-        for reason in RefusedMove:
-            refused.add_metric([reason.value], dispatcher.migrations.refused[reason])
-        policies = CounterMetricFamily(
-            "dynamo_router_policy_failures",
+        ),
+    )
+    yield counter_by(
+        "outcome",
+        "dynamo_router_hedges",
+        "Second attempts, by how they ended.",
+        {outcome: dispatcher.hedges[outcome] for outcome in ("won", "lost", "failed")},
+    )
+    yield counter_by(
+        "cause",
+        "dynamo_router_migrations",
+        "Streams continued on another worker, by why the one before was lost.",
+        dispatcher.migrations.moved,
+    )
+    yield counter_by(
+        "reason",
+        "dynamo_router_migrations_refused",
+        "Streams that ended with their worker although migration is on, by reason.",
+        {reason.value: dispatcher.migrations.refused[reason] for reason in RefusedMove},
+    )
+    prefetches = dispatcher.prefetcher.plan.counts
+    yield from counters(
+        "dynamo_router_",
+        (
+            "policy_failures",
             "Failures of an installed policy: exceptions and invalid answers.",
             router.policy_failures,
-        )
-        shed = CounterMetricFamily(
-            "dynamo_router_shed_requests",
+        ),
+        (
+            "shed_requests",
             "Requests refused because no worker would meet their objective.",
             router.limits.requests_shed,
-        )
-        return (
-            *(limits, loops, retrying, hedges, migrations, refused, policies, shed),
-            *_prefetches(dispatcher.prefetcher.plan.counts),
-        )
-
-    return collect
-
-
-def _prefetches(counts: PrefetchCounts) -> Iterable[Metric]:
-    """Blocks that engines load for requests that wait."""
-    for name, help, number in (
-        ("prefetches", "Requests for which an engine was asked to load blocks.", counts.asked),
-        ("prefetched_blocks", "Blocks that engines reported to load.", counts.blocks),
+        ),
+        (
+            "prefetches",
+            "Requests for which an engine was asked to load blocks.",
+            prefetches.asked,
+        ),
+        ("prefetched_blocks", "Blocks that engines reported to load.", prefetches.blocks),
         (
             "prefetched_blocks_wasted",
             "Blocks that an engine loaded for requests that another one took.",
-            counts.wasted,
+            prefetches.wasted,
         ),
-    ):
-        yield CounterMetricFamily(f"dynamo_router_{name}", help, number)
+    )
 
 
-def booking_metrics(slots: SlotTable) -> Callable[[], Iterable[Metric]]:
+@source
+def booking_metrics(slots: SlotTable) -> Iterator[Metric]:
     """What became of requests that were to be booked as load."""
-
-    def collect() -> Iterable[Metric]:
-        refused = CounterMetricFamily(
-            "dynamo_router_bookings_refused",
-            "Bookings refused for want of room.",
-            labels=["reason"],
-        )
-        refused.add_metric(["full"], slots.refused)
-        refused.add_metric(["share"], slots.over_share)
-        return (
-            refused,
-            CounterMetricFamily(
-                "dynamo_router_bookings_expired", "Bookings dropped for their age.", slots.expired
-            ),
-            CounterMetricFamily(
-                "dynamo_router_bookings_duplicates",
-                "Bookings refused because their id was booked.",
-                slots.duplicates,
-            ),
-        )
-
-    return collect
+    yield counter_by(
+        "reason",
+        "dynamo_router_bookings_refused",
+        "Bookings refused for want of room.",
+        {"full": slots.refused, "share": slots.over_share},
+    )
+    yield from counters(
+        "dynamo_router_bookings_",
+        ("expired", "Bookings dropped for their age.", slots.expired),
+        ("duplicates", "Bookings refused because their id was booked.", slots.duplicates),
+    )
 
 
-def snapshot_metrics(
-    snapshots: SnapshotTask | DurableEvents,
-) -> Callable[[], Iterable[Metric]]:
+@source
+def snapshot_metrics(snapshots: SnapshotTask | DurableEvents) -> Iterator[Metric]:
     """Where the index is kept: a file, or an object beside the stream of its events."""
-
-    def collect() -> Iterable[Metric]:
-        return (
-            CounterMetricFamily(
-                "dynamo_router_index_snapshots",
-                "Snapshots of the index that were written.",
-                snapshots.saves,
-            ),
-            CounterMetricFamily(
-                "dynamo_router_index_snapshot_failures",
-                "Snapshots of the index that could not be read or written.",
-                snapshots.failures,
-            ),
-            GaugeMetricFamily(
-                "dynamo_router_index_snapshot_bytes",
-                "Bytes of the last snapshot of the index.",
-                snapshots.saved_bytes,
-            ),
-            GaugeMetricFamily(
-                "dynamo_router_index_restored_sources",
-                "Event sources restored from a snapshot at the start.",
-                snapshots.restored,
-            ),
-        )
-
-    return collect
+    yield from counters(
+        "dynamo_router_index_",
+        ("snapshots", "Snapshots of the index that were written.", snapshots.saves),
+        (
+            "snapshot_failures",
+            "Snapshots of the index that could not be read or written.",
+            snapshots.failures,
+        ),
+    )
+    yield from gauges(
+        "dynamo_router_index_",
+        ("snapshot_bytes", "Bytes of the last snapshot of the index.", snapshots.saved_bytes),
+        (
+            "restored_sources",
+            "Event sources restored from a snapshot at the start.",
+            snapshots.restored,
+        ),
+    )
 
 
-def loan_metrics(peers: IndexPeers) -> Callable[[], Iterable[Metric]]:
+@source
+def loan_metrics(peers: IndexPeers) -> Iterator[Metric]:
     """What routers that start get from those that run."""
-
-    def collect() -> Iterable[Metric]:
-        return (
-            GaugeMetricFamily(
-                "dynamo_router_index_borrowed_sources",
-                "Sources known from another router at the start.",
-                peers.borrowed,
-            ),
-            CounterMetricFamily(
-                "dynamo_router_index_lent", "Copies made for routers that started.", peers.lent
-            ),
-        )
-
-    return collect
+    yield from gauges(
+        "dynamo_router_index_",
+        ("borrowed_sources", "Sources known from another router at the start.", peers.borrowed),
+    )
+    yield from counters(
+        "dynamo_router_index_", ("lent", "Copies made for routers that started.", peers.lent)
+    )
 
 
-def stream_metrics(durable: DurableEvents) -> Callable[[], Iterable[Metric]]:
+@source
+def stream_metrics(durable: DurableEvents) -> Iterator[Metric]:
     """The stream that durable KV events are read from."""
+    plane = durable.plane
+    reader = plane.reader
+    yield from gauges(
+        "dynamo_router_event_stream_",
+        ("read_sequence", "Message of the stream that was read last.", reader.read),
+        ("acked_sequence", "Message of the stream up to which all is applied.", reader.acked),
+        ("caught_up", "1 while what is read is recent.", plane.caught_up),
+    )
+    yield from counters(
+        "dynamo_router_event_stream_",
+        ("lapses", "Times that messages were gone before they were read.", reader.lapses),
+        (
+            "fallbacks",
+            "Times that the stream was away, and events taken as published.",
+            plane.fallbacks,
+        ),
+        ("purges", "Times that this router let old messages go.", durable.purges),
+        (
+            "readers_removed",
+            "Readers of routers that are gone, removed by this one.",
+            durable.readers_removed,
+        ),
+    )
 
-    def collect() -> Iterable[Metric]:
-        plane = durable.plane
-        for name, help, number in (
-            ("read_sequence", "Message of the stream that was read last.", plane.reader.read),
-            ("acked_sequence", "Message of the stream up to which all is applied.",
-             plane.reader.acked),
-            ("caught_up", "1 while what is read is recent.", int(plane.caught_up)),
-        ):  # fmt: skip
-            yield GaugeMetricFamily(f"dynamo_router_event_stream_{name}", help, number)
-        for name, help, number in (
-            ("lapses", "Times that messages were gone before they were read.",
-             plane.reader.lapses),
-            ("fallbacks", "Times that the stream was away, and events taken as published.",
-             plane.fallbacks),
-            ("purges", "Times that this router let old messages go.", durable.purges),
-            ("readers_removed", "Readers of routers that are gone, removed by this one.",
-             durable.readers_removed),
-        ):  # fmt: skip
-            yield CounterMetricFamily(f"dynamo_router_event_stream_{name}", help, number)
 
-    return collect
-
-
-def source_metrics(sources: EventSources) -> Callable[[], Iterable[Metric]]:
+@source
+def source_metrics(sources: EventSources) -> Iterator[Metric]:
     """Where workers tell of their caches, and the streams of engines that do so over gRPC."""
-
-    def collect() -> Iterable[Metric]:
-        present = GaugeMetricFamily(
-            "dynamo_router_event_sources",
-            "Workers by where their events come from.",
-            labels=["source"],
-        )
-        switches = CounterMetricFamily(
-            "dynamo_router_event_source_switches",
-            "Times that a worker's source was left for another one, by the new one.",
-            labels=["source"],
-        )
-        counted = sources.counted()
-        for source in ("nats", "grpc", "zmq", "http", "predicted"):
-            present.add_metric([source], counted[source])
-            switches.add_metric([source], sources.switches[source])
-        yield present
-        yield switches
-        counts = sources.counts
-        for name, help, value in (
-            ("subscriptions", "Subscriptions made.", counts.subscriptions),
-            ("batches", "Batches of events taken.", counts.batches),
-            ("gaps", "Times that batches or events were missing.", counts.gaps),
-            ("undecodable", "Batches that could not be read.", counts.undecodable),
-            ("strange_ranks", "Batches of ranks not registered.", counts.strange_ranks),
-            ("short_replays", "Replays that stopped before their end.", sources.short_replays),
-        ):
-            yield CounterMetricFamily(f"dynamo_router_event_stream_{name}", help, value)
-
-    return collect
+    counted = sources.counted()
+    ways = ("nats", "grpc", "zmq", "http", "predicted")
+    yield gauge_by(
+        "source",
+        "dynamo_router_event_sources",
+        "Workers by where their events come from.",
+        {way: counted[way] for way in ways},
+    )
+    yield counter_by(
+        "source",
+        "dynamo_router_event_source_switches",
+        "Times that a worker's source was left for another one, by the new one.",
+        {way: sources.switches[way] for way in ways},
+    )
+    counts = sources.counts
+    yield from counters(
+        "dynamo_router_event_stream_",
+        ("subscriptions", "Subscriptions made.", counts.subscriptions),
+        ("batches", "Batches of events taken.", counts.batches),
+        ("gaps", "Times that batches or events were missing.", counts.gaps),
+        ("undecodable", "Batches that could not be read.", counts.undecodable),
+        ("strange_ranks", "Batches of ranks not registered.", counts.strange_ranks),
+        ("short_replays", "Replays that stopped before their end.", sources.short_replays),
+    )
 
 
-def plane_metrics(plane: EventPlane, feed: EventFeed) -> Callable[[], Iterable[Metric]]:
+@source
+def plane_metrics(plane: EventPlane, feed: EventFeed) -> Iterator[Metric]:
     """The state and traffic of the event plane."""
-
-    def collect() -> Iterable[Metric]:
-        stats = plane.stats
-        yield GaugeMetricFamily(
-            "dynamo_router_event_plane_connected",
-            "Whether the event plane is reachable.",
-            plane.state is PlaneState.CONNECTED,
-        )
-        for name, help, value in (
-            ("received", "Messages received from the event plane.", stats.received),
-            (
-                "receive_dropped",
-                "Messages lost because handlers were too slow.",
-                stats.receive_dropped,
-            ),
-            ("published", "Messages sent.", stats.published),
-            ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
-            ("garbled", "Messages refused for their form or their publisher.", stats.garbled),
-            ("handler_errors", "Messages whose handler raised an exception.", stats.handler_errors),
-            ("connects", "Times that the event plane became reachable.", stats.connects),
-            ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
-            ("replays_asked", "Requests for missed events.", feed.replays_asked),
-            ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
-        ):
-            yield CounterMetricFamily(f"dynamo_router_event_plane_{name}", help, value)
-
-    return collect
+    stats = plane.stats
+    yield from gauges(
+        "dynamo_router_event_plane_",
+        ("connected", "Whether the event plane is reachable.", plane.state is PlaneState.CONNECTED),
+    )
+    yield from counters(
+        "dynamo_router_event_plane_",
+        ("received", "Messages received from the event plane.", stats.received),
+        ("receive_dropped", "Messages lost because handlers were too slow.", stats.receive_dropped),
+        ("published", "Messages sent.", stats.published),
+        ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
+        ("garbled", "Messages refused for their form or their publisher.", stats.garbled),
+        ("handler_errors", "Messages whose handler raised an exception.", stats.handler_errors),
+        ("connects", "Times that the event plane became reachable.", stats.connects),
+        ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
+        ("replays_asked", "Requests for missed events.", feed.replays_asked),
+        ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
+    )
 
 
-def replica_metrics(sync: ReplicaSync) -> Callable[[], Iterable[Metric]]:
+@source
+def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
     """How many other routers there are, what they have booked, and how well they are heard."""
+    replica, dynamo = sync.replica, sync.dynamo
+    peers, counts = replica.peers, replica.peers.counts
+    yield from gauges(
+        "dynamo_router_peers",
+        ("", "Other routers of the same workers that are alive.", len(peers.present())),
+        ("_bookings", "Requests that other routers have booked.", len(peers) + len(dynamo)),
+    )
+    yield from counters(
+        "dynamo_router_peer_",
+        ("batches", "Batches of other routers' bookings that were applied.", counts.batches),
+        ("duplicates", "Batches that had been applied before.", counts.duplicates),
+        ("gaps", "Times that batches were missing.", counts.gaps),
+        ("pictures", "Times that all bookings of another router were read anew.", counts.pictures),
+        ("gone", "Other routers that stopped sending.", counts.gone),
+        (
+            "refused",
+            "Other routers' bookings refused for want of room.",
+            counts.refused + dynamo.refused,
+        ),
+        ("undecodable", "Messages that could not be read.", sync.undecodable),
+        ("untold", "Own bookings that could not be sent to other routers.", replica.own.dropped),
+    )
 
-    def collect() -> Iterable[Metric]:
-        replica, dynamo = sync.replica, sync.dynamo
-        peers, counts = replica.peers, replica.peers.counts
-        for name, help, value in (
-            ("", "Other routers of the same workers that are alive.", len(peers.present())),
-            ("_bookings", "Requests that other routers have booked.", len(peers) + len(dynamo)),
-        ):
-            yield GaugeMetricFamily(f"dynamo_router_peers{name}", help, value)
-        for name, help, value in (
-            ("batches", "Batches of other routers' bookings that were applied.", counts.batches),
-            ("duplicates", "Batches that had been applied before.", counts.duplicates),
-            ("gaps", "Times that batches were missing.", counts.gaps),
-            (
-                "pictures",
-                "Times that all bookings of another router were read anew.",
-                counts.pictures,
-            ),
-            ("gone", "Other routers that stopped sending.", counts.gone),
-            (
-                "refused",
-                "Other routers' bookings refused for want of room.",
-                counts.refused + dynamo.refused,
-            ),
-            ("undecodable", "Messages that could not be read.", sync.undecodable),
-            (
-                "untold",
-                "Own bookings that could not be sent to other routers.",
-                replica.own.dropped,
-            ),
-        ):
-            yield CounterMetricFamily(f"dynamo_router_peer_{name}", help, value)
 
-    return collect
+@source
+def queue_metrics(queue: AdmissionQueue) -> Iterator[Metric]:
+    """Requests that wait because every worker is saturated."""
+    yield from gauges(
+        "dynamo_router_queue_",
+        ("pending_requests", "Requests waiting in the admission queue.", len(queue)),
+    )
+    yield from counters(
+        "dynamo_router_queue_",
+        ("queued", "Requests that had to wait for admission.", queue.queued),
+        ("refused", "Requests refused because the queue was full.", queue.refused),
+        (
+            "deferred",
+            "Requests that found capacity and left it to other tenants.",
+            queue.deferred,
+        ),
+    )
+
+
+@source
+def tenant_metrics(router: KvRouter) -> Iterator[Metric]:
+    """0 where all requests are one tenant's."""
+    shares = router.limits.tenants
+    use = shares.recent_use(router.clock.now())
+    yield from gauges(
+        "dynamo_router_tenant",
+        ("s", "Tenants that are remembered.", len(shares)),
+        ("s_recent", "Tenants that had any work recently.", use.tenants),
+        ("s_over_share", "Tenants that had more than their share.", use.over),
+        ("_largest_share", "Largest part of the recent work that one tenant had.", use.largest),
+    )
+    yield from counters(
+        "dynamo_router_tenants_",
+        ("forgotten", "Tenants forgotten because too many were known.", shares.forgotten),
+    )
+
+
+@source
+def session_metrics(sessions: SessionAffinity) -> Iterator[Metric]:
+    """Nothing where sessions do not matter."""
+    if not sessions.enabled:
+        return
+    counts = sessions.table.counts
+    yield from gauges(
+        "dynamo_router_", ("sessions", "Sessions that are bound to a worker.", len(sessions))
+    )
+    yield counter_by(
+        "outcome",
+        "dynamo_router_session_requests",
+        "Decisions on requests with a session, by what became of it.",
+        {outcome: sessions.counts[outcome] for outcome in ("new", "kept", "moved", "refused")},
+    )
+    yield from counters(
+        "dynamo_router_sessions_",
+        ("expired", "Sessions forgotten for their age.", counts.expired),
+        ("evicted", "Sessions forgotten for want of room.", counts.evicted),
+        ("heard", "Bindings taken over from other routers.", counts.heard),
+        ("outdated", "Bindings of other routers that were older.", counts.outdated),
+    )
+
+
+@source
+def forecast_metrics(router: KvRouter) -> Iterator[Metric]:
+    """Nothing where the policy foresees nothing."""
+    state = router.residuals
+    if state is None:
+        return
+    yield from gauges(
+        "dynamo_router_forecast_",
+        ("trusted", "Whether the forecast decides; 0: its fallback does.", state.trusted),
+        ("failing_workers", "Workers whose own predictions fail.", state.failing_workers),
+    )
+    yield from counters(
+        "dynamo_router_forecast_",
+        ("fallbacks", "Times that predictions failed, so that the fallback decided.",
+         state.fallbacks),
+    )  # fmt: skip
+    yield gauge_by(
+        "kind",
+        "dynamo_router_forecast_scatter",
+        "Logarithm of how much half of the predictions are off by, or more.",
+        {"ttft": state.ttft_scatter, "itl": state.itl_scatter},
+    )
+    failed = GaugeMetricFamily(
+        "dynamo_router_forecast_failed_seconds",
+        "A prediction of those that failed last: what was foreseen, and what was seen.",
+        labels=["kind", "value"],
+    )
+    if state.failed is not None:
+        failed.add_metric([state.failed.kind, "foreseen"], state.failed.foreseen_s)
+        failed.add_metric([state.failed.kind, "seen"], state.failed.took_s)
+    yield failed
+
+
+@source
+def security_metrics(security: Security) -> Iterator[Metric]:
+    """Refused calls by reason, the certificate's end, and files read again or found no good."""
+    yield counter_by(
+        "reason",
+        "dynamo_router_access_refused",
+        "Calls refused by access control.",
+        dict(sorted(security.access.refused.items())),
+    )
+    files = security.watch.files
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reloads",
+        "Reloads of secret files.",
+        {each.what: each.reloads for each in files},
+    )
+    yield counter_by(
+        "file",
+        "dynamo_router_secret_reload_failures",
+        "Reloads of secret files that failed; the old ones stay in use.",
+        {each.what: each.failures for each in files},
+    )
+    if security.server_tls is not None:
+        yield from gauges(
+            "dynamo_router_tls_certificate_",
+            ("expires_seconds", "Expiry of the listeners' certificate, in Unix time.",
+             security.server_tls.not_after),
+        )  # fmt: skip

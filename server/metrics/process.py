@@ -7,10 +7,11 @@ from importlib import metadata
 from typing import Any
 
 import grpc
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...process.logs import LogOutput
+from .families import counter_by, counters, gauge_by, gauges, source
 
 # Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
 _UTIME, _STIME, _THREADS, _STARTED, _VSIZE, _RSS = 11, 12, 17, 19, 20, 21
@@ -29,20 +30,23 @@ def process_metrics() -> Iterator[Metric]:
     except OSError:
         return
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    yield CounterMetricFamily(
-        "process_cpu_seconds",
-        "CPU time of user and system.",
-        (int(stat[_UTIME]) + int(stat[_STIME])) / ticks,
+    yield from counters(
+        "process_",
+        (
+            "cpu_seconds",
+            "CPU time of user and system.",
+            (int(stat[_UTIME]) + int(stat[_STIME])) / ticks,
+        ),
     )
-    for name, help, value in (
+    yield from gauges(
+        "process_",
         ("resident_memory_bytes", "Memory in RAM.", int(stat[_RSS]) * page),
         ("virtual_memory_bytes", "Address space.", int(stat[_VSIZE])),
         ("start_time_seconds", "Start, in Unix time.", boot + int(stat[_STARTED]) / ticks),
         ("threads", "Threads.", int(stat[_THREADS])),
         ("open_fds", "Open file descriptors.", len(os.listdir("/proc/self/fd"))),
         ("max_fds", "Most file descriptors; +Inf: no limit.", _max_files()),
-    ):
-        yield GaugeMetricFamily(f"process_{name}", help, value)
+    )
 
 
 def build_metrics() -> Iterable[Metric]:
@@ -57,39 +61,30 @@ def build_metrics() -> Iterable[Metric]:
     return (family,)
 
 
-def log_metrics(log: LogOutput | None) -> Callable[[], Iterable[Metric]]:
+@source
+def log_metrics(log: LogOutput | None) -> Iterator[Metric]:
     """Lines that are not in the log; without one of ours there are none."""
-
-    def collect() -> Iterable[Metric]:
-        lost = CounterMetricFamily(
-            "dynamo_router_log_lines_lost",
-            "Lines left out of the log: too many of one event, or a reader that is slow.",
-            labels=["reason"],
-        )
-        lost.add_metric(["rate_limit"], log.rate.suppressed if log else 0)
-        lost.add_metric(["slow_reader"], log.writer.dropped if log else 0)
-        return (lost,)
-
-    return collect
+    yield counter_by(
+        "reason",
+        "dynamo_router_log_lines_lost",
+        "Lines left out of the log: too many of one event, or a reader that is slow.",
+        {
+            "rate_limit": log.rate.suppressed if log else 0,
+            "slow_reader": log.writer.dropped if log else 0,
+        },
+    )
 
 
+@source
 def server_metrics(
     calls: Callable[[], Mapping[str, int]], connections: Callable[[], int]
-) -> Callable[[], Iterable[Metric]]:
+) -> Iterator[Metric]:
     """What callers have open at our servers: gRPC calls by what they ask for, HTTP connections."""
-
-    def collect() -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "dynamo_router_open_calls", "gRPC calls, by what they ask for.", labels=["kind"]
-        )
-        for kind, count in calls().items():
-            family.add_metric([kind], count)
-        http = GaugeMetricFamily(
-            "dynamo_router_http_connections", "Connections to the HTTP server.", connections()
-        )
-        return (family, http)
-
-    return collect
+    yield gauge_by("kind", "dynamo_router_open_calls", "gRPC calls, by what they ask for.", calls())
+    yield from gauges(
+        "dynamo_router_",
+        ("http_connections", "Connections to the HTTP server.", connections()),
+    )
 
 
 def package_version() -> str:

@@ -7,12 +7,13 @@ counted in plain integers here; families and labels are made at the scrape.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
+from ...indexer.wire import TIERS
 from ..dispatch import Flight, status_of, told_usage
+from .families import counter_by, counters
 from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
 
@@ -152,34 +153,27 @@ class RequestMetrics:
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
         self._of_decided.fold()
-        yield CounterMetricFamily(
-            "dynamo_component_router_requests_started",
-            "Requests that arrived.",
-            self._well + self._ended.total() + self._in_flight(),
+        started = self._well + self._ended.total() + self._in_flight()
+        yield from counters(
+            "dynamo_component_router_", ("requests_started", "Requests that arrived.", started)
         )
         ended = self._ended.copy()
         if self._well:
             ended[_OK] = self._well
         yield _by_code("dynamo_component_router_requests", "Requests that ended.", ended)
         yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
-        objectives = CounterMetricFamily(
+        yield counter_by(
+            "outcome",
             "dynamo_router_objectives",
             "Streaming requests that ended, by whether they stayed within their objectives.",
-            labels=["outcome"],
+            {outcome: self._objectives[outcome] for outcome in OUTCOMES},
         )
-        for outcome in OUTCOMES:
-            objectives.add_metric([outcome], self._objectives[outcome])
-        yield objectives
-        overlaps = CounterMetricFamily(
+        yield counter_by(
+            "tier",
             "dynamo_router_overlap_blocks",
             "Blocks of prompts that the chosen worker was expected to hold.",
-            labels=["tier"],
+            dict(zip(TIERS[:3], self._overlap_blocks, strict=True)),
         )
-        for tier, blocks in zip(
-            ("device", "host_pinned", "disk"), self._overlap_blocks, strict=True
-        ):
-            overlaps.add_metric([tier], blocks)
-        yield overlaps
         for histogram in (
             self._ttft,
             self._itl,
@@ -209,7 +203,4 @@ class RequestMetrics:
 
 
 def _by_code(name: str, help: str, counts: Counter[StatusCode]) -> Metric:
-    family = CounterMetricFamily(name, help, labels=["status"])
-    for code, count in counts.items():
-        family.add_metric([code.name.lower()], count)
-    return family
+    return counter_by("status", name, help, {code.name.lower(): n for code, n in counts.items()})

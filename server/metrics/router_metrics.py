@@ -12,26 +12,27 @@ from ...workers.request_reports import RequestReports
 from ..access import Security
 from ..dispatch import Dispatcher
 from ..replica_sync import ReplicaSync
-from .admission import queue_metrics, tenant_metrics
 from .collectors import (
     booking_metrics,
     dispatch_metrics,
     event_metrics,
     fault_metrics,
+    forecast_metrics,
     loan_metrics,
     plane_metrics,
+    queue_metrics,
     replica_metrics,
+    security_metrics,
+    session_metrics,
     snapshot_metrics,
     source_metrics,
     stream_metrics,
+    tenant_metrics,
 )
-from .forecast import forecast_metrics
 from .loop_lag import LoopLagProbe
 from .page import MetricsPage
 from .process import build_metrics, log_metrics, process_metrics, server_metrics
 from .requests import RequestMetrics
-from .security import security_metrics
-from .sessions import session_metrics
 from .worker_requests import WorkerRequests
 from .workers import worker_metrics
 

@@ -1,10 +1,10 @@
 """What Prometheus sees of each worker. Series go with their worker, and their number is bounded."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...indexer.wire import TIERS
@@ -12,7 +12,8 @@ from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
 from ...workers.registry import WorkerEntry, WorkerState
 from ...workers.request_reports import RequestReports
-from .page import Source, Table
+from .families import gauge_by, gauges, source
+from .page import Table
 from .worker_requests import WorkerCounts, WorkerRequests
 
 OTHERS = "other"
@@ -21,35 +22,47 @@ UNREGISTERED = "unregistered"
 """The worker_id of all together that publish events and are not registered."""
 
 _NO_COUNTS = WorkerCounts()
+_OF_RANKS = (  # name, help, field of a WorkerView
+    ("dynamo_frontend_worker_active_decode_blocks", "Blocks of requests in flight.",
+     "active_blocks"),
+    ("dynamo_frontend_worker_active_prefill_tokens", "Prompt tokens not computed yet.",
+     "active_prefill_tokens"),
+    ("dynamo_router_worker_active_requests", "Requests in flight.", "active_requests"),
+    ("dynamo_router_worker_indexed_blocks", "Blocks that the index has for the worker.",
+     "indexed_blocks"),
+    ("dynamo_router_worker_unindexed_blocks",
+     "Blocks of the worker that the index had no room for.",
+     "unindexed_blocks"),
+)  # fmt: skip
 
 
+@source
 def worker_metrics(
     router: KvRouter, requests: WorkerRequests, reports: RequestReports, max_workers: int
-) -> Source:
+) -> Iterator[Metric | Table | None]:
     """Load, caches, state and requests of every worker: of `max_workers` ranks by themselves."""
-
-    def collect() -> Iterator[Metric | Table | None]:
-        views: list[WorkerView] = []
-        for some in router.workers_in_steps():
-            views += some
-            yield None
-        registered = [view for view in views if view.state != UNREGISTERED]
-        shown, others = registered[:max_workers], registered[max_workers:]
-        strangers = views[len(registered) :]
-        yield from _rank_tables(shown, {OTHERS: others, UNREGISTERED: strangers})
-        yield _states_of_fleet(views)
-        yield GaugeMetricFamily(
-            "dynamo_router_metrics_ranks_left_out",
+    views: list[WorkerView] = []
+    for some in router.workers_in_steps():
+        views += some
+        yield None
+    registered = [view for view in views if view.state != UNREGISTERED]
+    shown, others = registered[:max_workers], registered[max_workers:]
+    strangers = views[len(registered) :]
+    yield from _rank_tables(shown, {OTHERS: others, UNREGISTERED: strangers})
+    yield _states_of_fleet(views)
+    yield from gauges(
+        "dynamo_router_metrics_",
+        (
+            "ranks_left_out",
             f'Ranks beyond --metrics-max-workers: together they are worker_id="{OTHERS}".',
             len(others),
-        )
-        ids = dict.fromkeys(view.worker.worker_id for view in shown)
-        entries = [entry for entry in map(router.registry.entry, ids) if entry is not None]
-        yield None
-        yield from _worker_tables(entries, requests, reports)
-        yield from _fault_tables(set(ids), reports)
-
-    return collect
+        ),
+    )
+    ids = dict.fromkeys(view.worker.worker_id for view in shown)
+    entries = [entry for entry in map(router.registry.entry, ids) if entry is not None]
+    yield None
+    yield from _worker_tables(entries, requests, reports)
+    yield from _fault_tables(set(ids), reports)
 
 
 def _rank_tables(
@@ -62,35 +75,10 @@ def _rank_tables(
     labels = [*rank_labels, *(f'worker_id="{name}"' for name in together)]
     yield None
 
-    def gauge(name: str, help: str, value: Callable[[WorkerView], int]) -> Table:
+    for name, help, field in _OF_RANKS:
+        value = attrgetter(field)
         sums = [sum(map(value, views)) for views in together.values()]
-        return Table(name, "gauge", help, labels, [*map(value, shown), *sums])
-
-    yield gauge(
-        "dynamo_frontend_worker_active_decode_blocks",
-        "Blocks of requests in flight.",
-        lambda view: view.active_blocks,
-    )
-    yield gauge(
-        "dynamo_frontend_worker_active_prefill_tokens",
-        "Prompt tokens not computed yet.",
-        lambda view: view.active_prefill_tokens,
-    )
-    yield gauge(
-        "dynamo_router_worker_active_requests",
-        "Requests in flight.",
-        lambda view: view.active_requests,
-    )
-    yield gauge(
-        "dynamo_router_worker_indexed_blocks",
-        "Blocks that the index has for the worker.",
-        lambda view: view.indexed_blocks,
-    )
-    yield gauge(
-        "dynamo_router_worker_unindexed_blocks",
-        "Blocks of the worker that the index had no room for.",
-        lambda view: view.unindexed_blocks,
-    )
+        yield Table(name, "gauge", help, labels, [*map(value, shown), *sums])
     lower = [
         (f'{rank}tier="{tier}",{worker}', blocks)
         for (rank, worker), view in zip(ranks, shown, strict=True)
@@ -122,10 +110,7 @@ def _rank_tables(
 def _states_of_fleet(views: Iterable[WorkerView]) -> Metric:
     states = Counter({state.value: 0 for state in WorkerState})
     states.update(view.state for view in views)
-    family = GaugeMetricFamily("dynamo_router_workers", "Ranks by state.", labels=["state"])
-    for state, count in states.items():
-        family.add_metric([state], count)
-    return family
+    return gauge_by("state", "dynamo_router_workers", "Ranks by state.", states)
 
 
 def _worker_tables(

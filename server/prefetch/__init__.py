@@ -4,7 +4,6 @@ Driven by the dispatcher in real time and by the simulation in virtual time.
 """
 
 from .plan import PrefetchCounts, PrefetchPlan
-from .prefetcher import Prefetcher
-from .questions import ask_held, ask_sent
+from .prefetcher import Prefetcher, ask_held, ask_sent
 
 __all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "ask_held", "ask_sent"]

@@ -75,18 +75,13 @@ class PeerBook:
     """The bookings of the others, told to a sink as they change. `own_id` is ignored."""
 
     def __init__(self, own_id: int, sink: PeerSink, *, max_entries: int = MAX_ENTRIES) -> None:
-        self._own_id, self._sink, self._max_entries = own_id, sink, max_entries
+        self.own_id, self._sink, self._max_entries = own_id, sink, max_entries
         self._peers: dict[int, _Peer] = {}
         self._entries = 0
         self.counts = PeerCounts()
 
     def __len__(self) -> int:
         return sum(len(peer.bookings) for peer in self._peers.values())
-
-    @property
-    def own_id(self) -> int:
-        """Of this router, of which nothing is counted here."""
-        return self._own_id
 
     def present(self) -> dict[int, str]:
         """The name of each router that is there, by id."""
@@ -171,7 +166,7 @@ class PeerBook:
             self._forget(router_id)
 
     def _heard(self, router_id: int, now: float) -> _Peer | None:
-        if router_id == self._own_id:
+        if router_id == self.own_id:
             return None
         peer = self._peers.get(router_id)
         if peer is None:

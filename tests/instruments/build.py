@@ -22,6 +22,7 @@ import dynamo_router
 PACKAGE = Path(dynamo_router.__file__).parent
 CACHE = Path(__file__).resolve().parents[2] / "build" / "instruments"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+DECLARED = ("indexer/**/*.pxd", "base/native/*.pxd", "router/policy/*.pxd")
 FLAGS = ("-O1", "-g0")
 SANITIZED_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer")
 
@@ -60,9 +61,8 @@ def load_instrument(source: Path) -> ModuleType:
     sanitized = os.environ.get("DYNAMO_ROUTER_SANITIZE") == "1"
     flags = SANITIZED_FLAGS if sanitized else FLAGS
     digest = hashlib.sha256(f"{PACKAGE} {SUFFIX} {version('cython')} {flags}".encode())
-    for path in (source, *sorted(PACKAGE.glob("indexer/**/*.pxd"))):
-        digest.update(path.read_bytes())
-    for path in sorted(PACKAGE.glob("base/native/*.pxd")):
+    declarations = [path for part in DECLARED for path in sorted(PACKAGE.glob(part))]
+    for path in (source, *declarations):
         digest.update(path.read_bytes())
     built = CACHE / f"{source.stem}-{digest.hexdigest()[:16]}{SUFFIX}"
     if not built.exists():

@@ -1,6 +1,5 @@
 """Who may what, on every method and route of a running router; ids that callers share."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +118,11 @@ async def test_a_token_file_that_changed_counts_at_once(tokens: str) -> None:
         with Path(tokens).open("a") as file:
             file.write('[[caller]]\nname = "late"\ntoken = "late-0123456789abcdef"\n')
             file.write('roles = ["client"]\n')
-        async with asyncio.timeout(60):
-            while (await code_of(ports, f"/{SERVICE}/GetModelInfo", new))[0].name != "OK":
-                await asyncio.sleep(0.01)
+
+        async def known() -> bool:
+            return (await code_of(ports, f"/{SERVICE}/GetModelInfo", new))[0].name == "OK"
+
+        await until(known, 60.0)
 
 
 # Ids

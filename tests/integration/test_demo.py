@@ -7,10 +7,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.polling import until
 from support.processes import http_json
 
 from dynamo_router.bench.demo import DemoConfig, run, run_demo
@@ -69,18 +70,9 @@ async def whole_family_of(ancestor: int) -> set[tuple[int, str]]:
 
     await until(
         lambda: all(part in names() for part in (" serve ", " mocker ", "nats-server --addr")),
-        "router, engines and event plane",
+        START_S,
     )
     return family_of(ancestor)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(START_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"{what} did not come about within {START_S:g} s")
 
 
 def small(**more: object) -> DemoConfig:

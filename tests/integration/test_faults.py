@@ -3,9 +3,8 @@
 Two engines in one mocker process; 0 is the one that fails.
 """
 
-import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,6 @@ from dynamo_router.workers.trtllm_proto import SERVICE, pb
 BLOCK = 16
 PROMPT = list(range(100, 100 + 6 * BLOCK))
 OTHER = list(range(5000, 5000 + 4 * BLOCK))
-
-
-async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: float = 60.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 class House:
@@ -68,7 +61,7 @@ class House:
         async def there() -> bool:
             return (await self.state(0))[0] == state
 
-        await eventually(there)
+        await until(there, 60.0)
 
     async def overlap(self, prompt: list[int], engine: int = 0) -> int:
         told = await http_json(self._http, "/overlaps", {"token_ids": prompt})
@@ -78,7 +71,7 @@ class House:
         async def there() -> bool:
             return await self.overlap(prompt) == blocks and (await self.state(0))[1] == "exact"
 
-        await eventually(there)
+        await until(there, 60.0)
 
 
 @pytest.fixture
@@ -183,7 +176,7 @@ async def test_an_engine_restarted_in_place_with_ids_from_zero_leaves_no_ghosts(
         except grpc.aio.AioRpcError:
             return False  # its new connection is not there yet
 
-    await eventually(answered)
+    await until(answered, 60.0)
     await house.has_overlap(OTHER, 4)
     assert await house.overlap(PROMPT) == 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.fleet import BLOCK, PROMPT, Fleet, eventually
+from support.fleet import BLOCK, PROMPT, Fleet
 from support.polling import until
 from support.processes import alive, children_of, command, http_json
 
@@ -27,14 +27,14 @@ async def test_a_cached_prefix_draws_its_like_and_slots_come_back(fleet: Fleet) 
     async def is_indexed() -> bool:
         return sorted((await fleet.overlaps(PROMPT)).values()) == [6]
 
-    await eventually(is_indexed)
+    await until(is_indexed)
     for turn in range(4):
         tokens, cached = await fleet.ask(PROMPT + [turn] * 20)
         assert len(tokens) == 3 and cached == 6 * BLOCK
     rows = await fleet.workers()
     assert sorted(bool(row["indexed_blocks"]) for row in rows.values()) == [False, True]
-    await eventually(fleet.all_exact)  # the idle engine too: it was asked to announce itself
-    await eventually(fleet.idle)
+    await until(fleet.all_exact)  # the idle engine too: it was asked to announce itself
+    await until(fleet.idle)
 
 
 async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
@@ -45,7 +45,7 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
     async def only_the_first() -> bool:
         return (await fleet.workers())[1]["state"] != "ready"
 
-    await eventually(only_the_first)
+    await until(only_the_first)
     for n in range(1, 5):
         assert len((await fleet.ask([n] * 40))[0]) == 3
 
@@ -55,13 +55,13 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
     async def both() -> bool:
         return (await fleet.workers())[1]["state"] == "ready"
 
-    await eventually(both)
+    await until(both)
     await fleet.engines[0].stop(signal.SIGKILL)
 
     async def only_the_second() -> bool:
         return (await fleet.workers())[0]["state"] != "ready"
 
-    await eventually(only_the_second)
+    await until(only_the_second)
     request = pb.GenerateRequest(max_tokens=200, streaming=True)
     request.tokenized.input_token_ids.extend(PROMPT)
     call = fleet.generate(request)
@@ -73,7 +73,7 @@ async def test_an_engine_killed_in_mid_stream_fails_one_request_and_comes_back(
             pass
     assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "mid-stream" in (lost.value.details() or "")
-    await eventually(fleet.idle)
+    await until(fleet.idle)
     with pytest.raises(grpc.aio.AioRpcError) as nobody:
         await fleet.ask(PROMPT)
     assert nobody.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -92,7 +92,7 @@ async def test_requests_flow_without_nats_and_the_index_heals_after_it(fleet: Fl
         known = [max((await fleet.overlaps(p)).values(), default=0) for p in (PROMPT, other)]
         return known == [6, 4] and await fleet.all_exact()
 
-    await eventually(healed, 40.0)
+    await until(healed, 40.0)
 
 
 async def test_a_client_that_hangs_up_frees_its_slot(fleet: Fleet) -> None:
@@ -102,7 +102,7 @@ async def test_a_client_that_hangs_up_frees_its_slot(fleet: Fleet) -> None:
     await call.read()
     assert not await fleet.idle()
     call.cancel()
-    await eventually(fleet.idle)
+    await until(fleet.idle)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -71,9 +71,7 @@ async def test_its_own_nats_server_is_started_again() -> None:
             health = (await ports.http("GET", "/health"))[1]
             return bool(health["event_plane"]["state"] == "connected")
 
-        async with asyncio.timeout(60):
-            while not await connected():
-                await asyncio.sleep(0.05)
+        await until(connected, 60.0)
         await ports.answers(prompt())
     assert own_children() == []
 

@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from instruments.forecast_constants import CONTEXT_TOKENS, FADE, OUTLIER, PRIOR, SLOW
 
 from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.engines.mocker.virtual import Emitted, VirtualFleet
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
 
-# The units of `Forecast.learnt`: contexts, prompt tokens, prompt tokens times their contexts.
-CONTEXT_TOKENS, CHUNK_TOKENS, ATTENDED_TOKENS = 1e5, 8192.0, 8.192e7
 BLOCK_SIZE = 16
 
 
@@ -36,14 +35,14 @@ class OracleFit:
         error, weight = abs(y - self.predict(x)), 1.0
         if not self.samples:
             self.error = error
-        elif error > 6 * self.error > 0:
-            weight = 6 * self.error / error
-            error = 6 * self.error
-        self.error += 0.02 * (error - self.error)
-        self.samples = [(a, b, w * 0.999) for a, b, w in self.samples]
+        elif error > OUTLIER * self.error > 0:
+            weight = OUTLIER * self.error / error
+            error = OUTLIER * self.error
+        self.error += SLOW * (error - self.error)
+        self.samples = [(a, b, w * FADE) for a, b, w in self.samples]
         self.samples.append((np.array(x, float), y, weight))
-        moments = 0.01 * np.eye(4) + sum(w * np.outer(a, a) for a, _, w in self.samples)
-        products = 0.01 * self.start + sum(w * b * a for a, b, w in self.samples)
+        moments = PRIOR * np.eye(4) + sum(w * np.outer(a, a) for a, _, w in self.samples)
+        products = PRIOR * self.start + sum(w * b * a for a, b, w in self.samples)
         theta = np.linalg.solve(moments, products)
         if theta[3] < 0:
             theta = np.append(np.linalg.solve(moments[:3, :3], products[:3]), 0.0)

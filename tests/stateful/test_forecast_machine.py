@@ -8,9 +8,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from instruments.forecast_constants import ATTENDED_TOKENS, CHUNK_TOKENS
 from oracles.forecast import (
-    ATTENDED_TOKENS,
-    CHUNK_TOKENS,
     felt_share,
     memory_wait_s,
     missed_objectives,

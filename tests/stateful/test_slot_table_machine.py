@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from oracles.slots import OracleSlots
 
-from dynamo_router.slots.shared import PEER_MARK, SharedSlots
+from dynamo_router.slots.table import PEER_MARK, SlotTable
 
 WORKERS = 6
 REQUEST_IDS = st.integers(0, 11).map("r{}".format)
@@ -38,7 +38,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     @initialize(block_size=st.integers(1, 16), max_entries=st.sampled_from([12, 80, 2**24]))
     def start(self, block_size, max_entries):
         self.now = 0.0
-        self.table = SharedSlots(block_size, expiry_s=10.0, max_entries=max_entries)
+        self.table = SlotTable(block_size, expiry_s=10.0, max_entries=max_entries)
         self.oracle = OracleSlots(block_size, 10.0, max_entries)
         for number in (0, 2):
             self.add_worker(number)
@@ -105,15 +105,12 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @rule(request_id=ANY_ID)
     def free(self, request_id):
-        peers = request_id.startswith(PEER_MARK)
-        free = self.table.free_peer_request if peers else self.table.free
-        assert free(request_id) == self.oracle.free(request_id)
+        assert self.table.free(request_id) == self.oracle.free(request_id)
 
     @rule(request_id=ANY_ID)
     def mark_prefill_completed(self, request_id):
-        peers = request_id.startswith(PEER_MARK)
-        complete = self.table.complete_peer_prefill if peers else self.table.mark_prefill_completed
-        assert complete(request_id) == self.oracle.mark_prefill_completed(request_id)
+        completed = self.table.mark_prefill_completed(request_id)
+        assert completed == self.oracle.mark_prefill_completed(request_id)
 
     @rule(request_id=REQUEST_IDS, generated=st.integers(0, 80))
     def add_output_tokens(self, request_id, generated):

@@ -1,6 +1,5 @@
 """The whole house as real processes: serve, engines and a nats-server, for tests that kill them."""
 
-import asyncio
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ from typing import Any
 import grpc
 from support.calls import messages_of
 from support.free_port import free_port, free_ports
-from support.polling import DEADLINE_S, until
+from support.polling import until
 from support.processes import Command, command, http_json
 
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
@@ -138,10 +137,3 @@ class Fleet:
 
     async def idle(self) -> bool:
         return not any(row["active_requests"] for row in (await self.workers()).values())
-
-
-async def eventually(condition: Any, deadline_s: float = DEADLINE_S) -> None:
-    """Poll an awaitable condition."""
-    async with asyncio.timeout(deadline_s):
-        while not await condition():
-            await asyncio.sleep(0.05)

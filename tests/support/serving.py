@@ -1,6 +1,5 @@
 """A whole Server in the test's own loop, with scripted engines and clients for its ports."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -9,12 +8,11 @@ import aiohttp
 from grpc import aio
 from support.calls import messages_of
 from support.fake_engine import FakeEngine
-from support.polling import DEADLINE_S, until
+from support.kv_events.messages import prompt_message
+from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.server.config import ServeConfig
@@ -29,10 +27,7 @@ def stored(
     worker: WorkerWithDpRank, tokens: list[int], event_id: int = 1, tier: StorageTier = "device"
 ) -> bytes:
     """The message by which a worker says that it cached a prompt."""
-    local = compute_block_hash_for_seq(tokens, BLOCK)
-    pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
-    data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
-    return encode_event_message([RouterEvent(worker, event_id, data, tier)], 1, event_id - 1, 0)
+    return prompt_message(worker, tokens, BLOCK, event_id, tier=tier)
 
 
 class Ports:
@@ -71,9 +66,11 @@ class Ports:
 
     async def shows(self, sample: str, value: float) -> None:
         """Wait until /metrics has this: what a client was told may be counted a moment later."""
-        async with asyncio.timeout(DEADLINE_S):
-            while (await self.metrics()).get(sample) != value:
-                await asyncio.sleep(0.01)
+
+        async def shown() -> bool:
+            return (await self.metrics()).get(sample) == value
+
+        await until(shown)
 
 
 @asynccontextmanager

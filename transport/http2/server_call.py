@@ -6,7 +6,7 @@ cancelled when the client gives the call up, its time is over or its connection 
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -45,7 +45,7 @@ class Carrier(Protocol):
     @property
     def peer(self) -> str: ...
     @property
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
+    def certificate(self) -> Mapping[str, Any]: ...
     def take(self, stream: Stream, size: int) -> None: ...
     def flush(self) -> None: ...
     def flush_soon(self) -> None: ...
@@ -134,9 +134,9 @@ class ServerCall:
         """ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
         return self._connection.peer
 
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """The names in the client's certificate, by gRPC's names for their kinds."""
-        return self._connection.auth_context
+    def certificate(self) -> Mapping[str, Any]:
+        """The client's, as ssl describes it; empty if it showed none."""
+        return self._connection.certificate
 
     def time_remaining(self) -> float | None:
         """Seconds until the client gives the call up; None: it does not say."""

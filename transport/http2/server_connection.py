@@ -1,7 +1,7 @@
 """One connection of a client to a server, as asyncio and uvloop drive it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ._session import Session, SessionError
@@ -28,7 +28,7 @@ from .keepalive import Keepalive
 from .request_head import HeadReader, Refusal, http1_refusal
 from .server_call import Host, ServerCall
 from .server_limits import CountedBytes
-from .wire import names_in, peer_name
+from .wire import peer_name
 
 LAST_WORDS_S = 1.0
 """How long a client has to take what is said to it before its connection is closed."""
@@ -54,7 +54,6 @@ class ServerConnection(Connection):
         self._quiet_since = now = self.loop.time()
         self._life = ConnectionLife(limits, now, spread)
         self._peer = ""
-        self._auth_context: Mapping[str, Sequence[bytes]] | None = None
         self._begun = False  # bytes came
         self._leaving: asyncio.Future[None] | None = None  # until the last GOAWAY was sent
         self._rest = b""  # what came and is still to be taken in
@@ -81,12 +80,10 @@ class ServerConnection(Connection):
         return self._peer
 
     @property
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """The names in the client's certificate, if it showed one."""
-        if self._auth_context is None:
-            assert self._transport is not None
-            self._auth_context = names_in(self._transport.get_extra_info("peercert") or {})
-        return self._auth_context
+    def certificate(self) -> Mapping[str, Any]:
+        """The client's, as ssl describes it; empty if it showed none."""
+        assert self._transport is not None
+        return self._transport.get_extra_info("peercert") or {}
 
     # The server's side
 

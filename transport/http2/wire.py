@@ -8,8 +8,8 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -92,16 +92,6 @@ def decode_metadata(headers: Iterable[Header]) -> tuple[tuple[str, str | bytes],
 def peer_name(host: str, port: int) -> str:
     """What gRPC calls an address: ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
     return f"ipv6:%5B{quote(host)}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def names_in(certificate: Mapping[str, Any]) -> Mapping[str, Sequence[bytes]]:
-    """The names in a certificate as Python's ssl shows it, by gRPC's names for their kinds."""
-    parts = [pair for part in certificate.get("subject", ()) for pair in part]
-    others = certificate.get("subjectAltName", ())
-    return {
-        "x509_common_name": [value.encode() for key, value in parts if key == "commonName"],
-        "x509_subject_alternative_name": [value.encode() for _, value in others],
-    }
 
 
 def _unpacked(value: bytes) -> bytes:

@@ -2,12 +2,7 @@
 
 from .engine_channel import EngineCall, EngineChannel, Metadata, deliver
 from .event_call import EventCall
-from .http2_channel import Http2Channel
-from .policy import (
-    MAX_MESSAGE_BYTES,
-    WINDOW_BYTES,
-    ConnectionPolicy,
-)
+from .policy import MAX_MESSAGE_BYTES, WINDOW_BYTES, ConnectionPolicy
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -16,7 +11,6 @@ __all__ = [
     "EngineCall",
     "EngineChannel",
     "EventCall",
-    "Http2Channel",
     "Metadata",
     "deliver",
 ]

@@ -1,7 +1,7 @@
 """Who are the workers? What they write into the key-value store, and what a router makes of it."""
 
 from .card_files import CardFile, WrongFileError, checked_folder, model_files, tokenizer_files
-from .config import STATIC, DiscoveryConfig
+from .config import STATIC, DiscoveryConfig, EventPlaneConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, EndpointWorkers
 from .end_tokens import end_tokens_of
@@ -24,7 +24,6 @@ from .model_card import (
     decode_card,
     encode_card,
 )
-from .plane_config import EventPlaneConfig
 from .worker_watch import WorkerWatch
 
 __all__ = [

@@ -60,14 +60,18 @@ cdef int engine_init(
 cdef void engine_free(Engine* engine) noexcept nogil
 # Whether a request is here, or a step runs.
 cdef bint engine_is_busy(const Engine* engine) noexcept nogil
-# Queue a request; the engine owns it from here on. -1: no memory, and it does not.
-cdef int engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil
+# Queue a request of so many tokens. ValueError if its hashes are too few, MemoryError.
+cdef int engine_submit(
+    Engine* engine, const Limits* limits, uint32_t request, uint32_t prompt, uint32_t output,
+    const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
+    double follow, double now, object retention
+) except -1
 # Load what the tiers below the device have of these blocks, for a request that is expected; their
-# number, -1: no memory. `request` is whose blocks the journal says they are.
+# number. `request` is whose blocks the journal says they are. ValueError, MemoryError.
 cdef int64_t engine_prefetch(
-    Engine* engine, uint32_t request, const uint64_t* sequence_hashes,
-    const uint64_t* local_hashes, uint32_t blocks, double now
-) noexcept nogil
+    Engine* engine, uint32_t request, const uint64_t[::1] sequence_hashes,
+    const uint64_t[::1] local_hashes, double now
+) except -1
 # Begin the step at the engine's clock, which then tells its end; -1: no memory. `record`, which may
 # be NULL, is told the gaps.
 cdef int engine_begin_step(

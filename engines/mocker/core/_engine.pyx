@@ -11,6 +11,7 @@ from ._kv_manager cimport (
     kv_prefetch,
     kv_release,
 )
+from ._retention cimport read_retention
 from ._scheduler cimport plan_step, queues_add, queues_free, sequence_free, sequence_new
 from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 
@@ -35,9 +36,37 @@ cdef bint engine_is_busy(const Engine* engine) noexcept nogil:
     return engine.stepping or engine.queues.n_running or engine.queues.n_waiting
 
 
-cdef int engine_submit(Engine* engine, Sequence* sequence, double now) noexcept nogil:
-    if sequence.retention.ends and kv_expect_deadlines(&engine.kv) < 0:
-        return -1
+cdef uint32_t check_hashes(
+    const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes
+) except? 0:
+    """How many there are of each."""
+    if local_hashes.shape[0] != sequence_hashes.shape[0]:
+        raise ValueError("sequence_hashes and local_hashes differ in length")
+    return <uint32_t>sequence_hashes.shape[0]
+
+
+cdef int engine_submit(
+    Engine* engine, const Limits* limits, uint32_t request, uint32_t prompt, uint32_t output,
+    const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
+    double follow, double now, object retention
+) except -1:
+    cdef uint32_t n = check_hashes(sequence_hashes, local_hashes)
+    cdef Sequence* sequence
+    if n < (<uint64_t>prompt + output) // limits.block_size:
+        raise ValueError("there are more full blocks than hashes")
+    sequence = sequence_new(
+        request, prompt, output, &sequence_hashes[0] if n else NULL,
+        &local_hashes[0] if n else NULL, n, follow
+    )
+    if sequence == NULL:
+        raise MemoryError
+    try:
+        read_retention(&sequence.retention, retention)
+        if sequence.retention.ends and kv_expect_deadlines(&engine.kv) < 0:
+            raise MemoryError
+    except BaseException:
+        sequence_free(sequence)
+        raise
     if not engine.stepping and engine.clock < now:
         engine.clock = now
     queues_add(&engine.queues, sequence)
@@ -45,22 +74,25 @@ cdef int engine_submit(Engine* engine, Sequence* sequence, double now) noexcept 
 
 
 cdef int64_t engine_prefetch(
-    Engine* engine, uint32_t request, const uint64_t* sequence_hashes,
-    const uint64_t* local_hashes, uint32_t blocks, double now
-) noexcept nogil:
+    Engine* engine, uint32_t request, const uint64_t[::1] sequence_hashes,
+    const uint64_t[::1] local_hashes, double now
+) except -1:
+    cdef uint32_t blocks = check_hashes(sequence_hashes, local_hashes)
     cdef size_t entries = engine.kv.journal.length
     cdef int64_t loaded
     cdef Sequence* sequence = sequence_new(
-        request, 0, 0, sequence_hashes, local_hashes, blocks, -1.0
+        request, 0, 0, &sequence_hashes[0] if blocks else NULL,
+        &local_hashes[0] if blocks else NULL, blocks, -1.0
     )
     if sequence == NULL:
-        return -1
+        raise MemoryError
     loaded = kv_prefetch(&engine.kv, sequence, blocks, now)
     sequence_free(sequence)
+    if loaded < 0:
+        raise MemoryError
     if engine.kv.journal.length > entries:
         engine.kv.journal.messages += 1
-    if loaded > 0:
-        engine.prefetched += loaded
+    engine.prefetched += loaded
     return loaded
 
 

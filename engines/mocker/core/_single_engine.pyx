@@ -13,10 +13,9 @@ from ._engine cimport (
     engine_submit,
 )
 from ._journal cimport ENTRY_STORED, NO_REQUEST, Entry, Journal, journal_compact
-from ._kv_manager cimport Sequence, check_tier, kv_listing
+from ._kv_manager cimport check_tier, kv_listing
 from ._limits cimport Limits, read_limits
-from ._retention cimport read_retention
-from ._scheduler cimport Step, queues_remove, sequence_free, sequence_new
+from ._scheduler cimport Step, queues_remove
 from ._timing cimport StepTiming
 
 from ....indexer.wire import TIERS as _TIERS
@@ -59,40 +58,18 @@ cdef class SingleEngine:
         self, uint32_t request, uint32_t prompt, uint32_t output,
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes, retention,
     ):
-        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
-        cdef Sequence* sequence
-        if local_hashes.shape[0] != sequence_hashes.shape[0]:
-            raise ValueError("sequence_hashes and local_hashes differ in length")
-        if n < (<uint64_t>prompt + output) // self.limits.block_size:
-            raise ValueError("there are more full blocks than hashes")
-        sequence = sequence_new(
-            request, prompt, output, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, -1.0
+        engine_submit(
+            &self.engine, &self.limits, request, prompt, output, sequence_hashes, local_hashes,
+            -1.0, 0.0, retention,
         )
-        if sequence == NULL:
-            raise MemoryError
-        try:
-            read_retention(&sequence.retention, retention)
-            if engine_submit(&self.engine, sequence, 0.0) < 0:
-                raise MemoryError
-        except BaseException:
-            sequence_free(sequence)
-            raise
 
     def prefetch(
         self, const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
         uint32_t request, double since_s,
     ):
-        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
-        cdef int64_t loaded
-        if local_hashes.shape[0] != sequence_hashes.shape[0]:
-            raise ValueError("sequence_hashes and local_hashes differ in length")
-        loaded = engine_prefetch(
-            &self.engine, request, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, self.engine.clock + since_s,
+        cdef int64_t loaded = engine_prefetch(
+            &self.engine, request, sequence_hashes, local_hashes, self.engine.clock + since_s
         )
-        if loaded < 0:
-            raise MemoryError
         return loaded, self.take_changes()
 
     def abort(self, uint32_t request):

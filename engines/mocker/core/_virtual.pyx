@@ -29,10 +29,8 @@ from ._journal cimport (
     Journal,
     journal_compact,
 )
-from ._kv_manager cimport Sequence, check_tier, kv_announce, kv_listing
+from ._kv_manager cimport check_tier, kv_announce, kv_listing
 from ._limits cimport LOWER, Limits, read_limits
-from ._retention cimport read_retention
-from ._scheduler cimport sequence_free, sequence_new
 from ._timing cimport StepTiming
 
 cdef enum:
@@ -104,44 +102,19 @@ cdef class Fleet:
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
         double now, double follow, retention,
     ):
-        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
-        cdef Sequence* sequence
-        self.engine(engine)
-        if local_hashes.shape[0] != sequence_hashes.shape[0]:
-            raise ValueError("sequence_hashes and local_hashes differ in length")
-        if n < (<uint64_t>prompt + output) // self.limits.block_size:
-            raise ValueError("there are more full blocks than hashes")
-        sequence = sequence_new(
-            request, prompt, output, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, follow,
+        engine_submit(
+            self.engine(engine), &self.limits, request, prompt, output, sequence_hashes,
+            local_hashes, follow, now, retention,
         )
-        if sequence == NULL:
-            raise MemoryError
-        try:
-            read_retention(&sequence.retention, retention)
-            if engine_submit(&self.engines[engine], sequence, now) < 0:
-                raise MemoryError
-        except BaseException:
-            sequence_free(sequence)
-            raise
         self.record.followed += follow >= 0
 
     def prefetch(
         self, uint32_t engine, const uint64_t[::1] sequence_hashes,
         const uint64_t[::1] local_hashes, double now,
     ):
-        cdef uint32_t n = <uint32_t>sequence_hashes.shape[0]
-        cdef int64_t loaded
-        self.engine(engine)
-        if local_hashes.shape[0] != sequence_hashes.shape[0]:
-            raise ValueError("sequence_hashes and local_hashes differ in length")
-        loaded = engine_prefetch(
-            &self.engines[engine], NO_REQUEST, &sequence_hashes[0] if n else NULL,
-            &local_hashes[0] if n else NULL, n, now,
+        return engine_prefetch(
+            self.engine(engine), NO_REQUEST, sequence_hashes, local_hashes, now
         )
-        if loaded < 0:
-            raise MemoryError
-        return loaded
 
     def waiting(self, uint32_t engine):
         return self.engine(engine).queues.n_waiting

@@ -317,11 +317,7 @@ class _StreamSubscription:
     """A handler of a stream's messages."""
 
     def __init__(self, subject: str, handlers: "dict[_StreamSubscription, Handler]") -> None:
-        self._subject, self._handlers = subject, handlers
-
-    @property
-    def subject(self) -> str:
-        return self._subject
+        self.subject, self._handlers = subject, handlers
 
     async def close(self) -> None:
         self._handlers.pop(self, None)

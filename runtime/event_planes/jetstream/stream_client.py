@@ -85,12 +85,9 @@ class EventStreamClient:
         """The stream as it is; StreamMissingError if there is none. StoreError, not transient, if
         it is one of other subjects, or does not take what is published: its settings may be an
         operator's, but not its purpose."""
-        try:
-            info = await self.connection.call(lambda js: js.stream_info(self.names.stream))
-        except NotFoundError:
-            raise StreamMissingError(f"NATS has no stream {self.names.stream}") from None
-        except APIError as error:
-            raise self._refused(error) from None
+        info = await self._ask_or_none(lambda js: js.stream_info(self.names.stream))
+        if info is None:
+            raise StreamMissingError(f"NATS has no stream {self.names.stream}")
         if self.names.subject not in (info.config.subjects or ()):
             there = ", ".join(info.config.subjects or ()) or "nothing"
             text = f"the stream {self.names.stream} is of {there}, not of {self.names.subject}"
@@ -154,12 +151,7 @@ class EventStreamClient:
 
     async def remove_reader(self, name: str) -> None:
         """Nothing if it is gone."""
-        try:
-            await self.connection.call(lambda js: js.delete_consumer(self.names.stream, name))
-        except NotFoundError:
-            pass
-        except APIError as error:
-            raise self._refused(error) from None
+        await self._ask_or_none(lambda js: js.delete_consumer(self.names.stream, name))
 
     async def withdraw(self, name: str) -> None:
         """Remove this process's consumer; another's of that name stays."""
@@ -173,12 +165,7 @@ class EventStreamClient:
 
     async def remove(self) -> None:
         """Delete the stream, and all that reads it. Nothing if there is none."""
-        try:
-            await self.connection.call(lambda js: js.delete_stream(self.names.stream))
-        except NotFoundError:
-            pass
-        except APIError as error:
-            raise self._refused(error) from None
+        await self._ask_or_none(lambda js: js.delete_stream(self.names.stream))
 
     async def claim(self, name: str) -> None:
         """Remove what is left of a consumer. NameTakenError if another process reads by it."""
@@ -193,13 +180,19 @@ class EventStreamClient:
 
     async def _consumer(self, name: str) -> tuple[bool, str | None] | None:
         """(whether somebody reads by it, which process made it)."""
+        info = await self._ask_or_none(lambda js: js.consumer_info(self.names.stream, name))
+        if info is None:
+            return None
+        return bool(info.push_bound), (info.config.metadata or {}).get(_ROUTER)
+
+    async def _ask_or_none(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
+        """None if NATS does not find it."""
         try:
-            info = await self.connection.call(lambda js: js.consumer_info(self.names.stream, name))
+            return await self.connection.call(ask)
         except NotFoundError:
             return None
         except APIError as error:
             raise self._refused(error) from None
-        return bool(info.push_bound), (info.config.metadata or {}).get(_ROUTER)
 
     async def _ask(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
         try:

@@ -202,17 +202,13 @@ class ZmqSubscription:
     ) -> None:
         """`watcher` is started and closed by us; `on_garbled` hears why a message of an address was
         refused."""
-        self._subject, self._deliver, self._context = subject, deliver, context
+        self.subject, self._deliver, self._context = subject, deliver, context
         self._watcher, self._on_garbled = watcher, on_garbled
         self._inlets: dict[str, Inlet] = {}  # by the channel's key
         self.on_closed: Callable[[], object] = lambda: None
         self.left_out = 0
         """channels beyond the bound, or without a socket"""
         watcher.listeners.append(self._on_channel)
-
-    @property
-    def subject(self) -> str:
-        return self._subject
 
     @property
     def connected_to(self) -> int:
@@ -262,5 +258,5 @@ class ZmqSubscription:
         except MultipartError as error:
             self._on_garbled(str(error), channel.where)
             return False
-        self._deliver(self._subject, payload)
+        self._deliver(self.subject, payload)
         return True

@@ -164,16 +164,12 @@ class KubernetesBucket:
     """One of the maps of all pods' metadata, or a bucket that stays empty."""
 
     def __init__(self, store: KubernetesStore, name: str) -> None:
-        self._store, self._name = store, name
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self._store, self.name = store, name
 
     async def get(self, key: str) -> Entry | None:
         check_name("key", key)
         await self._store.read()
-        return self._store.view.entries(self._name).get(key)
+        return self._store.view.entries(self.name).get(key)
 
     async def entries(self, prefix: str = "") -> Listing:
         await self._store.read()
@@ -181,11 +177,11 @@ class KubernetesBucket:
 
     async def put(self, key: str, value: bytes, *, lease: int | None = None) -> int:
         """How often our metadata was written. Other values than JSON objects are refused."""
-        own = self._store.own(self._name)
+        own = self._store.own(self.name)
         try:
-            return await own.put(self._name, check_name("key", key), normalized(value))
+            return await own.put(self.name, check_name("key", key), normalized(value))
         except ValueError as error:
-            text = f"Kubernetes cannot keep {self._name}/{key}: {error}"
+            text = f"Kubernetes cannot keep {self.name}/{key}: {error}"
             raise StoreError(text[:300], transient=False) from None
 
     async def create(self, key: str, value: bytes, *, lease: int | None = None) -> int | None:
@@ -200,12 +196,12 @@ class KubernetesBucket:
         """Only a key of ours."""
         if revision is not None:
             raise StoreError("Kubernetes deletes no key on a condition", transient=False)
-        return await self._store.own(self._name).delete(self._name, check_name("key", key))
+        return await self._store.own(self.name).delete(self.name, check_name("key", key))
 
     async def watch(self, prefix: str = "") -> Watch:
         await self._store.read()
         pending = PendingChanges(prefix)
-        watches = self._store.watches.setdefault(self._name, set())
+        watches = self._store.watches.setdefault(self.name, set())
         watches.add(pending)
         try:
             yield self._listing(prefix)
@@ -219,7 +215,7 @@ class KubernetesBucket:
             watches.discard(pending)
 
     def _listing(self, prefix: str) -> Listing:
-        found = sorted(self._store.view.entries(self._name).items())
+        found = sorted(self._store.view.entries(self.name).items())
         entries = (entry for key, entry in found if key.startswith(prefix))
         return Listing(tuple(entries), self._store.view.revision)
 

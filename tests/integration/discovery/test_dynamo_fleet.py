@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_engine import prompt
-from support.fleet import eventually
 from support.polling import until
 from support.servers.discovered_fleet import (
     Backend,
@@ -137,7 +136,7 @@ async def test_dynamos_events_are_heard_over_zmq(
                 await until_ready(ports, WORKERS, 60.0)
                 await asyncio.gather(*(complete(ports, n) for n in range(40)))
                 await until(lambda: exact(ports))
-                await eventually(lambda: all_heard_over_zmq(ports), 60.0)
+                await until(lambda: all_heard_over_zmq(ports), 60.0)
                 await heals_a_gap(ports, ports.server.router.index)
             finally:
                 mockers.kill()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.fleet import PROMPT, Fleet, eventually
+from support.fleet import PROMPT, Fleet
 from support.free_port import free_port
 from support.polling import until
 from support.processes import command, http_text
@@ -52,7 +52,7 @@ async def durable(tmp_path: Path) -> AsyncIterator[Durable]:
     try:
         async with made.fleet:
             await made.fleet.ask(PROMPT)
-            await eventually(lambda: made.knows(PROMPT, 6))
+            await until(lambda: made.knows(PROMPT, 6))
             yield made
     finally:
         made.server.kill()
@@ -63,14 +63,14 @@ async def test_a_killed_router_reads_what_it_missed(durable: Durable) -> None:
     async def from_the_stream() -> bool:
         return await durable.sources() == {"jetstream"}
 
-    await eventually(from_the_stream)
+    await until(from_the_stream)
     more = [3] * (5 * 16)
     await durable.fleet.router.stop(signal.SIGKILL)
     await durable.fleet.start_router("--no-kv-events")
     await durable.fleet.ask(more)  # while nobody of ours listens
     await durable.serve()
-    await eventually(lambda: durable.knows(more, 5))
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(more, 5))
+    await until(lambda: durable.knows(PROMPT, 6))
     assert await durable.metric("event_plane_announcements_asked_total") == 0
     assert "Traceback" not in durable.fleet.router.text
 
@@ -79,7 +79,7 @@ async def test_a_router_that_stopped_starts_from_its_snapshot(durable: Durable) 
     await durable.serve(by=signal.SIGTERM)
     assert await durable.metric("index_restored_sources") == 2
     assert await durable.knows(PROMPT, 6) or await durable.fleet.overlaps(PROMPT)
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(PROMPT, 6))
     assert await durable.metric("event_plane_announcements_asked_total") == 0
 
 
@@ -91,10 +91,10 @@ async def test_old_messages_go_behind_a_snapshot(durable: Durable) -> None:
     async def purged() -> bool:
         return await durable.metric("event_stream_purges_total") >= 1
 
-    await eventually(purged)
+    await until(purged)
     await durable.serve()
     assert await durable.metric("index_restored_sources") == 2
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(PROMPT, 6))
 
 
 async def test_a_snapshot_of_another_block_size_is_refused_by_name(durable: Durable) -> None:
@@ -104,7 +104,7 @@ async def test_a_snapshot_of_another_block_size_is_refused_by_name(durable: Dura
     assert await durable.metric("index_restored_sources") == 0
     await durable.serve(*DURABLE, "--router-reset-states")
     await durable.fleet.router.says("were deleted")
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(PROMPT, 6))
 
 
 async def test_what_was_read_a_moment_ago_is_in_the_last_snapshot(
@@ -139,7 +139,7 @@ async def test_ghosts_of_engines_that_restarted_meanwhile_go(durable: Durable) -
         await durable.fleet.engines[number].stop(signal.SIGKILL)
         durable.fleet.engines[number] = await durable.fleet.start_engine(number)
     await durable.fleet.start_router(*DURABLE)
-    await eventually(lambda: durable.knows(PROMPT, 0))
+    await until(lambda: durable.knows(PROMPT, 0))
 
 
 async def test_a_broker_that_dies_and_comes_back_costs_nothing(durable: Durable) -> None:
@@ -147,8 +147,8 @@ async def test_a_broker_that_dies_and_comes_back_costs_nothing(durable: Durable)
     more = [3] * (5 * 16)
     await durable.fleet.ask(more)
     await durable.server.come_back()
-    await eventually(lambda: durable.knows(more, 5))
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(more, 5))
+    await until(lambda: durable.knows(PROMPT, 6))
 
 
 async def test_it_does_not_start_without_jetstream(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ async def test_a_router_that_stood_still_reads_what_it_missed(durable: Durable) 
     await durable.fleet.router.stop(signal.SIGKILL)
     paused.send(signal.SIGCONT)
     durable.fleet.http = where
-    await eventually(lambda: durable.knows(more, 5))
-    await eventually(lambda: durable.knows(PROMPT, 6))
+    await until(lambda: durable.knows(more, 5))
+    await until(lambda: durable.knows(PROMPT, 6))
 
 
 async def test_two_routers_read_the_same_and_a_third_may_not_take_a_name(durable: Durable) -> None:
@@ -183,8 +183,8 @@ async def test_two_routers_read_the_same_and_a_third_may_not_take_a_name(durable
     await durable.fleet.ask(more)
     for where in (durable.fleet.http, first):
         durable.fleet.http = where
-        await eventually(lambda: durable.knows(more, 5))
-        await eventually(lambda: durable.knows(PROMPT, 6))
+        await until(lambda: durable.knows(more, 5))
+        await until(lambda: durable.knows(PROMPT, 6))
     options = "--port", "0", "--http-port", "0", "--nats", durable.server.url
     async with command(durable.fleet.folder / "third", "serve", *options, *DURABLE) as third:
         await third.says("router_id: NATS: another router reads")

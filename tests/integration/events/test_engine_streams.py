@@ -8,7 +8,8 @@ from pathlib import Path
 from grpc import aio
 from support.adversity.engine_cache import cached_blocks, leading_blocks
 from support.calls import messages_of
-from support.fleet import BLOCK, PROMPT, Fleet, eventually
+from support.fleet import BLOCK, PROMPT, Fleet
+from support.polling import until
 from support.processes import Command, http_json
 
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
@@ -76,18 +77,18 @@ async def streaming(folder: Path, *serve: str, with_nats: bool = False) -> Async
 
 async def test_two_engines_and_no_further_flag_give_an_exact_index(tmp_path: Path) -> None:
     async with streaming(tmp_path) as fleet:
-        await eventually(lambda: fleet.is_told_by("grpc"))
+        await until(lambda: fleet.is_told_by("grpc"))
         await fleet.ask_all()
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
         assert sorted((await fleet.overlaps(PROMPT)).values()) == [6]
         tokens, cached = await fleet.ask([*PROMPT, 1])
         assert cached == len(PROMPT), "it went to the engine that has it"
         await fleet.restart_engine(0)
         await fleet.restart_engine(1)
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
         assert await fleet.overlaps(PROMPT) == {}
         await fleet.ask_all()
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
         assert await fleet.is_told_by("grpc")
 
 
@@ -96,7 +97,7 @@ FAULTS = [{"cut": 0.5}, {"drop": 0.4}, {"overrun": 0.4}, {"reorder": 0.5, "dupli
 
 async def test_what_a_stream_loses_comes_back(tmp_path: Path) -> None:
     async with streaming(tmp_path) as fleet:
-        await eventually(lambda: fleet.is_told_by("grpc"))
+        await until(lambda: fleet.is_told_by("grpc"))
         for turn, fault in enumerate(FAULTS):
             for number in range(2):
                 await fleet.set_fault(number, **fault, seed=3 + number)
@@ -105,7 +106,7 @@ async def test_what_a_stream_loses_comes_back(tmp_path: Path) -> None:
                 await fleet.set_fault(number)
                 # What an engine's own buffer lost shows with its next event.
                 await fleet.ask_engine(number, OTHERS[number][: 3 * BLOCK] + [turn] * 3 * BLOCK)
-            await eventually(fleet.is_true)
+            await until(fleet.is_true)
         assert await fleet.is_told_by("grpc")
 
 
@@ -113,7 +114,7 @@ async def test_an_engine_that_tells_nothing_is_predicted_until_it_does(tmp_path:
     async with streaming(tmp_path) as fleet:
         for number in range(2):
             await fleet.restart_engine(number, *FAST, "--no-kv-stream")
-        await eventually(lambda: fleet.is_told_by("predicted", "approximate"))
+        await until(lambda: fleet.is_told_by("predicted", "approximate"))
         await fleet.ask_all()
         assert sorted((await fleet.overlaps(PROMPT)).values()) == [6]
         # More if a request was first sent to the other one's dead connection: a guess, too.
@@ -127,25 +128,25 @@ async def test_the_event_plane_goes_before_the_stream_and_the_stream_stands_in(
     tmp_path: Path,
 ) -> None:
     async with streaming(tmp_path, with_nats=True) as fleet:
-        await eventually(lambda: fleet.is_told_by("nats"))
+        await until(lambda: fleet.is_told_by("nats"))
         await fleet.ask(PROMPT)
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
         await fleet.kill_nats()
-        await eventually(lambda: fleet.is_told_by("grpc"))
+        await until(lambda: fleet.is_told_by("grpc"))
         await fleet.ask_all()
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
         await fleet.nats.start()
-        await eventually(lambda: fleet.is_told_by("nats"))
+        await until(lambda: fleet.is_told_by("nats"))
         await fleet.ask(PROMPT[: 3 * BLOCK] + OTHERS[0])
-        await eventually(fleet.is_true)
+        await until(fleet.is_true)
 
 
 async def test_the_sources_that_may_be_used_can_be_named(tmp_path: Path) -> None:
     async with streaming(tmp_path, "--event-sources", "grpc", with_nats=True) as fleet:
-        await eventually(lambda: fleet.is_told_by("grpc"))
+        await until(lambda: fleet.is_told_by("grpc"))
         await fleet.router.stop()
         await fleet.start_router("--event-sources", "nats")
-        await eventually(lambda: fleet.is_told_by("nats"))
+        await until(lambda: fleet.is_told_by("nats"))
         await fleet.router.stop()
         await fleet.start_router("--event-sources", "none")
         assert await fleet.is_told_by("predicted", "approximate")

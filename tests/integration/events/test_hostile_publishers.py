@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 from support.fake_engine import FakeEngine
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 from support.polling import until
 from support.serving import BLOCK, Ports, serving
 
@@ -22,10 +24,6 @@ from dynamo_router.engines.outbox import StoredRun
 from dynamo_router.engines.publisher import KvEventPublisher
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire import (
-    RouterEvent,
-    Stored,
-    StoredBlock,
-    encode_event_message,
     encode_heartbeat,
 )
 from dynamo_router.router.proto import router_pb2
@@ -144,8 +142,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 def stored(worker: WorkerWithDpRank, event_id: int, publisher: int, block: int) -> bytes:
-    event = RouterEvent(worker, event_id, Stored(None, [StoredBlock(block, block)]))
-    return encode_event_message([event], publisher, event_id - 1, 0)
+    return message_of(worker, event_id, blocks_stored(block, scale=1), publisher)
 
 
 async def strangers(scene: Scene) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.fleet import eventually
 from support.kv_events.drained_engine import DrainedEngine
 from support.kv_events.drained_engine import stored as drained_stored
 from support.kv_events.engine_events import stored
@@ -30,14 +29,14 @@ async def has_source(ports: Ports, wanted: str) -> None:
     async def right() -> bool:
         return bool((await row(ports))[0] == wanted)
 
-    await eventually(right)
+    await until(right)
 
 
 async def is_row(ports: Ports, *wanted: object) -> None:
     async def right() -> bool:
         return bool(await row(ports) == wanted)
 
-    await eventually(right)
+    await until(right)
 
 
 async def test_events_over_zmq() -> None:

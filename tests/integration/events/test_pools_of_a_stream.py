@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.fleet import eventually
 from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
@@ -110,6 +109,6 @@ async def test_no_message_goes_that_another_pools_snapshot_needs(
             async def goes_on() -> bool:
                 return (await fine.plane.client.ensure()).first == 6
 
-            await eventually(goes_on)
+            await until(goes_on)
     finally:
         await connection.close()

@@ -1,13 +1,12 @@
 """The stream of KV events beneath a router that reads it: deleted, of no use, back."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import StorageType, StreamConfig
-from support.polling import DEADLINE_S, until
+from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.indexer.event_index import EventIndex
@@ -36,11 +35,13 @@ class Rig:
     async def hears(self) -> None:
         """Return once something is heard that is said from now on."""
         before = b"%d" % self._said
-        async with asyncio.timeout(DEADLINE_S):
-            while not any(int(word) > int(before) for word in self.heard):
-                self._said += 1
-                await self.durable.plane.publish(self.names.subject, b"%d" % self._said)
-                await asyncio.sleep(0.01)
+
+        async def heard() -> bool:
+            self._said += 1
+            await self.durable.plane.publish(self.names.subject, b"%d" % self._said)
+            return any(int(word) > int(before) for word in self.heard)
+
+        await until(heard)
 
     async def reads(self, after: object = None) -> object:
         """The reading of the stream that comes after another one."""

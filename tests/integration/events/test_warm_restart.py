@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.fleet import BLOCK, PROMPT, Fleet, eventually
+from support.fleet import BLOCK, PROMPT, Fleet
+from support.polling import until
 
 ENGINES = 2
 
@@ -36,7 +37,7 @@ class Warm:
             async def newer(before: int = before) -> bool:
                 return self.path.exists() and self.path.stat().st_mtime_ns > before
 
-            await eventually(newer)
+            await until(newer)
 
 
 @pytest.fixture
@@ -44,8 +45,8 @@ async def warm(tmp_path: Path) -> AsyncIterator[Warm]:
     made = Warm(tmp_path)
     async with made.fleet as fleet:
         await fleet.ask(PROMPT)
-        await eventually(made.is_indexed)
-        await eventually(fleet.all_exact)
+        await until(made.is_indexed)
+        await until(fleet.all_exact)
         await made.is_saved()
         yield made
 
@@ -66,7 +67,7 @@ async def test_a_killed_router_knows_at_once_what_it_knew(warm: Warm) -> None:
     assert (await metrics(warm.fleet))["dynamo_router_index_restored_sources"] == ENGINES
     tokens, cached = await warm.fleet.ask(PROMPT + [9] * BLOCK)
     assert len(tokens) == 3 and cached == 6 * BLOCK
-    await eventually(warm.fleet.all_exact)
+    await until(warm.fleet.all_exact)
     # The engines confirmed what the file said, asked for it or by a heartbeat that came first;
     # nobody had to announce a whole cache.
     known = await metrics(warm.fleet)
@@ -77,7 +78,7 @@ async def test_a_killed_router_knows_at_once_what_it_knew(warm: Warm) -> None:
 async def test_a_cold_one_has_to_ask_first(warm: Warm) -> None:
     await warm.fleet.router.stop(signal.SIGKILL)
     await warm.fleet.start_router()
-    await eventually(warm.is_indexed)
+    await until(warm.is_indexed)
     known = await metrics(warm.fleet)
     # For the whole cache, or for what a heartbeat heard first showed to be missing.
     asked = [
@@ -97,7 +98,7 @@ async def test_the_ghosts_of_an_engine_that_restarted_meanwhile_go(warm: Warm) -
     async def forgotten() -> bool:
         return not await warm.fleet.overlaps(PROMPT) and await warm.fleet.all_exact()
 
-    await eventually(forgotten)
+    await until(forgotten)
 
 
 async def test_what_changed_while_nobody_listened_is_replayed(warm: Warm) -> None:
@@ -113,7 +114,7 @@ async def test_what_changed_while_nobody_listened_is_replayed(warm: Warm) -> Non
         known = [max((await warm.fleet.overlaps(p)).values(), default=0) for p in (PROMPT, more)]
         return known == [6, 5] and await warm.fleet.all_exact()
 
-    await eventually(both)
+    await until(both)
     assert (await metrics(warm.fleet))["dynamo_router_event_plane_announcements_asked_total"] == 0
 
 
@@ -124,7 +125,7 @@ async def test_a_broken_file_is_a_cold_start_and_a_line(warm: Warm) -> None:
     await warm.fleet.router.says("ends too early")
     known = await metrics(warm.fleet)
     assert known["dynamo_router_index_restored_sources"] == 0
-    await eventually(warm.is_indexed)
+    await until(warm.is_indexed)
     await warm.is_saved()
 
 
@@ -134,7 +135,7 @@ async def test_a_router_that_stops_writes_the_file(warm: Warm) -> None:
     await warm.fleet.start_router(
         "--index-snapshot", str(warm.path), "--index-snapshot-interval-s", "1000"
     )
-    await eventually(warm.fleet.all_exact)
+    await until(warm.fleet.all_exact)
     assert not warm.path.exists()
     assert await warm.fleet.router.stop() == 0
     assert [p.name for p in warm.path.parent.glob("index*")] == ["index"]

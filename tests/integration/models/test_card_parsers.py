@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fleet import eventually
+from support.polling import until
 from support.servers.discovered_fleet import Backend, registered
 from support.servers.model_serving import TINY, ModelClient, model_serving
 from support.servers.openai_serving import openai_serving
@@ -38,7 +38,7 @@ async def until_reason(client: Any, word: str) -> None:
         _, body = await client.get("/pools")
         return all(word in p["reason"] and bool(word) == bool(p["reason"]) for p in body["pools"])
 
-    await eventually(shown)
+    await until(shown)
 
 
 async def is_thought(client: Any) -> bool:

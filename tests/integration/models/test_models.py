@@ -1,6 +1,5 @@
 """A frontend whose models are found by their cards: who answers for which, and what is refused."""
 
-import asyncio
 import gc
 import json
 from contextlib import ExitStack
@@ -223,9 +222,10 @@ async def test_each_pool_knows_what_its_workers_hold(
                 told = body["nvext"]
                 return told["worker_id"]["decode_worker_id"], told["overlap_blocks"]
 
-            async with asyncio.timeout(60):
-                while await overlap("a") != (worker, 4):
-                    await asyncio.sleep(0.02)  # until the events have come
+            async def events_have_come() -> bool:
+                return await overlap("a") == (worker, 4)
+
+            await until(events_have_come, 60.0)
             assert (await overlap("b"))[1] == 0
 
 

@@ -104,9 +104,10 @@ async def shares(session: aiohttp.ClientSession, url: str) -> dict[tuple[str, in
 
 
 async def wait_for(session: aiohttp.ClientSession, url: str, wanted: dict[Any, float]) -> None:
-    async with asyncio.timeout(60):
-        while await shares(session, url) != wanted:
-            await asyncio.sleep(0.05)
+    async def shown() -> bool:
+        return await shares(session, url) == wanted
+
+    await until(shown, 60.0)
 
 
 async def test_traffic_moves_to_the_new_workers_of_its_model_and_nothing_is_lost(

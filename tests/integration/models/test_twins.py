@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from support.fleet import eventually
 from support.free_port import free_port
+from support.polling import until
 from support.servers.discovered_fleet import Backend, registered
 from support.servers.model_serving import TINY, ModelClient, model_serving
 
@@ -54,7 +54,7 @@ async def until_peers(client: ModelClient, name: str, **wanted: float) -> None:
     async def right() -> bool:
         return await peers(client, name) == wanted
 
-    await eventually(right)
+    await until(right)
 
 
 async def test_a_pool_counts_what_its_twin_booked_and_not_what_other_pools_did(

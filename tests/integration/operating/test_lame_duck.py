@@ -84,9 +84,7 @@ async def test_then_the_listeners_close_and_what_is_in_flight_finishes(tmp_path:
                 writer.close()
                 return False
 
-            async with asyncio.timeout(60):
-                while not await refused():
-                    await asyncio.sleep(0.01)
+            await until(refused, 60.0)
             engine.go.set()
             assert await call.read() and await call.read() is grpc.aio.EOF
         assert await router.ended() == 0, router.text

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from support.fake_engine import FakeEngine, prompt, stall
-from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
 from support.serving import BLOCK, Ports, serving
@@ -56,7 +55,7 @@ async def shows(ports: Ports, active: int, own: int, prefill: int) -> None:
     async def right() -> bool:
         return bool(await rows(ports) == wanted)
 
-    await eventually(right)
+    await until(right)
 
 
 async def test_load_is_shared_and_heals_after_the_way_was_cut() -> None:

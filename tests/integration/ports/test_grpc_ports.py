@@ -1,6 +1,5 @@
 """The service from outside over gRPC: RouterService, the fleet as one engine, reflection."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -168,9 +167,10 @@ async def test_grpc_health_follows_the_workers() -> None:
             return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
         async def until_status(wanted: int) -> None:
-            async with asyncio.timeout(60):
-                while {await status(""), await status(SERVICE)} != {wanted}:
-                    await asyncio.sleep(0.01)
+            async def told() -> bool:
+                return {await status(""), await status(SERVICE)} == {wanted}
+
+            await until(told, 60.0)
 
         await until_status(serving_)
         assert await status("dynamo_router.v1.RouterService") == serving_

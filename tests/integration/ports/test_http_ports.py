@@ -262,9 +262,10 @@ async def test_output_blocks_count_where_they_are_tracked() -> None:
         async def active_blocks() -> int:
             return (await ports.http("GET", "/workers"))[1]["workers"][0]["active_blocks"]
 
-        async with asyncio.timeout(60):
-            while await active_blocks() < 4:
-                await asyncio.sleep(0.01)
+        async def grown() -> bool:
+            return await active_blocks() >= 4
+
+        await until(grown, 60.0)
         engine.go.set()
         await call
         await until(lambda: not ports.server.dispatcher.in_flight)

@@ -14,7 +14,6 @@ from support.adversity.engine_cache import cached_blocks
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import ENGINES, LAST
-from support.fleet import eventually
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
@@ -105,7 +104,7 @@ class World:
             )
             for port in self.ports
         ]
-        await eventually(self.is_ready, 60.0)
+        await until(self.is_ready, 60.0)
         self.worker_ids = [row["worker_id"] for row in await self.engines()]
 
     async def __aexit__(self, *error: object) -> None:

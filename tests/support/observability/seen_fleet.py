@@ -9,15 +9,14 @@ from pathlib import Path
 import aiohttp
 import grpc
 from support.fake_engine import FakeEngine, fail, prompt
+from support.kv_events.messages import prompt_message
 from support.polling import until
 from support.security.certificates import Authority
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.base.errors import WorkerError
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.process import supervised
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
@@ -99,9 +98,5 @@ async def _send_requests(server: Server) -> None:
 
 
 def _stored(event_id: int, tier: StorageTier) -> bytes:
-    tokens = list(range(1, 1 + (event_id + 1) * BLOCK))
-    local = compute_block_hash_for_seq(tokens, BLOCK)
-    pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
-    data = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
-    event = RouterEvent(WorkerWithDpRank(1), event_id, data, tier)
-    return encode_event_message([event], 1, event_id, 0)
+    tokens = range(1, 1 + (event_id + 1) * BLOCK)
+    return prompt_message(WorkerWithDpRank(1), tokens, BLOCK, event_id + 1, tier=tier)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.free_port import free_port
+from support.polling import until
 
 from dynamo_router.runtime.event_planes.embedded_nats import find_nats_server, probe
 
@@ -41,9 +42,7 @@ async def secured_nats(folder: Path, settings: dict[str, Any]) -> AsyncIterator[
     )
     server = SecuredNats(port, process)
     try:
-        async with asyncio.timeout(60):
-            while not await probe(f"nats://127.0.0.1:{port}"):
-                await asyncio.sleep(0.01)
+        await until(lambda: probe(f"nats://127.0.0.1:{port}"), 60.0)
         yield server
     finally:
         await server.stop()

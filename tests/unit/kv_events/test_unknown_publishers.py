@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
@@ -10,10 +12,6 @@ from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.indexer.wire import (
-    RouterEvent,
-    Stored,
-    StoredBlock,
-    encode_event_message,
     encode_heartbeat,
 )
 from dynamo_router.kv_events import EventFeed
@@ -33,8 +31,7 @@ ENGINE = WorkerWithDpRank(2**40)
 
 
 def stored(worker: WorkerWithDpRank, event_id: int, publisher: int = 1) -> bytes:
-    event = RouterEvent(worker, event_id, Stored(None, [StoredBlock(event_id, event_id)]))
-    return encode_event_message([event], publisher, event_id - 1, 0)
+    return message_of(worker, event_id, blocks_stored(event_id, scale=1), publisher)
 
 
 class Scene:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.kv_events.messages import prompt_message
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 BLOCK = 16
@@ -37,11 +37,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
-    made = KvRouter(KvRouterConfig(block_size=BLOCK), clock=clock, seed=1)
-    for worker_id in (10, 11, 12):
-        made.add_worker(worker_id)
-    yield made
-    made.close()
+    with router_among(10, 11, 12, clock=clock, block_size=BLOCK) as made:
+        yield made
 
 
 def loads(router: KvRouter) -> dict[int, tuple[int, int, int]]:
@@ -63,10 +60,7 @@ def test_the_worker_that_holds_the_prefix_is_chosen(router: KvRouter) -> None:
 
 
 def test_events_from_the_plane_count_too_even_of_strangers(router: KvRouter) -> None:
-    local = compute_block_hash_for_seq(PROMPT, BLOCK)
-    blocks = [StoredBlock(s, t) for s, t in zip(compute_seq_hash_for_block(local), local)]  # noqa: B905
-    event = RouterEvent(WorkerWithDpRank(99, 1), 1, Stored(None, blocks))
-    router.apply_event(encode_event_message([event], 1, 0, 0))
+    router.apply_event(prompt_message(WorkerWithDpRank(99, 1), PROMPT, BLOCK))
     assert router.overlaps(PROMPT) == {(99, 1): 4}
     assert router.best_worker(PROMPT)[2] == 0
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
@@ -33,10 +34,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
-    config = KvRouterConfig(block_size=BLOCK, router_predicted_ttl_secs=5.0)
-    with KvRouter(config, clock=clock, seed=1) as made:
-        for worker_id in (1, 2):
-            made.add_worker(worker_id)
+    settings = {"block_size": BLOCK, "router_predicted_ttl_secs": 5.0}
+    with router_among(1, 2, clock=clock, **settings) as made:
         yield made
 
 

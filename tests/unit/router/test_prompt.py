@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
-from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
 from dynamo_router.router import candidates, prompt
@@ -34,10 +34,8 @@ class Counted:
 @pytest.fixture
 def router() -> Iterator[KvRouter]:
     admission = AdmissionConfig(queue_policy="wspt")
-    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
-    with KvRouter(config, clock=ManualClock(), seed=1) as made:
-        for worker_id in (1, 2):
-            made.add_worker(worker_id)
+    settings = {"block_size": BLOCK, "use_kv_events": False, "admission": admission}
+    with router_among(1, 2, **settings) as made:
         yield made
 
 

@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from support.kv_events.messages import message_of, prompt_blocks
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import StorageTier, Stored, StoredBlock
 
 BLOCK = 16
 PROMPT = list(range(1, 1 + 10 * BLOCK))
@@ -19,23 +20,18 @@ PROMPT = list(range(1, 1 + 10 * BLOCK))
 
 @pytest.fixture
 def router() -> Iterator[KvRouter]:
-    made = KvRouter(KvRouterConfig(block_size=BLOCK, seed=1))
-    for worker_id in (10, 11, 12):
-        made.add_worker(worker_id)
-    yield made
-    made.close()
+    with router_among(10, 11, 12, block_size=BLOCK) as made:
+        yield made
 
 
 def cache(
     router: KvRouter, worker_id: int, event_id: int, tier: StorageTier, first: int, end: int
 ) -> None:
     """A worker says that it has blocks [first, end) of PROMPT in a tier."""
-    local = compute_block_hash_for_seq(PROMPT, BLOCK)
-    keys = compute_seq_hash_for_block(local)
-    blocks = [StoredBlock(k, t) for k, t in zip(keys, local, strict=True)][first:end]
-    data = Stored(keys[first - 1] if first else None, blocks)
-    event = RouterEvent(WorkerWithDpRank(worker_id), event_id, data, tier)
-    router.apply_event(encode_event_message([event], worker_id, event_id - 1, 0))
+    blocks = prompt_blocks(PROMPT, BLOCK)
+    data = Stored(blocks[first - 1].block_hash if first else None, blocks[first:end])
+    worker = WorkerWithDpRank(worker_id)
+    router.apply_event(message_of(worker, event_id, data, worker_id, tier))
 
 
 def test_host_memory_beats_disk_and_the_device_beats_both(router: KvRouter) -> None:
@@ -130,8 +126,7 @@ def test_prompts_of_another_tenant_or_adapter_never_match(router: KvRouter) -> N
         for tier in ("device", "host_pinned"):
             worker = WorkerWithDpRank(100 + n, tier == "device")
             blocks = tuple(map(StoredBlock, keys, local))
-            event = RouterEvent(worker, 1, Stored(None, blocks), tier)
-            router.apply_event(encode_event_message([event], 1, 0, 0))
+            router.apply_event(message_of(worker, 1, Stored(None, blocks), tier=tier))
     for n, kind in enumerate(KINDS):
         assert router.tier_overlaps(PROMPT, **kind) == {
             (100 + n, 0): (0, 10, 0, 0),

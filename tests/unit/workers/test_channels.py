@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.transport.http2 import Http2Server, Library, library
-from dynamo_router.workers.channels import ConnectionPolicy, Http2Channel
+from dynamo_router.workers.channels import ConnectionPolicy, EngineChannel
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_the_library_one_error_says_what_to_install() -> None:
     text = "gRPC needs nghttp2: none found; install the package pycurl or the system's nghttp2"
     with pytest.raises(ConfigError) as caught:
-        Http2Channel("127.0.0.1:1", ConnectionPolicy())
+        EngineChannel("127.0.0.1:1", ConnectionPolicy())
     assert str(caught.value) == text
     with pytest.raises(ConfigError) as caught:
         Http2Server()

@@ -172,8 +172,7 @@ async def test_an_engine_that_stops_under_a_request() -> None:
         client = TrtllmClient(engine.address)
         try:
             waiting = asyncio.create_task(_origin(client))
-            while not engine.requests:
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.requests)
             await engine.stop()
             assert await waiting is Origin.TRANSPORT
         finally:

@@ -192,9 +192,7 @@ async def test_a_second_signal_does_not_wait_for_what_still_runs():
         async with aio.insecure_channel(lines[-2].split()[2].removeprefix("grpc://")) as channel:
             stub = TrtllmServiceStub(channel)
             call = stub.Generate(generate_request("a", range(8)))
-            async with asyncio.timeout(60):
-                while not await running_requests(stub):
-                    await asyncio.sleep(0.01)
+            await until(lambda: running_requests(stub), 60.0)
             process.send_signal(signal.SIGINT)
             assert b"draining" in await asyncio.wait_for(process.stdout.readline(), 60)
             process.send_signal(signal.SIGINT)

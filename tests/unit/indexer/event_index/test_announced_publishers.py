@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message, encode_heartbeat
-from dynamo_router.indexer.wire.events import Cleared, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import Cleared, RouterEvent, StorageTier
 
 W, OTHER = WorkerWithDpRank(7), WorkerWithDpRank(8)
 OURS, THEIRS = 11, 22
@@ -25,11 +27,13 @@ def index() -> Iterator[EventIndex]:
 
 
 def stored(
-    event_id: int, publisher: int, *blocks: int, worker: WorkerWithDpRank = W, tier: str = "device"
+    event_id: int,
+    publisher: int,
+    *blocks: int,
+    worker: WorkerWithDpRank = W,
+    tier: StorageTier = "device",
 ) -> bytes:
-    data = Stored(None, [StoredBlock(b, 10 * b) for b in blocks])
-    event = RouterEvent(worker, event_id, data, storage_tier=tier)  # type: ignore[arg-type]
-    return encode_event_message([event], publisher, max(0, event_id - 1), 0)
+    return message_of(worker, event_id, blocks_stored(*blocks), publisher, tier)
 
 
 def held(index: EventIndex, *blocks: int) -> dict[WorkerWithDpRank, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.kv_events.messages import stored
 from support.polling import wait_until
 
 from dynamo_router.base.errors import EventError
@@ -15,15 +16,10 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import SOURCES_IN_A_STEP, EventIndex
 from dynamo_router.indexer.source import Missing, SourceState, SourceStatus
 from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import Cleared, Removed, RouterEvent, Stored
 
 W = WorkerWithDpRank(7)
 Data = Stored | Removed | Cleared
-
-
-def stored(*blocks: int, parent: int | None = None) -> Stored:
-    """Blocks whose local hash is ten times their external one."""
-    return Stored(parent, [StoredBlock(b, 10 * b) for b in blocks])
 
 
 def message(

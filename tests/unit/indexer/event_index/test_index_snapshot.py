@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kv_events.messages import message_of, stored
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -25,7 +26,6 @@ from dynamo_router.indexer.event_index.snapshot import (
 )
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import (
-    encode_event_message,
     encode_heartbeat,
     encode_router_event,
 )
@@ -42,12 +42,8 @@ HEAD = SnapshotHead(block_size=16, subject="namespace.n.component.c.endpoint.e.k
 A, B = WorkerWithDpRank(1), WorkerWithDpRank(2**64 - 1, 3)
 
 
-def stored(*blocks: int, parent: int | None = None) -> Stored:
-    return Stored(parent, [StoredBlock(b, 10 * b) for b in blocks])
-
-
 def message(worker: WorkerWithDpRank, event_id: int, data: EventData, publisher: int = 9) -> bytes:
-    return encode_event_message([RouterEvent(worker, event_id, data)], publisher, event_id - 1, 0)
+    return message_of(worker, event_id, data, publisher)
 
 
 def local(*blocks: int) -> np.ndarray:

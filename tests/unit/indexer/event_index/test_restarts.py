@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.kv_events.messages import stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
@@ -13,7 +14,7 @@ from dynamo_router.indexer.wire.codec import (
     encode_heartbeat,
     encode_router_event,
 )
-from dynamo_router.indexer.wire.events import Cleared, EventData, RouterEvent, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import Cleared, RouterEvent
 
 W = WorkerWithDpRank(7)
 LAST = 2**64 - 1
@@ -29,18 +30,16 @@ def index() -> Iterator[EventIndex]:
 
 def message(event_id: int, sequence: int, *blocks: int, publisher: int = 1) -> bytes:
     """A stored event of unrelated blocks; none: a clear."""
-    events = [RouterEvent(W, event_id + n, stored(block)) for n, block in enumerate(blocks)]
+    events = [
+        RouterEvent(W, event_id + n, stored(block, scale=1)) for n, block in enumerate(blocks)
+    ]
     if not blocks:
         events = [RouterEvent(W, event_id, Cleared())]
     return encode_event_message(events, publisher, sequence, 0)
 
 
-def stored(block: int) -> EventData:
-    return Stored(None, [StoredBlock(block, block)])
-
-
 def bare(event_id: int, block: int) -> bytes:
-    return encode_router_event(RouterEvent(W, event_id, stored(block)))
+    return encode_router_event(RouterEvent(W, event_id, stored(block, scale=1)))
 
 
 def claims(index: EventIndex) -> set[int]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+from support.kv_events.messages import message_of, stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
@@ -33,8 +34,7 @@ class Teller:
 
     def tell(self, tier: StorageTier, data: EventData, worker: WorkerWithDpRank = W) -> None:
         self.ids[worker] += 1
-        event = RouterEvent(worker, self.ids[worker], data, tier)
-        self.index.apply(encode_event_message([event], 1, self.ids[worker] - 1, 0))
+        self.index.apply(message_of(worker, self.ids[worker], data, tier=tier))
 
     def stored(
         self,
@@ -43,7 +43,7 @@ class Teller:
         parent: int | None = None,
         worker: WorkerWithDpRank = W,
     ) -> None:
-        self.tell(tier, Stored(parent, [StoredBlock(b, 10 * b) for b in blocks]), worker)
+        self.tell(tier, stored(*blocks, parent=parent), worker)
 
     def overlap(self, *blocks: int, worker: WorkerWithDpRank = W) -> tuple[int, ...]:
         local = np.array([10 * b for b in blocks], dtype=np.uint64)

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.kv_events.messages import message_of
+from support.kv_events.messages import stored as blocks_stored
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index.actor import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.indexer.wire.codec import (
     encode_cache_event,
-    encode_event_message,
     encode_heartbeat,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
@@ -27,8 +28,7 @@ def index() -> Iterator[EventIndex]:
 
 
 def stored(worker: WorkerWithDpRank, event_id: int = 1, publisher: int = 2) -> bytes:
-    event = RouterEvent(worker, event_id, Stored(None, [StoredBlock(10, 100)]))
-    return encode_event_message([event], publisher, event_id - 1, 0)
+    return message_of(worker, event_id, blocks_stored(10), publisher)
 
 
 def strangers(index: EventIndex, count: int) -> None:
@@ -105,8 +105,7 @@ def test_what_strangers_send_costs_no_memory_beyond_the_bound(index: EventIndex)
 def chain(
     worker: WorkerWithDpRank, event_id: int, *blocks: int, parent: int | None = None
 ) -> bytes:
-    stored = Stored(parent, [StoredBlock(b, b) for b in blocks])
-    return encode_event_message([RouterEvent(worker, event_id, stored)], 2, event_id - 1, 0)
+    return message_of(worker, event_id, blocks_stored(*blocks, parent=parent, scale=1), 2)
 
 
 def test_a_stranger_holds_no_more_than_its_share_until_it_is_known() -> None:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from support.policy.routers import router_among
 
-from dynamo_router import KvRouter, KvRouterConfig
-from dynamo_router.base.clock import ManualClock
+from dynamo_router import KvRouter
 from dynamo_router.base.errors import ConfigError, NoWorkersError
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.workers.registry import WorkerState
@@ -15,15 +15,14 @@ BLOCK = 16
 
 
 def router_with(**admission: object) -> KvRouter:
-    config = KvRouterConfig(
+    return router_among(
+        1,
+        2,
+        facts={"total_kv_blocks": 100, "max_num_batched_tokens": 64},
         block_size=BLOCK,
         use_kv_events=False,
         admission=AdmissionConfig(**admission),  # type: ignore[arg-type]
     )
-    router = KvRouter(config, clock=ManualClock(), seed=1)
-    for worker_id in (1, 2):
-        router.add_worker(worker_id, total_kv_blocks=100, max_num_batched_tokens=64)
-    return router
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A session's worker among the others: what it is let off, when it is left, what is told of it."""
 
 import pytest
+from support.policy.routers import router_among
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -17,17 +18,9 @@ SESSION = Session("s")
 
 def router(affinity_mode: str = "soft", **settings: object) -> KvRouter:
     affinity = AffinityConfig(session_affinity_ttl_secs=60.0, session_affinity_mode=affinity_mode)  # type: ignore[arg-type]
-    config = KvRouterConfig(
-        block_size=BLOCK,
-        seed=1,
-        use_kv_events=False,
-        affinity=affinity,
-        **settings,  # type: ignore[arg-type]
+    return router_among(
+        1, 2, 3, block_size=BLOCK, use_kv_events=False, affinity=affinity, **settings
     )
-    made = KvRouter(config, clock=ManualClock(0.0))
-    for worker_id in (1, 2, 3):
-        made.add_worker(worker_id)
-    return made
 
 
 @pytest.mark.parametrize("mode", sorted(set(MODES) - {"direct"}))

@@ -10,7 +10,13 @@ from oracles import cost as oracle_cost
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.router.policy.cost import CostParams, params_from_legacy_weight, score, terms
+from dynamo_router.router.policy.cost import (
+    CostInputs,
+    CostParams,
+    params_from_legacy_weight,
+    score,
+    terms,
+)
 
 
 def u32(*values):
@@ -37,7 +43,7 @@ def costs_of(params=None, *, n=3, isl=160, block_size=16, **arrays):
         "active_requests": None,
         "eligible": np.ones(n, dtype=np.bool_),
     } | arrays
-    return score(params or CostParams(), isl=isl, block_size=block_size, **given_arrays)
+    return score(params or CostParams(), CostInputs(isl, block_size, **given_arrays))
 
 
 def test_the_worked_example():
@@ -193,9 +199,10 @@ def test_the_kernel_agrees_with_plain_python(params, workers, isl, block_size):
         oracle_cost.cost(params, isl, block_size, *worker[:4], least, *worker[4:6])
         for worker in workers
     ]
-    costs = score(params, **arrays)
+    inputs = CostInputs(**arrays)
+    costs = score(params, inputs)
     names = [(number, WorkerWithDpRank(number)) for number in range(len(workers))]
-    explained = terms(params, names, **arrays)
+    explained = terms(params, names, inputs)
     for number, usable in enumerate(eligible):
         if usable:
             assert costs[number] == pytest.approx(expected[number])
@@ -211,13 +218,15 @@ def test_terms_say_what_a_cost_is_made_of():
     first, last = terms(
         params,
         [(0, WorkerWithDpRank(70, 0)), (2, WorkerWithDpRank(70, 1))],
-        isl=160,
-        block_size=16,
-        overlaps=u32(4, 0, 1),
-        prefill_tokens=i64(32, 0, 0),
-        potential_blocks=f64(20, 0, 10),
-        active_requests=i64(2, 0, 3),
-        eligible=mask(True, False, False),
+        CostInputs(
+            isl=160,
+            block_size=16,
+            overlaps=u32(4, 0, 1),
+            prefill_tokens=i64(32, 0, 0),
+            potential_blocks=f64(20, 0, 10),
+            active_requests=i64(2, 0, 3),
+            eligible=mask(True, False, False),
+        ),
         reasons={2: "draining"},
         index_states={0: "exact"},
     )

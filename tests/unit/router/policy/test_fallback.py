@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.policy import Explanation
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
-from dynamo_router.server.metrics.forecast import forecast_metrics
+from dynamo_router.server.metrics.collectors import forecast_metrics
 
 BLOCK = 16
+FACTS = {"total_kv_blocks": 1000, "max_num_batched_tokens": 512}
 LOG = "dynamo_router.router.policy.forecast"
 
 
@@ -26,9 +28,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
-    with KvRouter(KvRouterConfig(block_size=BLOCK), clock=clock, seed=3) as made:
-        for worker_id in range(2):
-            made.add_worker(worker_id, total_kv_blocks=1000, max_num_batched_tokens=512)
+    with router_among(0, 1, clock=clock, seed=3, facts=FACTS, block_size=BLOCK) as made:
         yield made
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
@@ -16,6 +17,7 @@ from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
 
 BLOCK = 16
+FACTS = {"total_kv_blocks": 1000, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture
@@ -25,11 +27,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
-    made = KvRouter(KvRouterConfig(block_size=BLOCK), clock=clock, seed=3)
-    for worker_id in range(2):
-        made.add_worker(worker_id, total_kv_blocks=1000, max_num_batched_tokens=512)
-    yield made
-    made.close()
+    with router_among(0, 1, clock=clock, seed=3, facts=FACTS, block_size=BLOCK) as made:
+        yield made
 
 
 def policy_of(router: KvRouter) -> ForecastPolicy:

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.forecast import (
-    ATTENDED_TOKENS,
-    CHUNK_TOKENS,
-    CONTEXT_TOKENS,
-    BelievedFleet,
-    OracleFit,
-    running_mean,
-)
+from instruments.forecast_constants import ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS
+from oracles.forecast import BelievedFleet, OracleFit, running_mean
 
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams

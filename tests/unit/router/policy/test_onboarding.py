@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
+from support.kv_events.messages import prompt_message
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
 from dynamo_router.router.policy.onboarding import Load, Onboarding
 
 COMPUTING_S = 0.001  # of a block
@@ -78,11 +76,8 @@ def test_a_router_learns_it_from_first_tokens_unless_they_wait_for_room(full: bo
         router.add_worker(0, total_kv_blocks=220 if full else None)
         block = router.block_size
         known = list(range(1, 1 + held * block))
-        local = compute_block_hash_for_seq(known, block)
-        keys = compute_seq_hash_for_block(local)
-        data = Stored(None, [StoredBlock(k, t) for k, t in zip(keys, local, strict=True)])
-        event = RouterEvent(WorkerWithDpRank(0, 0), 1, data, "host_pinned")
-        router.apply_event(encode_event_message([event], 0, 0, 0))
+        message = prompt_message(WorkerWithDpRank(0), known, block, tier="host_pinned")
+        router.apply_event(message)
 
         def onboard_s() -> float:
             (candidate,) = router.explain(known).candidates

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_router.runtime.components.chooser import InstanceChooser
+from dynamo_router.runtime.components.instance_selector import InstanceChooser
 
 IDS = st.sets(st.integers(0, 2**64 - 1), min_size=1, max_size=8)
 

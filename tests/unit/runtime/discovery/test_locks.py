@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 
 import pytest
+from support.polling import until
 
 from dynamo_router.runtime.discovery import ReadWriteLock
 from dynamo_router.runtime.kv_stores import KeyValueStore
@@ -60,10 +61,14 @@ async def test_a_writer_that_waits_keeps_new_readers_out(
     reading = await ours.try_read(mine)
     assert reading is not None
     writing = asyncio.create_task(theirs.write(its, 15.0))
-    async with asyncio.timeout(60):
-        while (found := await ReadWriteLock(store, prefix).try_read(mine)) is not None:
+
+    async def refused() -> bool:
+        found = await ReadWriteLock(store, prefix).try_read(mine)
+        if found is not None:
             await found.release()
-            await asyncio.sleep(0.01)
+        return found is None
+
+    await until(refused, 60.0)
     assert not writing.done()
     await reading.release()
     await (await writing).release()

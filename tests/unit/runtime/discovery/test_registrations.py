@@ -41,15 +41,14 @@ async def seen(etcd: EtcdServer) -> AsyncIterator[EtcdStore]:
 
 
 async def has(store: KeyValueStore, *keys: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                entries = (await store.bucket(BUCKET).entries()).entries
-                if [entry.key for entry in entries] == list(keys):
-                    return
-            except StoreError:
-                pass
-            await asyncio.sleep(0.01)
+    async def there() -> bool:
+        try:
+            entries = (await store.bucket(BUCKET).entries()).entries
+        except StoreError:
+            return False
+        return [entry.key for entry in entries] == list(keys)
+
+    await until(there, 60.0)
 
 
 async def test_keys_are_there_until_they_are_taken_away(

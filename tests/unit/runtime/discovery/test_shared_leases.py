@@ -1,9 +1,7 @@
 """Two processes with one lease, and values of strangers under our prefixes, on every store."""
 
-import asyncio
-
 import pytest
-from support.polling import DEADLINE_S
+from support.polling import DEADLINE_S, until
 
 from dynamo_router.runtime.components import Instance, decode_instance
 from dynamo_router.runtime.discovery import PrefixWatcher, Registrations, full_key_string
@@ -27,9 +25,11 @@ STRANGE = {
 
 
 async def holds(bucket: Bucket, key: str, value: bytes) -> None:
-    async with asyncio.timeout(2 * DEADLINE_S):
-        while (found := await bucket.get(key)) is None or found.value != value:
-            await asyncio.sleep(0.01)
+    async def there() -> bool:
+        found = await bucket.get(key)
+        return found is not None and found.value == value
+
+    await until(there, 2 * DEADLINE_S)
 
 
 async def test_who_shares_a_lease_gets_its_key_back_when_the_other_goes(
@@ -79,9 +79,7 @@ async def test_strangers_below_our_prefix_hide_nobody(
     for key in STRANGE:
         await other.bucket(name).put(key, b"{")
     await other.bucket(name).put("dynamo/backend/generate/80", GOOD)
-    async with asyncio.timeout(DEADLINE_S):
-        while len(watcher.values) < 2:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(watcher.values) >= 2)
     assert {value.instance_id for value in watcher.values.values()} == {0x7F, 0x80}
     assert watcher.malformed >= len(STRANGE)
     await watcher.close()

@@ -205,8 +205,7 @@ async def stall_and_recover() -> None:
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload[:1]))
         async with asyncio.timeout(60):
-            while plane.state is not PlaneState.CONNECTED:
-                await asyncio.sleep(0.002)
+            await until(lambda: plane.state is PlaneState.CONNECTED)
             await kill(server, signal.SIGSTOP)
             while plane.state is not PlaneState.CONNECTING:
                 # More than the socket takes, so that the loss is met with a full backlog.
@@ -214,8 +213,7 @@ async def stall_and_recover() -> None:
                 await asyncio.sleep(0.001)
             await kill(server, signal.SIGCONT)
             await plane.publish("a", b"!")
-            while b"!" not in got:
-                await asyncio.sleep(0.002)
+            await until(lambda: b"!" in got)
         assert plane.stats.connects >= 2
         await kill(server, signal.SIGKILL)  # and at the very end a loss that nobody waits for
 

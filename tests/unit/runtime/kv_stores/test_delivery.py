@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_router.runtime.kv_stores.delivery import Delivery, read_delivery
+from dynamo_router.runtime.kv_stores.nats_messages import Delivery, read_delivery
 
 SHORT = "$JS.ACK.events.r1.1.7.5.1700000000000000000.3"
 LONG = "$JS.ACK.hub.AbC123.events.r1.1.7.5.1700000000000000000.3"

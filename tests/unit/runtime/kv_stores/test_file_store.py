@@ -23,7 +23,7 @@ from dynamo_router.runtime.kv_stores import (
     StoreError,
     file_folder,
 )
-from dynamo_router.runtime.kv_stores.file_names import key_of_name, name_of_key
+from dynamo_router.runtime.kv_stores.file_folder import key_of_name, name_of_key
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 RECORDED = json.loads((VECTORS / "dynamo_file_backend.json").read_text())

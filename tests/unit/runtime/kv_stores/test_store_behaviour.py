@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from support.polling import DEADLINE_S
+from support.polling import DEADLINE_S, until
 
 from dynamo_router.runtime.kv_stores import (
     Bucket,
@@ -36,9 +36,10 @@ async def soon(watch: Watch) -> Change:
 
 
 async def gone(bucket: Bucket, key: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await bucket.get(key) is not None:
-            await asyncio.sleep(0.01)
+    async def is_gone() -> bool:
+        return await bucket.get(key) is None
+
+    await until(is_gone)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -93,9 +93,7 @@ async def test_it_goes_on_when_nats_comes_back(
             assert error.fault in (Fault.UNREACHABLE, Fault.SILENT)
             return False
 
-    async with asyncio.timeout(60):
-        while not await answered():
-            await asyncio.sleep(0.01)
+    await until(answered, 60.0)
 
 
 async def test_a_server_that_closed_is_known_to_be_gone(

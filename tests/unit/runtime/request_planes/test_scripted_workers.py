@@ -12,10 +12,10 @@ from support.places import VECTORS
 from support.polling import until
 
 from dynamo_router.runtime.request_planes import (
+    AnswerTimeouts,
     Fault,
     RequestClient,
     RequestError,
-    answer,
 )
 from dynamo_router.runtime.request_planes.frames import RequestDecoder, encode_ack
 from dynamo_router.runtime.request_planes.messages import (
@@ -45,6 +45,15 @@ async def closes_lines() -> AsyncIterator[None]:
 @pytest.fixture
 async def client() -> AsyncIterator[RequestClient]:
     running = RequestClient()
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+async def hasty() -> AsyncIterator[RequestClient]:
+    """A client that soon gives a worker up."""
+    running = RequestClient(timeouts=AnswerTimeouts(0.3, 0.3, 0.3))
     await running.start()
     yield running
     await running.close()
@@ -93,10 +102,7 @@ async def never_acknowledges(writer: asyncio.StreamWriter, message: Any) -> None
     pass
 
 
-async def test_a_worker_that_reads_nothing_keeps_no_connection(
-    client: RequestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answer, "ACK_TIMEOUT_S", 0.3)
+async def test_a_worker_that_reads_nothing_keeps_no_connection(hasty: RequestClient) -> None:
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,9 +114,9 @@ async def test_a_worker_that_reads_nothing_keeps_no_connection(
     place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         with pytest.raises(RequestError) as error:
-            await ask(client, f"{place}/{PATH}", "x" * (24 << 20))
+            await ask(hasty, f"{place}/{PATH}", "x" * (24 << 20))
         assert error.value.fault is Fault.SILENT
-        transport = client._tcp._lines[place]._transport
+        transport = hasty._tcp._lines[place]._transport
         assert transport is not None
         await until(lambda: transport.get_write_buffer_size() == 0)
     finally:
@@ -168,18 +174,16 @@ async def comes_home_twice(writer: asyncio.StreamWriter, message: Any) -> None:
     ],
 )
 async def test_a_worker_that_misbehaves_is_told_from_the_others(
-    client: RequestClient, monkeypatch: pytest.MonkeyPatch, script: Script, fault: Fault
+    hasty: RequestClient, script: Script, fault: Fault
 ) -> None:
-    for name in ("ACK_TIMEOUT_S", "CALL_HOME_TIMEOUT_S", "PROLOGUE_TIMEOUT_S"):
-        monkeypatch.setattr(answer, name, 0.3)
     worker, address = await scripted(script)
     try:
         with pytest.raises(RequestError) as caught:
-            await ask(client, address, {})
+            await ask(hasty, address, {})
         assert caught.value.fault is fault
     finally:
         worker.close()
-        await client.close()
+        await hasty.close()
         await worker.wait_closed()
 
 
@@ -189,20 +193,17 @@ async def answers_and_never_acknowledges(writer: asyncio.StreamWriter, message: 
     (await call_home(message, *whole)).close()
 
 
-async def test_a_line_whose_acknowledgement_is_missing_is_given_up(
-    client: RequestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_line_whose_acknowledgement_is_missing_is_given_up(hasty: RequestClient) -> None:
     """The answer came all the same; but the next acknowledgement would be taken for its own."""
-    monkeypatch.setattr(answer, "ACK_TIMEOUT_S", 0.3)
     worker, address = await scripted(answers_and_never_acknowledges)
     try:
-        assert await ask(client, address, {}) == [1]
-        (line,) = client._tcp._lines.values()
+        assert await ask(hasty, address, {}) == [1]
+        (line,) = hasty._tcp._lines.values()
         await until(lambda: not line.alive)
-        assert await ask(client, address, {}) == [1]  # over a new one
+        assert await ask(hasty, address, {}) == [1]  # over a new one
     finally:
         worker.close()
-        await client.close()
+        await hasty.close()
         await worker.wait_closed()
 
 

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from support.kv_events.messages import prompt_message
 from support.observability.exposition import families, samples, values_of
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.hashing import compute_block_hash_for_seq, compute_seq_hash_for_block
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, Stored, StoredBlock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.server.metrics.page import MetricsPage
@@ -43,11 +41,8 @@ class Fleet:
 
     def announce(self, worker_id: int, blocks: int) -> None:
         """A worker says what it caches."""
-        local = compute_block_hash_for_seq(list(range(1, 1 + blocks * BLOCK)), BLOCK)
-        pairs = zip(compute_seq_hash_for_block(local), local, strict=True)
-        stored = Stored(None, tuple(StoredBlock(s, t) for s, t in pairs))
-        event = RouterEvent(WorkerWithDpRank(worker_id), 0, stored)
-        self.router.apply_event(encode_event_message([event], worker_id, 0, 0))
+        tokens, worker = range(1, 1 + blocks * BLOCK), WorkerWithDpRank(worker_id)
+        self.router.apply_event(prompt_message(worker, tokens, BLOCK, 0, worker_id))
 
     async def scrape(self, accept: str = "") -> dict[str, object]:
         page = await self.page.render(accept)

@@ -4,14 +4,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from support.kv_events.messages import prompt_message
 from support.polling import until
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
-from dynamo_router.indexer.wire.codec import encode_event_message
-from dynamo_router.indexer.wire.events import RouterEvent, StorageTier, Stored, StoredBlock
+from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.server.prefetch import Prefetcher
 from dynamo_router.workers.failures import EngineCallError, Origin
 
@@ -49,11 +48,7 @@ def router_with(tier: StorageTier, **config: Any) -> KvRouter:
     """One worker, which has the whole prompt in a tier."""
     router = KvRouter(KvRouterConfig(block_size=BLOCK, **config), seed=1)
     router.add_worker(7)
-    local = block_hashes(TOKENS, BLOCK)
-    keys = sequence_hashes(local).tolist()
-    blocks = [StoredBlock(k, t) for k, t in zip(keys, local.tolist(), strict=True)]
-    event = RouterEvent(WorkerWithDpRank(7), 1, Stored(None, blocks), tier)
-    router.apply_event(encode_event_message([event], 7, 0, 0))
+    router.apply_event(prompt_message(WorkerWithDpRank(7), TOKENS, BLOCK, publisher=7, tier=tier))
     return router
 
 

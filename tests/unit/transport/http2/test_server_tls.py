@@ -14,6 +14,7 @@ from support.polling import until
 from support.security.certificates import Authority
 from support.servers.http2_client import listening, raw_client
 
+from dynamo_router.server.access import certificate_names
 from dynamo_router.transport.http2 import ServerCall, ServerLimits
 
 LOOPS: dict[str, Callable[[Any], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
@@ -50,9 +51,8 @@ async def asked(tls: ssl.SSLContext, trusted: Authority, shown: Authority | None
 
     async def names(call: ServerCall) -> None:
         await call.write(await call.read() or b"")
-        for value in call.auth_context().values():
-            for name in value:
-                await call.write(name)
+        for name in certificate_names(call.certificate()):
+            await call.write(name.encode())
 
     roots = Path(trusted.ca).read_bytes()
     cert = key = None

@@ -1,6 +1,5 @@
 """JetStreamPlane on a real nats-server: what lasts, what is refused, and what becomes of faults."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -370,9 +369,7 @@ async def test_the_server_says_how_far_readers_are(rig: Rig) -> None:
     async def unbound() -> bool:
         return [r.bound for r in await client.readers() if r.name == "b"] == [False]
 
-    async with asyncio.timeout(60):
-        while not await unbound():
-            await asyncio.sleep(0.01)
+    await until(unbound, 60.0)
     await client.remove_reader("b")
     await client.remove_reader("b")
     assert [reader.name for reader in await client.readers()] == ["a"]

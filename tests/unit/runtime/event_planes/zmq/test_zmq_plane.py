@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,13 @@ class Heard:
 
 async def connected(plane: ZmqPlane, heard: Heard) -> None:
     """Publish until the first message is heard: who joins late misses what was before."""
-    for sequence in range(10_000):
-        await plane.publish(SUBJECT, message(sequence))
-        await asyncio.sleep(0.01)
-        if heard.messages:
-            return
-    raise AssertionError("nothing is heard")
+    sequences = count()
+
+    async def is_heard() -> bool:
+        await plane.publish(SUBJECT, message(next(sequences)))
+        return bool(heard.messages)
+
+    await until(is_heard)
 
 
 async def test_messages_arrive_whole_and_in_their_order(planes: Planes) -> None:
@@ -109,11 +111,12 @@ async def test_messages_without_an_envelope_have_the_planes_own_id(planes: Plane
     heard: list[bytes] = []
     await there.subscribe(OTHER, lambda subject, payload: heard.append(payload))
     await here.offer(OTHER)
-    for _ in range(10_000):
+
+    async def is_heard() -> bool:
         await here.publish(OTHER, b"\x81\xa1a\x01")
-        await asyncio.sleep(0.01)
-        if heard:
-            break
+        return bool(heard)
+
+    await until(is_heard)
     assert set(heard) == {b"\x81\xa1a\x01"} and there.stats.garbled == 0
 
 
@@ -155,9 +158,12 @@ async def test_garbage_and_other_publishers_words_are_refused(
     await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
     await until(lambda: subscription.connected_to == 1)
     good = encode_multipart("kv-events", 7, 0, b"good")
-    while not heard.messages:  # until it is connected
+
+    def is_connected() -> bool:
         hostile.socket.send_multipart(good)
-        await asyncio.sleep(0.01)
+        return bool(heard.messages)
+
+    await until(is_connected)
     bad = [
         [b"kv-events"],
         [b"kv-events", *[b""] * 40],
@@ -191,9 +197,12 @@ async def test_who_sends_a_message_that_is_too_long_is_not_heard_any_more(
     there, heard = planes(), Heard()
     await there.subscribe(SUBJECT, heard)
     await hostile.register(Channel.over_zmq(SUBJECT, 7, hostile.address))
-    while not heard.messages:
+
+    def is_connected() -> bool:
         hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, b"good"))
-        await asyncio.sleep(0.01)
+        return bool(heard.messages)
+
+    await until(is_connected)
     hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, bytes(200_000)))
     hostile.socket.send_multipart(encode_multipart("kv-events", 7, 0, b"more"))
     other, told = planes(), Heard()

@@ -1,11 +1,10 @@
 """Discovery over Kubernetes against an API server: who is ready is seen, with what it wrote."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
-from support.polling import DEADLINE_S, until
+from support.polling import until
 from support.servers.kubernetes import KubernetesServer
 from support.servers.kubernetes.clients import INSTANCES, KEY, VALUE, Clients, soon
 from support.servers.kubernetes.pods import METADATA, PODS, add_pod, set_ready
@@ -61,9 +60,11 @@ async def test_who_dies_takes_its_keys_along(server: KubernetesServer, clients: 
     assert [entry.key for entry in (await reader.entries()).entries] == [KEY]
     server.objects.delete(PODS, "test", "worker-0")
     await server.changed()
-    async with asyncio.timeout(DEADLINE_S):
-        while await reader.get(KEY) is not None:
-            await asyncio.sleep(0.001)
+
+    async def gone() -> bool:
+        return await reader.get(KEY) is None
+
+    await until(gone)
     with pytest.raises(LeaseLostError):
         await worker.renew(1)
 
