@@ -99,9 +99,6 @@ BENCHES: Mapping[str, Entry] = {
     "flood": Entry(
         "A tenant beside one that sends too much.", "bench.flood:FloodConfig", "bench.flood:run"
     ),
-    "fronts": Entry(
-        "Several processes on one port.", "bench.fronts:FrontsBenchConfig", "bench.fronts:run"
-    ),
     "grid": Entry("A policy in many fleets.", "bench.grid:GridConfig", "bench.grid:run"),
     "live": Entry(
         "Real processes beside the simulation.", "bench.live:LiveConfig", "bench.live:run"
