@@ -37,6 +37,14 @@ class GenerateFacts(NamedTuple):
     retains: bool = False
 
 
+class ReadRequest(NamedTuple):
+    """A request that was read already, within the limits of a RequestReader."""
+
+    body: bytes
+    """the serialized GenerateRequest, as workers get it"""
+    facts: GenerateFacts
+
+
 def read_generate(
     body: bytes, block_size: int, max_tokens: int = NO_LIMIT, max_id_bytes: int = NO_LIMIT
 ) -> GenerateFacts:

@@ -2,6 +2,7 @@
 
 from ...base.clock import Clock
 from ...base.limit_hits import LimitHits
+from ...router.decider import Decider
 from ...router.kv_router import KvRouter
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerRegistry
@@ -10,14 +11,13 @@ from ..access import Security
 from ..config import ServeConfig
 from ..dispatch import (
     AccessLog,
-    Bookings,
-    Decisions,
     Dispatcher,
     DispatchObserver,
     OutputTracking,
     RequestReader,
     Tracing,
 )
+from ..request_limits import DispatchLimits
 
 
 def new_monitor(
@@ -43,38 +43,38 @@ def new_monitor(
 
 
 def request_observer(
-    config: ServeConfig, metrics: DispatchObserver, bookings: Bookings, clock: Clock
+    config: ServeConfig, metrics: DispatchObserver, router: KvRouter, clock: Clock
 ) -> DispatchObserver:
     """Who hears of requests: their metrics, and what the configuration asks for beside."""
     observer = metrics
     if config.router.router_track_output_blocks:
-        observer = OutputTracking(bookings, observer)
+        observer = OutputTracking(router, observer)
     if config.observability.access_log:
         observer = AccessLog(clock, observer)
     return observer
 
 
+def dispatch_limits(config: ServeConfig) -> DispatchLimits:
+    return DispatchLimits(config.limits, config.max_attempts, config.request_timeout_s)
+
+
 def new_dispatcher(
     config: ServeConfig,
-    router: KvRouter,
+    decider: Decider,
     monitor: HealthMonitor,
     clock: Clock,
     *,
     observer: DispatchObserver,
-    decisions: Decisions,
     hits: LimitHits,
     reader: RequestReader,
     tracing: Tracing,
 ) -> Dispatcher:
     return Dispatcher(
-        router,
+        decider,
         monitor,
         clock,
-        max_attempts=config.max_attempts,
-        silence_s=config.request_timeout_s,
-        limits=config.limits,
+        dispatch_limits(config),
         observer=observer,
-        decisions=decisions,
         hits=hits,
         reader=reader,
         tracing=tracing,

@@ -45,7 +45,7 @@ OF_EVENTS = (
     "indexer/event_index/", "indexer/source", "kv_events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
 OF_TREE = ("indexer/tree/", "tests/instruments/")
-QUEUE = ("router/admission/", "server/dispatch/", "tests/integration/test_admission")
+QUEUE = ("router/admission/", "router/decider", "tests/integration/test_admission")
 WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other

@@ -110,7 +110,7 @@ async def test_by_force_what_has_no_token_goes_elsewhere_and_the_rest_ends() -> 
         one.script = stall
         streaming = asyncio.create_task(doors.answers(prompt("streaming")))
         await until(lambda: len(one.requests) == 2)
-        await until(lambda: any(f.messages for f in doors.server.dispatcher._flights.values()))
+        await until(lambda: any(r.messages for r in doors.server.dispatcher.requests))
         await change(doors, "POST", "/workers", {"url": two.url})
         status, said = await change(doors, "DELETE", "/workers/1?force")
         assert (status, said["in_flight"]) == (200, 2)
