@@ -186,6 +186,7 @@ class Dispatcher:
                 objectives=limits.objectives(prompt.isl, objectives),
                 expected_output_tokens=facts.max_tokens or None,
             )
+            moves = self.migrations.limit > 0
             request = self._requests[request_id] = Request(
                 request_id,
                 body,
@@ -196,7 +197,7 @@ class Dispatcher:
                 FailedAttempts(self._max_attempts),
                 asyncio.current_task(),
                 trace,
-                self.migrations.stream_of(body, facts, placement),
+                self.migrations.stream_of(body, facts, placement) if moves else None,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -339,11 +340,12 @@ class Dispatcher:
         """Decide where the request goes now, and make that its attempt."""
         began = self._now()
         decision = self._decider.decide(placement)
-        now, last = self._now(), request.attempt
+        now, last, worker_id = self._now(), request.attempt, decision.worker.worker_id
         attempt = request.attempt = Attempt(
             decision,
+            worker_id,
             request.request_id,
-            self._monitor.client(decision.worker.worker_id),
+            self._monitor.client(worker_id),
             now,
             now,
             began - request.arrived if last is None else last.queue_s,

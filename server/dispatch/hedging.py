@@ -166,11 +166,12 @@ class Hedging:
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
-        now = self._now()
+        now, worker_id = self._now(), decision.worker.worker_id
         attempt = hedge.attempt = Attempt(
             decision,
+            worker_id,
             placement.request_id,
-            self._monitor.client(decision.worker.worker_id),
+            self._monitor.client(worker_id),
             now,
             now,
             first.queue_s,

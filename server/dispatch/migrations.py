@@ -35,7 +35,7 @@ class Migrations:
         self, body: bytes, facts: GenerateFacts, placement: Placement
     ) -> CarriedStream | None:
         """The stream of a request that may move; None: it may not."""
-        if not self.limit or not facts.streaming or facts.sequences > 1 or placement.pinned:
+        if not facts.streaming or facts.sequences > 1 or placement.pinned:
             return None
         return CarriedStream(body, placement.request_id)
 

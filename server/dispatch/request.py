@@ -120,6 +120,8 @@ class Attempt:
     """
 
     decision: Final[Decision]
+    worker_id: Final[int]
+    """of the decision"""
     booking_id: Final[str]
     """the request's own id, except for a hedge"""
     client: Final[EngineClient | None]
@@ -137,10 +139,6 @@ class Attempt:
     """begun to be passed to the client; from the first one on no other worker is asked for them"""
     taken_back: TakenBack | None = None
     """why the router itself ended it"""
-
-    @property
-    def worker_id(self) -> int:
-        return self.decision.worker.worker_id
 
 
 @dataclass(slots=True)
