@@ -58,7 +58,8 @@ class Decider:
         admission = self._admission
         if admission is None or placement.retried:
             return True
-        return admission.is_open(self._lane(placement), placement.tenant)
+        lane = placement.pinned if placement.session is None else self._lane(placement)
+        return admission.is_open(lane, placement.tenant)
 
     def turn(
         self, placement: Placement, on_wait: Callable[[], object] | None = None

@@ -1,5 +1,7 @@
 """Replica: one router among others in front of the same workers, as messages in and out. No I/O."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import structlog
@@ -22,21 +24,29 @@ class Replica:
     It is the listener of the router's SharedSlots, whoever books there, from whatever thread.
     """
 
-    def __init__(self, load: PeerLoad, router_id: int, name: str = "") -> None:
-        """`router_id` is random, below 2**53 and not 0; `name` is for people."""
+    def __init__(
+        self,
+        load: PeerLoad,
+        router_id: int,
+        name: str = "",
+        *,
+        on_pending: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`router_id` is random, below 2**53 and not 0; `name` is for people. `on_pending` is
+        called under the lock when there is something to send to the others."""
         self._load = load
+        self._on_pending = on_pending
         self.own = OwnBookings(router_id, name)
         self.peers = PeerBook(router_id, load)
         self._beat_at = self._drawn_at = self._touched_at = float("-inf")
         self._asked = False
         self._namesakes: set[int] = set()
-        load.bookings = self.peers
-        load.slots.listener = self
+        load.connect(self, self.peers)
 
     def close(self) -> list[Message]:
         """Count nobody any more, and tell nobody but of leaving."""
         with self._load.lock:
-            self._load.slots.listener = self._load.bookings = None
+            self._load.disconnect()
             self.peers.clear()
             return [self.own.beat(leaving=True)]
 
@@ -64,15 +74,15 @@ class Replica:
                 expected_output_tokens or 0,
             )
         )
-        self._load.on_pending()
+        self._on_pending()
 
     def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None:
         self.own.on_prefilled(request_id, cached_tokens)
-        self._load.on_pending()
+        self._on_pending()
 
     def on_ended(self, request_id: str, output_tokens: int | None) -> None:
         self.own.on_ended(request_id, output_tokens)
-        self._load.on_pending()
+        self._on_pending()
 
     def batches(self) -> list[Batch]:
         """What is to be told of that."""

@@ -95,7 +95,6 @@ class Dispatcher:
         self._hedging = Hedging(
             bounds.hedge_after_s,
             decider,
-            monitor,
             clock,
             self._calls,
             ledger,
@@ -338,19 +337,11 @@ class Dispatcher:
 
     def _book(self, request: Request, placement: Placement) -> Attempt:
         """Decide where the request goes now, and make that its attempt."""
-        began = self._now()
+        began, last = self._now(), request.attempt
+        queue_s = began - request.arrived if last is None else last.queue_s
         decision = self._decider.decide(placement)
-        now, last, worker_id = self._now(), request.attempt, decision.worker.worker_id
-        attempt = request.attempt = Attempt(
-            decision,
-            worker_id,
-            request.request_id,
-            self._monitor.client(worker_id),
-            now,
-            now,
-            began - request.arrived if last is None else last.queue_s,
-            now - began,
-        )
+        attempt = self._calls.new_attempt(placement, decision, began, queue_s)
+        request.attempt = attempt
         if request.trace is not NO_TRACE:
             request.trace.decided(request, attempt)
         return attempt

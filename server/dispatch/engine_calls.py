@@ -9,6 +9,8 @@ from typing import cast
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
+from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient, rank_metadata
 from ...workers.failures import EngineCallError, Origin
@@ -42,11 +44,29 @@ class EngineCalls:
         prefetcher: Prefetcher,
     ) -> None:
         self._registry = router.registry
+        self._monitor = monitor
         self._reports = monitor.reports
         self._now = clock.now
         self._ledger = ledger
         self._prefetcher = prefetcher
         self.aborts = Aborts()
+
+    def new_attempt(
+        self, placement: Placement, decision: Decision, began: float, queue_s: float
+    ) -> Attempt:
+        """An attempt that was booked just now, by a decision that began then."""
+        now, worker_id = self._now(), decision.worker.worker_id
+        return Attempt(
+            decision,
+            worker_id,
+            placement.request_id,
+            self._monitor.client(worker_id),
+            now,
+            now,
+            placement.prompt.isl - decision.cached_tokens,
+            queue_s,
+            now - began,
+        )
 
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:
         """Begin an attempt; None if its worker has no address any more."""

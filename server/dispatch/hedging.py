@@ -16,7 +16,6 @@ from ...router.decider import Decider
 from ...router.placement import Placement
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, Origin, Retry
-from ...workers.health import HealthMonitor
 from .engine_calls import Answers, EngineCalls
 from .ledger import AttemptLedger
 from .request import Attempt, Hedge, Request, TakenBack
@@ -38,7 +37,6 @@ class Hedging:
         self,
         after_s: float | None,
         decider: Decider,
-        monitor: HealthMonitor,
         clock: Clock,
         calls: EngineCalls,
         ledger: AttemptLedger,
@@ -48,7 +46,6 @@ class Hedging:
     ) -> None:
         self.after_s = after_s
         self._decider = decider
-        self._monitor = monitor
         self._now = clock.now
         self._calls = calls
         self._ledger = ledger
@@ -166,17 +163,7 @@ class Hedging:
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
-        now, worker_id = self._now(), decision.worker.worker_id
-        attempt = hedge.attempt = Attempt(
-            decision,
-            worker_id,
-            placement.request_id,
-            self._monitor.client(worker_id),
-            now,
-            now,
-            first.queue_s,
-            now - began,
-        )
+        attempt = hedge.attempt = calls.new_attempt(placement, decision, began, first.queue_s)
         try:
             hedge.answers = calls.send(request, attempt, metadata)
             if hedge.answers is None:

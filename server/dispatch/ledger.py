@@ -56,7 +56,7 @@ class AttemptLedger:
         worker_id = attempt.worker_id
         if not request.facts.streaming:
             # Its answer comes whole: nothing will say when the prompt was computed.
-            now, tokens = attempt.sent_at, _uncached_tokens(request, attempt)
+            now, tokens = attempt.sent_at, attempt.prefill_tokens
             wait = self._estimate.end_of(worker_id, tokens, now) - now
             loop, booking_id = asyncio.get_running_loop(), attempt.booking_id
             timer = loop.call_later(wait, self._release_prefill, booking_id)
@@ -66,7 +66,7 @@ class AttemptLedger:
     def on_first_message(
         self, request: Request, attempt: Attempt, message: bytes, now: float
     ) -> None:
-        waited, tokens = now - attempt.sent_at, _uncached_tokens(request, attempt)
+        waited, tokens = now - attempt.sent_at, attempt.prefill_tokens
         if request.facts.streaming:
             cached_tokens = told_cached_tokens(message)
             self._router.mark_prefill_complete(attempt.booking_id, cached_tokens=cached_tokens)
@@ -77,13 +77,13 @@ class AttemptLedger:
         self._reports.answered(attempt.worker_id, waited)
         self._settle(request, served=True)
 
-    def on_overdue(self, request: Request, attempt: Attempt, waited: float) -> None:
+    def on_overdue(self, attempt: Attempt, waited: float) -> None:
         """A stream has no first message after so long: its prompt counts no more once that is far
         more than a prefill takes."""
         booking_id = attempt.booking_id
         if booking_id in self._released:
             return
-        if waited > self._estimate.release_after_s(_uncached_tokens(request, attempt)):
+        if waited > self._estimate.release_after_s(attempt.prefill_tokens):
             self._released.add(booking_id)
             self._router.release_prefill(booking_id)
             self._load_fell()
@@ -201,11 +201,6 @@ class AttemptLedger:
         del self._prefills[booking_id]
         self._router.release_prefill(booking_id)
         self._load_fell()
-
-
-def _uncached_tokens(request: Request, attempt: Attempt) -> int:
-    """Prompt tokens that the worker has to compute, as far as is known."""
-    return request.placement.prompt.isl - attempt.decision.cached_tokens
 
 
 def _is_pinned(request: Request) -> bool:

@@ -129,6 +129,8 @@ class Attempt:
     sent_at: Final[float]
     owes_since: float | None
     """when it was sent, or the client took the last message; None while the client takes one"""
+    prefill_tokens: Final[int] = 0
+    """of the prompt that the worker has to compute, as far as is known"""
     queue_s: Final[float] = 0.0
     """from the request's arrival to its first decision"""
     decision_s: Final[float] = 0.0

@@ -159,7 +159,7 @@ class RequestWatch:
             if waited > self._attempt:
                 self._end(request, attempt, TakenBack.ATTEMPT)
             else:
-                self._ledger.on_overdue(request, attempt, waited)
+                self._ledger.on_overdue(attempt, waited)
 
     def _end(self, request: Request, attempt: Attempt, why: TakenBack) -> None:
         if request.take_back(attempt, why) and why.limit is not None:

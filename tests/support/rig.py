@@ -16,6 +16,7 @@ from dynamo_router.router.admission import Admission
 from dynamo_router.router.decider import Decider
 from dynamo_router.server.dispatch.dispatch import Dispatcher
 from dynamo_router.server.dispatch.observers import DispatchObserver
+from dynamo_router.server.dispatch.request import NO_TRACE, Tracing
 from dynamo_router.server.request_limits import DispatchLimits, RequestLimits
 from dynamo_router.server.services.trtllm_service import TrtllmService
 from dynamo_router.transport.grpc_methods import served_plainly
@@ -45,13 +46,14 @@ class Rig:
         limits: RequestLimits | None = None,
         max_attempts: int = 3,
         silence_s: float | None = None,
+        tracing: Tracing = NO_TRACE,
     ) -> None:
         self.engines = list(engines)
         self.registry = WorkerRegistry()
         self.router = LedgerRouter(self.registry)
         self._policy, self._observer, self._admission = policy, observer, admission
         self.limits = DispatchLimits(limits or RequestLimits(), max_attempts, silence_s)
-        self._outliers, self._connection = outliers, connection
+        self._outliers, self._connection, self._tracing = outliers, connection, tracing
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rig":
@@ -69,7 +71,12 @@ class Rig:
         stack.push_async_callback(self.monitor.close)
         decider = Decider(self.router, self._admission)  # type: ignore[arg-type]
         self.dispatcher = Dispatcher(
-            decider, self.monitor, clock, self.limits, observer=self._observer
+            decider,
+            self.monitor,
+            clock,
+            self.limits,
+            observer=self._observer,
+            tracing=self._tracing,
         )
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)
