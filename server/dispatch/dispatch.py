@@ -171,19 +171,19 @@ class Dispatcher:
             if request_id != facts.request_id:
                 body = with_request_id(body, request_id)
             now = self._now()
+            tenants = limits.tenants.config
             placement = Placement(
                 prompt,
                 request_id,
                 now,
                 pinned,
                 unfit,
-                session=session if self._sessions.enabled else None,
-                tenant=limits.tenants.config.tenant_of(
-                    call_metadata, caller.name, prompt.cache_namespace
-                ),
-                urgency=urgency,
-                objectives=limits.objectives(prompt.isl, objectives),
-                expected_output_tokens=facts.max_tokens or None,
+                False,
+                session if self._sessions.enabled else None,
+                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                urgency,
+                limits.objectives(prompt.isl, objectives),
+                facts.max_tokens or None,
             )
             moves = self.migrations.limit > 0
             request = self._requests[request_id] = Request(
