@@ -12,7 +12,7 @@ from support.places import ROOT
 from dynamo_router.server.dispatch.request import Attempt, Hedge, Request
 
 MOST = 12
-ROOM = ROOT / "server" / "dispatch"
+DISPATCH = ROOT / "server" / "dispatch"
 SETTINGS = {"after_s", "least", "limit", "max_attempts", "share"}
 """that the dispatcher changes in its parts when they are read again"""
 
@@ -47,19 +47,19 @@ def test_there_are_no_other_attributes(kind: type[Any]) -> None:
 
 
 def test_only_they_are_assigned_and_all_of_them_are() -> None:
-    stores = {name for path in ROOM.glob("*.py") for name in assigned(path)}
+    stores = {name for path in DISPATCH.glob("*.py") for name in assigned(path)}
     state = changing(Request) | changing(Attempt) | changing(Hedge)
     assert stores == state | SETTINGS
 
 
 def test_none_is_assigned_by_its_name() -> None:
-    calls = {name for path in ROOM.glob("*.py") for name in called(path)}
+    calls = {name for path in DISPATCH.glob("*.py") for name in called(path)}
     assert not calls & {"setattr", "__setattr__", "delattr", "__delattr__"}
 
 
-@pytest.mark.parametrize("room", ["dashboard", "metrics", "prefetch", "services", "tracing"])
-def test_who_reads_requests_changes_nothing_of_them(room: str) -> None:
-    for path in (ROOT / "server" / room).glob("*.py"):
+@pytest.mark.parametrize("folder", ["dashboard", "metrics", "prefetch", "services", "tracing"])
+def test_who_reads_requests_changes_nothing_of_them(folder: str) -> None:
+    for path in (ROOT / "server" / folder).glob("*.py"):
         text = path.read_text()
         if "Request" in text and "from ..dispatch import" in text:
             owners = {
