@@ -7,6 +7,7 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...process.logs import UNLIMITED
+from ...router.kv_router import KvRouter
 from .generate_answer import told_output_tokens
 from .request import Attempt, Request
 
@@ -38,19 +39,13 @@ class NoObserver:
     def on_end(self, request: Request | None, code: StatusCode) -> None: ...
 
 
-class OutputLedger(Protocol):
-    """What it needs of a KvRouter."""
-
-    def add_output_tokens(self, request_id: str, generated: int) -> None: ...
-
-
 class OutputTracking:
     """A DispatchObserver before another one. Reads every message, which costs a microsecond.
 
     A request for several answers counts as long as the longest of them.
     """
 
-    def __init__(self, router: OutputLedger, inner: DispatchObserver) -> None:
+    def __init__(self, router: KvRouter, inner: DispatchObserver) -> None:
         self._router = router
         self._inner = inner
 

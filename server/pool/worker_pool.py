@@ -24,9 +24,16 @@ from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard
-from ..dispatch import RequestReader, Tracing
+from ..dispatch import (
+    AccessLog,
+    Dispatcher,
+    DispatchObserver,
+    OutputTracking,
+    RequestReader,
+    Tracing,
+)
 from ..metrics import RouterMetrics
-from .parts import dispatch_limits, new_dispatcher, new_monitor, request_observer
+from ..request_limits import DispatchLimits
 
 FIRST_PROBES_S = 2.0
 """How long whoever begins to serve waits for the first answers of all workers."""
@@ -62,9 +69,23 @@ class WorkerPool:
         self._own_plane: EventPlane | None = None
         self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
-        self.monitor = new_monitor(config, security, self.router.registry, clock)
+        self.monitor = HealthMonitor(
+            self.router.registry,
+            clock,
+            block_size=config.router.block_size,
+            policy=config.health,
+            outliers=config.outliers,
+            connection=config.connection,
+            mixed_models=config.mixed_models,
+            tls=security.worker_tls,
+            key=security.engine_key,
+        )
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
-        observer = request_observer(config, self.metrics.requests, self.router, clock)
+        observer: DispatchObserver = self.metrics.requests
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, observer)
+        if config.observability.access_log:
+            observer = AccessLog(clock, observer)
         self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.requests, observer)
         before = self.dashboard.receipts.before_decision
         self.decider = Decider(self.router, before_decision=before)
@@ -72,11 +93,11 @@ class WorkerPool:
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
-        self.dispatcher = new_dispatcher(
-            config,
+        self.dispatcher = Dispatcher(
             self.decider,
             self.monitor,
             clock,
+            dispatch_limits(config),
             observer=self.dashboard.observer,
             hits=self.hits,
             reader=self.reader,
@@ -233,6 +254,10 @@ class WorkerPool:
         await self.close_workers()
         await self.close_events()
         self.router.close()
+
+
+def dispatch_limits(config: ServeConfig) -> DispatchLimits:
+    return DispatchLimits(config.limits, config.max_attempts, config.request_timeout_s)
 
 
 async def wait_for_probes(
