@@ -56,7 +56,7 @@ def in_flight(
     failures = FailedAttempts(3) if failures is None else failures
     request = Request("r1", body, facts, 0.0, placement, failures=failures)
     decision = Decision(WorkerWithDpRank(1), 0, 1, 2, 32, "r1")
-    request.attempt = Attempt(decision, 1, "r1", None, sent_at, sent_at, queue_s)
+    request.attempt = Attempt(decision, 1, "r1", None, sent_at, sent_at, queue_s=queue_s)
     request.attempt.messages = len(messages)
     if messages:
         request.first_message_at, request.last_message = 0.0, messages[-1]
