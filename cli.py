@@ -93,9 +93,6 @@ BENCHES: Mapping[str, Entry] = {
     "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
     "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
-    "fronts": Entry(
-        "Several processes on one port.", "bench.fronts:FrontsBenchConfig", "bench.fronts:run"
-    ),
     "grid": _bench("A policy in many fleets.", "grid:GridConfig"),
     "live": _bench("Real processes beside the simulation.", "live:LiveConfig"),
     "hostile": _bench(

@@ -17,6 +17,7 @@ from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
+from .placement import Placement
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
@@ -245,6 +246,31 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 if policy.needs_overlaps:
                     source.on_booked(request_id, decision.worker, prompt, now)
             return decision
+
+    def place(self, placement: Placement) -> Decision:
+        """Choose a worker for a request with all that it asks for, and book it there until `free`.
+
+        A request of a session goes to the session's worker, which is bound to it, and is in flight
+        from `sessions.begin` to `sessions.end`. Raises what `decide` does.
+        """
+        session, pinned, preferred = placement.session, placement.pinned, None
+        if session is not None and pinned is None:
+            bound = self.sessions.wanted(session, placement.excluded)
+            if bound is not None:
+                pinned, preferred = bound.pinned, bound.preferred
+        decision = self.decide(
+            placement.prompt,
+            placement.request_id,
+            excluded_workers=placement.excluded,
+            even_inhibited=placement.retried,
+            pinned_worker=pinned,
+            preferred_worker=preferred,
+            expected_output_tokens=placement.expected_output_tokens,
+            tenant=placement.tenant,
+        )
+        if session is not None:
+            self.sessions.bind(session, decision.worker)
+        return decision
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""

@@ -19,7 +19,6 @@ from ..process.settings import SettingsSource
 from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
-from .fronts import Supervisor
 from .server import Attachment, Server
 
 GC_THRESHOLDS = (2_000, 50, 100)
@@ -73,10 +72,6 @@ def run(
     `source` is where the configuration came from, to be read again at each SIGHUP.
     """
 
-    def supervise(output: LogOutput) -> Supervisor:
-        warn()
-        return Supervisor(config)
-
     def warn() -> None:
         for text in vain_settings(source.current) if source is not None else ():
             log.warning(text)
@@ -89,7 +84,7 @@ def run(
         server.attached = attach(server)
         return server
 
-    return run_service(config, supervise if config.fronts.fronts > 1 else make)
+    return run_service(config, make)
 
 
 def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> int:

@@ -56,36 +56,34 @@ class ReplicaSync:
         it is in front of all; routers of another set are no peers. `elsewhere`: the endpoint's
         workers that are of another set, of which Dynamo's topics tell too. `name` is what other
         routers' logs call this one."""
-        self._load, self._plane, self._clock = load, plane, clock
+        self._plane, self._clock = plane, clock
         topic = f"{ROUTER_SYNC}-{pool}" if pool else ROUTER_SYNC
         self._subject = endpoint_subject(namespace, component, endpoint, topic)
         self._dynamo_subject = endpoint_subject(namespace, component, endpoint, ACTIVE_SEQUENCES)
         self._sessions_subject = endpoint_subject(namespace, component, endpoint, SESSION_AFFINITY)
         self._on_load_fell = on_load_fell
         router_id = 1 + randbelow(2**53 - 1)
-        self.replica = Replica(load, router_id, name, on_namesake=_warn_of_namesake)
+        self.replica = Replica(
+            load,
+            router_id,
+            name,
+            on_namesake=_warn_of_namesake,
+            on_pending=self._on_pending,
+        )
         self.dynamo = DynamoReplicas(load, router_id, elsewhere)
         self.sessions = SessionSync(sessions, router_id, elsewhere=elsewhere)
         self.undecodable = 0
         self._pending = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None  # from start to close,
+        self._thread = 0  # in this thread
         self._unwatch: Callable[[], None] = lambda: None
         self._closed = False
         self._greets = True  # the others are to be told all: the plane is there, perhaps again
 
     async def start(self) -> None:
-        loop, thread = asyncio.get_running_loop(), get_ident()
-
-        def wake() -> None:
-            if self._pending.is_set():
-                return
-            if get_ident() == thread:
-                self._pending.set()
-            else:
-                loop.call_soon_threadsafe(self._pending.set)
-
-        self._load.on_pending = wake
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self._unwatch = self._plane.on_state(self._on_plane_state)
         handlers = {
             self._subject: self._on_message,
@@ -111,7 +109,7 @@ class ReplicaSync:
             await stopped(task)
         for subscription in self._subscriptions:
             await subscription.close()
-        self._subscriptions, self._load.on_pending = [], lambda: None
+        self._subscriptions, self._loop = [], None
         if self._closed:
             return
         self._closed = True
@@ -119,6 +117,16 @@ class ReplicaSync:
         leaving = self.replica.close()
         if self._plane.state is PlaneState.CONNECTED:
             await self._say(leaving)
+
+    def _on_pending(self) -> None:
+        """There is something to send; called from whatever thread books."""
+        loop = self._loop
+        if loop is None or self._pending.is_set():
+            return
+        if get_ident() == self._thread:
+            self._pending.set()
+        else:
+            loop.call_soon_threadsafe(self._pending.set)
 
     async def _run(self) -> None:
         while True:

@@ -1,6 +1,6 @@
 """How long a request may take at each stage, and how many may be tried again."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 
@@ -58,11 +58,24 @@ class RequestLimits:
     )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if value is None:
                 continue
             if not (is_finite(value) and value >= 0):
-                raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
-            if field.name.endswith("_s") and not value >= SHORTEST_S:
-                raise bad_setting(field.name, f"{value!r} must be at least {SHORTEST_S:g}")
+                raise bad_setting(each.name, f"{value!r} must be finite and at least 0")
+            if each.name.endswith("_s") and not value >= SHORTEST_S:
+                raise bad_setting(each.name, f"{value!r} must be at least {SHORTEST_S:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """All that a dispatcher holds requests to.
+
+    At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how long
+    a worker may owe a message before it is given up; None: as long as its connection lives.
+    """
+
+    requests: RequestLimits = field(default_factory=RequestLimits)
+    max_attempts: int = 3
+    silence_s: float | None = None

@@ -18,8 +18,9 @@ from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
+from ...router.decider import new_queue, ticket_of
 from ...router.kv_router import KvRouter
-from ...server.dispatch import queue_of, ticket_of
+from ...router.placement import Placement
 from ...server.prefetch import PrefetchPlan, ask_held, ask_sent
 from ...workers.retention import Span, returning_spans
 from .prepared_trace import SimulatedTrace
@@ -107,7 +108,7 @@ class Simulation:
                 seed=seed,
             )
         self.prefetches = PrefetchPlan()
-        self._waiting = [queue_of(router) for router in self.routers]
+        self._waiting = [new_queue(router) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0
         size = len(trace)
@@ -235,7 +236,7 @@ class Simulation:
 
         def ticket() -> Ticket:
             prompt, tenant = self._trace.prompt(place), self._trace.requests[place].tenant
-            return ticket_of(router, prompt, str(place), now, tenant=tenant)
+            return ticket_of(router, Placement(prompt, str(place), now, tenant=tenant))
 
         try:
             queue.enter(ticket, self._trace.requests[place].tenant)

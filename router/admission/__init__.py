@@ -3,6 +3,9 @@
 Entered by KvRouter (limits) and by the dispatcher (queue); pure, the clock is given.
 """
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
 from .queue import AdmissionQueue
@@ -10,7 +13,11 @@ from .shared_bound import SharedBound
 from .tenants import TenantConfig, TenantShares
 from .ticket import NORMAL, Lane, Ticket, Urgency
 
+if TYPE_CHECKING:
+    from .admission import Admission
+
 __all__ = [
+    "Admission",
     "AdmissionConfig",
     "AdmissionQueue",
     "Lane",
@@ -26,3 +33,6 @@ __all__ = [
     "Urgency",
     "read_objectives",
 ]
+
+# asyncio comes with it.
+__getattr__ = lazy_names(__name__, {"Admission": ".admission"})

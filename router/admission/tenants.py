@@ -3,6 +3,10 @@
 Start-time fair queueing (Goyal, Vin and Cheng, 1996), in tokens of work: a tenant's virtual time
 grows by what its requests cost, divided by its weight, and one that comes back begins where the
 others are, so that no tenant saves up turns, or pays for what was idle.
+
+A share is enforced by AdmissionQueue alone, which orders tenants by it and keeps one that has more
+waiting (for how long: `LoadLimits.seconds_until_free`), and by the forecast, which sheds one that
+has less (`Candidates.below_share`) later.
 """
 
 import math

@@ -5,7 +5,9 @@ on their way.
 """
 
 from .base import MODES, Candidates, HeardBooking, Mode, Policy, not_below_share
-from .cost import (
+from .decision import CandidateTerms, Decision, Explanation
+from .draw import Rng, pick, pick_lowest
+from .dynamo_cost import (
     LOWER_TIER_WEIGHTS,
     Blocks,
     CostInputs,
@@ -18,8 +20,6 @@ from .cost import (
     terms,
     tier_weights_given,
 )
-from .decision import CandidateTerms, Decision, Explanation
-from .draw import Rng, pick, pick_lowest
 from .forecast import ForecastParams, ForecastPolicy
 from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy

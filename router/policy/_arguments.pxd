@@ -3,7 +3,7 @@
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
-from ._estimate cimport Prompt
+from ._forecast_cost cimport Prompt
 
 
 cdef inline int read_prompt(

@@ -10,7 +10,7 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t
 
 from ...slots._book cimport Book, load_blocks
-from ._estimate cimport Estimate, Prompt, estimate_misses, estimate_seconds, memory_s
+from ._forecast_cost cimport Estimate, Prompt, estimate_misses, estimate_seconds, memory_s
 from ._model cimport Model
 from ._timeline cimport Booking, EngineTimeline
 

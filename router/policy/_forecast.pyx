@@ -13,8 +13,8 @@ from ...slots._book cimport Book, book_in_use, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
-from ._estimate cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._estimate cimport felt_share, stay_s
+from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
+from ._forecast_cost cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
 from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount

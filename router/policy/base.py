@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerEntry
-from .cost import Blocks, Counts, Floats, Mask
 from .draw import Rng, pick
+from .dynamo_cost import Blocks, Counts, Floats, Mask
 from .residuals import ResidualState
 
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]

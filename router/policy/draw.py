@@ -5,8 +5,8 @@ from typing import Protocol
 import numpy as np
 
 from ...base.errors import NoWorkersError
-from . import _cost
-from .cost import Floats
+from . import _dynamo_cost
+from .dynamo_cost import Floats
 
 
 class Rng(Protocol):
@@ -22,7 +22,7 @@ def pick(costs: Floats, temperature: float, rng: Rng) -> int:
     drawn from `rng` whatever the costs, so that a seed gives the same run. Costs that are not
     finite are out; NoWorkersError if none is left.
     """
-    number = _cost.pick(costs, temperature, rng.random())
+    number = _dynamo_cost.pick(costs, temperature, rng.random())
     if number < 0:
         raise nobody_left()
     return number

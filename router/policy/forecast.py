@@ -20,8 +20,8 @@ from ...base.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, HeardBooking, Policy
-from .cost import Blocks, Counts, Floats, Mask
 from .draw import Rng, nobody_left
+from .dynamo_cost import Blocks, Counts, Floats, Mask
 from .modes import LMetric
 from .onboarding import Load, Onboarding
 from .residuals import ResidualState, ResidualWatch

@@ -11,8 +11,8 @@ import numpy as np
 from ...base.errors import RouterError
 from ...workers.registry import WorkerEntry
 from .base import Candidates, HeardBooking, Policy
-from .cost import Counts, Floats, Mask
 from .draw import Rng
+from .dynamo_cost import Counts, Floats, Mask
 from .residuals import ResidualState
 
 LOG_EVERY = 1000  # failures of a policy between two lines in the log

@@ -7,12 +7,12 @@ import numpy as np
 
 from ...base.errors import InvalidRequestError
 from .base import Candidates, Mode, Policy
-from .cost import CostInputs, CostParams, Floats, score
 from .draw import Rng, pick_lowest, pick_of_two
+from .dynamo_cost import CostInputs, CostParams, Floats, score
 
 
 class DynamoCost(Policy):
-    """The lowest cost in blocks, by Dynamo's function with these weights: see cost.py."""
+    """The lowest cost in blocks, by Dynamo's function with these weights: see dynamo_cost.py."""
 
     def __init__(self, params: CostParams | None = None, temperature: float = 0.0) -> None:
         self._params = params or CostParams()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .cost import Blocks, CostParams, Floats
+from .dynamo_cost import Blocks, CostParams, Floats
 
 _FADE = 0.99  # of what is known, at each sample
 _PRIOR = 4.0 * 32.0**2  # samples of so many blocks: how far what was believed before counts

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from ...base.errors import InvalidRequestError, NoWorkersError, RouterError
 from ...slots.table import SlotTable
 from .base import Candidates, Policy
-from .cost import Floats, Mask
 from .draw import Rng, pick
+from .dynamo_cost import Floats, Mask
 
 
 class Preferred(NamedTuple):

@@ -1,12 +1,12 @@
 """PeerLoad: has the slots and the policy of a KvRouter count what other routers have booked."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from ...base.clock import Clock
 from ...base.identity import WorkerWithDpRank
 from ...slots.peers import HASH_BYTES, Booked, PeerBook
-from ...slots.table import PEER_MARK, SlotTable
+from ...slots.table import PEER_MARK, BookingListener, SlotTable
 from ...workers.registry import WorkerRegistry
 from ..config import KvRouterConfig
 from ..policy import Floats, HeardBooking, Policy
@@ -37,8 +37,14 @@ class PeerLoad:
         self._shares_blocks = config.router_assume_kv_reuse
         self._counts_prefill = config.router_track_prefill_tokens
         self.bookings: PeerBook | None = None
-        self.on_pending: Callable[[], None] = lambda: None
-        """called under the lock when there is something to tell the others"""
+
+    def connect(self, listener: BookingListener, bookings: PeerBook) -> None:
+        """Count these bookings of other routers, and report our own to the listener."""
+        self.slots.listener, self.bookings = listener, bookings
+
+    def disconnect(self) -> None:
+        """Count no other router's bookings any more. Under the lock."""
+        self.slots.listener = self.bookings = None
 
     def on_own_booked(self, now: float) -> None:
         """This router has booked a request."""

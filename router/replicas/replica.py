@@ -19,7 +19,7 @@ MAX_NAMESAKES = 64
 class Replica:
     """What this router has booked goes out, and what the others have comes in.
 
-    It is the listener of the router's SharedSlots, for bookings of any caller, from any thread.
+    It is the listener of the router's SlotTable, for bookings of any caller, from any thread.
     """
 
     def __init__(
@@ -27,24 +27,27 @@ class Replica:
         load: PeerLoad,
         router_id: int,
         name: str = "",
+        *,
         on_namesake: Callable[[Beat], None] = lambda beat: None,
+        on_pending: Callable[[], None] = lambda: None,
     ) -> None:
         """`router_id` is random, below 2**53 and not 0; `name` is for people. `on_namesake` is
-        called with the first beat of each other router that has the same name."""
+        called with the first beat of each other router that has the same name, `on_pending` under
+        the lock when there is something to send to the others."""
         self._on_namesake = on_namesake
         self._load = load
+        self._on_pending = on_pending
         self.own = OwnBookings(router_id, name)
         self.peers = PeerBook(router_id, load)
         self._beat_at = self._drawn_at = self._touched_at = float("-inf")
         self._asked = False
         self._namesakes: set[int] = set()
-        load.bookings = self.peers
-        load.slots.listener = self
+        load.connect(self, self.peers)
 
     def close(self) -> list[Message]:
         """Stop counting the others; the messages say that this router leaves."""
         with self._load.lock:
-            self._load.slots.listener = self._load.bookings = None
+            self._load.disconnect()
             self.peers.clear()
             return [self.own.beat(leaving=True)]
 
@@ -72,15 +75,15 @@ class Replica:
                 expected_output_tokens or 0,
             )
         )
-        self._load.on_pending()
+        self._on_pending()
 
     def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None:
         self.own.on_prefilled(request_id, cached_tokens)
-        self._load.on_pending()
+        self._on_pending()
 
     def on_ended(self, request_id: str, output_tokens: int | None) -> None:
         self.own.on_ended(request_id, output_tokens)
-        self._load.on_pending()
+        self._on_pending()
 
     def batches(self) -> list[Batch]:
         """What is to be told of that."""

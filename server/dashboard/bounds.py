@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from ...router.kv_router import KvRouter
-from ..dispatch import Flight
+from ...router.placement import Placement
 
 KEPT_BOUNDS = 1024
 
@@ -29,12 +29,12 @@ class Bounds:
         self._router = router
         self._kept: OrderedDict[str, Bound] = OrderedDict()
 
-    def note(self, flight: Flight) -> None:
+    def note(self, placement: Placement) -> None:
         """Look at a request that is about to be decided."""
-        router, prompt = self._router, flight.facts.prompt
+        router, prompt = self._router, placement.prompt
         left = router.uncached_tokens(prompt)
         held = (prompt.isl - left) // prompt.block_size
-        self._kept[flight.request_id] = Bound(held, router.limits.cold_s(max(1, left)))
+        self._kept[placement.request_id] = Bound(held, router.limits.cold_s(max(1, left)))
         while len(self._kept) > KEPT_BOUNDS:
             self._kept.popitem(last=False)
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from ...base.clock import Clock
 from ...router.kv_router import KvRouter
 from ...router.prompt import Prompt
-from ..dispatch import DispatchObserver, Flight
+from ..dispatch import DispatchObserver, Request
 from ..loop_share import answer_share, finish_in_turns
 from .cache_map import CacheMap
 from .incidents import Incidents
 from .receipts import Receipts, explanation_shown
-from .request_journal import RequestJournal, flights_shown
+from .request_journal import RequestJournal, in_flight_shown
 from .worker_table import WorkerTable
 
 MOST_REQUESTS = 250
@@ -31,29 +31,28 @@ class Known(NamedTuple):
 class Dashboard:
     """What a KvRouter and its dispatcher did lately.
 
-    `observe` puts a journal before the dispatcher's observer; `flights` are those under way.
+    `observer` is a journal before the one that is given; `in_flight` are the requests in flight.
     `tokenize`, where somebody has a tokenizer, lets people ask about texts. Close it in the end.
     """
 
     def __init__(
-        self, router: KvRouter, clock: Clock, flights: Callable[[], Iterable[Flight]]
+        self,
+        router: KvRouter,
+        clock: Clock,
+        in_flight: Callable[[], Iterable[Request]],
+        observer: DispatchObserver,
     ) -> None:
         self._router = router
         self._now = clock.now
-        self._clock = clock
-        self._flights = flights
+        self._in_flight = in_flight
         self._process = secrets.token_hex(4)
         self.incidents = Incidents(router.registry, clock)
         self.receipts = Receipts(router, clock)
         self._workers = WorkerTable(router, clock)
         self._caches = CacheMap(router.index, clock)
         self._answers = answer_share()
-        self._journal: RequestJournal | None = None
+        self.observer = RequestJournal(clock, observer, self.incidents)
         self.tokenize: Callable[[str], Awaitable[list[int]]] | None = None
-
-    def observe(self, inner: DispatchObserver) -> DispatchObserver:
-        self._journal = RequestJournal(self._clock, inner, self.incidents)
-        return self._journal
 
     def close(self) -> None:
         """Idempotent."""
@@ -61,12 +60,11 @@ class Dashboard:
 
     async def state(self, known: Known, process: str, health: dict[str, Any]) -> dict[str, Any]:
         """All that is new to a page that has read so far, from the process that it names."""
-        journal = self._journal
+        journal = self.observer
         if process != self._process:
             known = Known()
         config = self._router.config
-        requests = [] if journal is None else journal.since(known.requests, MOST_REQUESTS)
-        last = 0 if journal is None else journal.last
+        requests, last = journal.since(known.requests, MOST_REQUESTS), journal.last
         workers = await self._workers.since(known.workers)
         receipts, bounds = self.receipts, self.receipts.bounds
         return {
@@ -78,7 +76,7 @@ class Dashboard:
             "reads_text": self.tokenize is not None,
             "health": health,
             "workers": workers,
-            "in_flight": flights_shown(self._flights()),
+            "in_flight": in_flight_shown(self._in_flight()),
             "last_request": last,
             "missed_requests": max(0, last - known.requests - len(requests)),
             "requests": [

@@ -10,7 +10,7 @@ from itertools import islice
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...workers.registry import WorkerRegistry
-from ..dispatch import Flight
+from ..dispatch import Request
 
 KEPT_INCIDENTS = 256
 SETTLE_S = 0.25
@@ -69,14 +69,14 @@ class Incidents:
         if code is not StatusCode.OK:
             self._add("request", None, f"refused: {_said(code)}")
 
-    def on_request(self, flight: Flight, code: StatusCode) -> None:
+    def on_request(self, request: Request, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
-        for attempt in flight.attempts:
+        for attempt in request.failures:
             text = f"attempt failed: {attempt.verdict.cause}, {attempt.details[:WORDS]}"
             self._add("attempt", str(attempt.worker_id), text)
         if code is StatusCode.OK or code is StatusCode.CANCELLED:
             return
-        decision = flight.decision
+        decision = request.decision
         worker = None if decision is None else str(decision.worker.worker_id)
         self._add("request", worker, f"request failed: {_said(code)}")
 

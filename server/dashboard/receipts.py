@@ -10,9 +10,9 @@ import structlog
 from ...base.clock import Clock
 from ...base.identity import WorkerWithDpRank
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
 from ...router.policy import CandidateTerms, Explanation
 from ...router.steps import Steps
-from ..dispatch import Flight
 from ..loop_share import TimeShare, answer_share, finish_in_turns
 from .bounds import Bounds
 from .request_journal import worker_key
@@ -40,7 +40,7 @@ class Receipt:
 class Receipts:
     """Receipts of the newest requests, by request id.
 
-    `before_decision` is the dispatcher's, called before a request is booked. Only the terms are
+    `before_decision` is called before a request is booked: see Decider. Only the terms are
     kept, no prompt. Where decisions come faster than SHARE allows, some have no receipt, and are
     not in `bounds`.
     """
@@ -58,17 +58,17 @@ class Receipts:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._kept
 
-    def before_decision(self, flight: Flight) -> None:
+    def before_decision(self, placement: Placement) -> None:
         """Keep what the policy will compare. Never in the way of the request."""
         now = self._now()
         if not self.share.is_due(now):
             return
         self.share.begin()
         try:
-            router, prompt = self._router, flight.facts.prompt
-            bound = router.sessions.wanted(flight.session)
-            steps = router.explain_steps(prompt, asked=flight.objectives, bound=bound)
-            self.bounds.note(flight)
+            router, prompt, asked = self._router, placement.prompt, placement.objectives
+            bound = router.sessions.wanted(placement.session)
+            steps = router.explain_steps(prompt, asked=asked, bound=bound)
+            self.bounds.note(placement)
         except Exception:
             # The decision itself will say what is wrong; a policy of others may fail here alone.
             if not self._failed:
@@ -77,8 +77,8 @@ class Receipts:
             return
         finally:
             self.share.spent(self.share.lap(), now)
-        self._kept[flight.request_id] = Receipt(now, steps)
-        self._kept.move_to_end(flight.request_id)
+        self._kept[placement.request_id] = Receipt(now, steps)
+        self._kept.move_to_end(placement.request_id)
         ranks = max(1, self._router.registry.capacity)
         while len(self._kept) > max(LEAST_KEPT, min(KEPT_RECEIPTS, KEPT_RANKS // ranks)):
             self._kept.popitem(last=False)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...router.policy import Decision
-from ..dispatch import DispatchObserver, Flight
+from ..dispatch import DispatchObserver, Request
 from .incidents import Incidents
 
 KEPT_REQUESTS = 1024
@@ -49,30 +49,31 @@ class RequestJournal:
         """number of the newest"""
         self.on_message = inner.on_message
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None:
-        self._inner.on_retry(flight, error)
+    def on_retry(self, request: Request, error: BaseException) -> None:
+        self._inner.on_retry(request, error)
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
-        self._inner.on_end(flight, code)
-        if flight is None:
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
+        self._inner.on_end(request, code)
+        if request is None:
             self._incidents.on_refused(code)
             return
-        if flight.attempts.failed or code is not StatusCode.OK:
-            self._incidents.on_request(flight, code)
+        if request.failures.failed or code is not StatusCode.OK:
+            self._incidents.on_request(request, code)
         self.last += 1
+        attempt = request.attempt
         self._ended.append(  # in words once a page asks: nobody does for most of them
             (
-                flight.request_id[:ID_LENGTH],
-                flight.arrived,
+                request.request_id[:ID_LENGTH],
+                request.arrived,
                 self._now(),
-                flight.queue_s,
-                flight.first_message_at if flight.messages and flight.facts.streaming else None,
-                flight.decision,
-                flight.facts.prompt.isl,
+                0.0 if attempt is None else attempt.queue_s,
+                request.first_message_at if request.facts.streaming else None,
+                None if attempt is None else attempt.decision,
+                request.facts.prompt.isl,
                 code,
-                len(flight.attempts.failed),
-                flight.messages,
-                flight.facts.streaming,
+                len(request.failures.failed),
+                request.messages,
+                request.facts.streaming,
             )
         )
 
@@ -119,24 +120,24 @@ def _told(
     )
 
 
-def flights_shown(flights: Iterable[Flight]) -> list[dict[str, Any]]:
+def in_flight_shown(requests: Iterable[Request]) -> list[dict[str, Any]]:
     """The oldest requests in flight."""
-    return [_flight(flight) for flight in islice(flights, SHOWN_IN_FLIGHT)]
+    return [_shown(request) for request in islice(requests, SHOWN_IN_FLIGHT)]
 
 
-def _flight(flight: Flight) -> dict[str, Any]:
-    decision = flight.decision
+def _shown(request: Request) -> dict[str, Any]:
+    decision, first_at = request.decision, request.first_message_at
     return {
-        "request_id": flight.request_id[:ID_LENGTH],
-        "arrived": flight.arrived,
-        "queue_s": flight.queue_s,
-        "ttft_s": flight.first_message_at - flight.arrived if flight.messages else None,
+        "request_id": request.request_id[:ID_LENGTH],
+        "arrived": request.arrived,
+        "queue_s": request.queue_s,
+        "ttft_s": None if first_at is None else first_at - request.arrived,
         "worker": None if decision is None else worker_key(decision.worker),
-        "prompt_tokens": flight.facts.prompt.isl,
+        "prompt_tokens": request.facts.prompt.isl,
         "overlap_blocks": 0 if decision is None else decision.overlap_blocks,
         "request_blocks": 0 if decision is None else decision.request_blocks,
-        "messages": flight.messages,
-        "attempts": len(flight.attempts) + 1,
+        "messages": request.messages,
+        "attempts": len(request.failures) + 1,
     }
 
 

@@ -3,15 +3,16 @@
 Invariants: a request is booked once per attempt and freed exactly once after it, whatever
 happens. A message is passed on once and in order. Once one was passed on, the request stays
 with its worker: nothing is silently repeated. Only with a migration limit its rest, what was not
-generated yet, is asked of another one. Whose fault a failure is says workers/failures.py.
+generated yet, is asked of another one. workers/failures.py classifies failures by cause.
 """
 
 import asyncio
 import itertools
 import math
 import secrets
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import cast
 
 from ...base.clock import Clock
@@ -20,16 +21,16 @@ from ...base.identity import WorkerWithDpRank
 from ...base.limit_hits import LimitHits
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
-from ...router.kv_router import KvRouter
+from ...router.decider import Decider
+from ...router.placement import Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..admission import Admission
-from ..request_limits import RequestLimits
-from .attempts import Attempts, RetryBudget
-from .decisions import Decisions, RouterDecisions
+from ..prefetch import Prefetcher
+from ..request_limits import DispatchLimits
+from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
 from .generate_request import (
     GenerateFacts,
     ReadRequest,
@@ -42,99 +43,78 @@ from .ledger import AttemptLedger
 from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
-from .prefill_estimate import PrefillEstimate
 from .relay import Relay
 from .reply import Put, Reply, Write
-from .request import ABORT_TIMEOUT_S, NO_TRACE, Aborts, Flight, Tracing
+from .request import NO_TRACE, Attempt, Request, Tracing
 from .request_reader import RequestReader
+from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
-from .watch import FlightWatch
+from .watch import RequestWatch
 
 
 class Dispatcher:
-    """Requests in flight between clients and workers.
+    """Requests in flight between clients and workers, which go where `decider` decides.
 
-    At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how
-    long a worker may owe a message before it is given up; None: as long as its connection lives.
-    `limits` are the other bounds, counted in `hits` when they are hit.
-    `reader` reads requests, and is closed with the dispatcher.
-    `decisions` say where requests go; not given: the router's, with an `admission` in their turn.
+    `limits` are bounds on them, counted in `hits` when they are hit. `reader` reads requests, and
+    is closed with the dispatcher.
     """
 
     def __init__(
         self,
-        router: KvRouter,
+        decider: Decider,
         monitor: HealthMonitor,
         clock: Clock,
+        limits: DispatchLimits | None = None,
         *,
-        max_attempts: int = 3,
-        silence_s: float | None = None,
-        limits: RequestLimits | None = None,
         observer: DispatchObserver | None = None,
-        admission: Admission | None = None,
-        decisions: Decisions | None = None,
         hits: LimitHits | None = None,
         reader: RequestReader | None = None,
         tracing: Tracing = NO_TRACE,
     ) -> None:
-        limits = limits or RequestLimits()
+        limits = limits or DispatchLimits()
+        bounds, router = limits.requests, decider.router
+        self._decider = decider
         self._router = router
         self._sessions = router.sessions
         self._monitor = monitor
         self._now = clock.now
-        self._max_attempts = max_attempts
+        self._max_attempts = limits.max_attempts
         self._observer = observer or NoObserver()
-        if decisions is None:
-            decisions = RouterDecisions(router, clock, admission)
-        self._decisions = decisions
-        bookings, load_fell = decisions.bookings, decisions.load_fell
         self._tracing = tracing
-        self._flights: dict[str, Flight] = {}
+        self._requests: dict[str, Request] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
-        estimate = PrefillEstimate()
-        self.budget = RetryBudget(limits.retry_budget, limits.retry_budget_least)
+        self.budget = RetryBudget(bounds.retry_budget, bounds.retry_budget_least)
         self.hits = hits or LimitHits()
         self.reader = reader or RequestReader(router.block_size, hits=self.hits)
-        self.aborts = Aborts()
-        self.plain = PlainCalls(monitor, clock, self._observer, max_attempts, tracing)
-        self._ledger = AttemptLedger(bookings, monitor, clock, self.budget, estimate, load_fell)
-        self._relay = Relay(router, monitor, clock, self._ledger, self._observer, self.aborts)
-        self.prefetcher = self._relay.prefetcher
-        if isinstance(decisions, RouterDecisions):
-            decisions.on_held = self.prefetcher.on_held
+        self.plain = PlainCalls(monitor, clock, self._observer, limits.max_attempts, tracing)
+        self.prefetcher = Prefetcher(router, monitor)
+        self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
+        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget)
+        self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher)
+        self.aborts = self._calls.aborts
         self._hedging = Hedging(
-            limits.hedge_after_s,
-            router,
-            self._ledger,
-            self._relay,
+            bounds.hedge_after_s,
+            decider,
+            clock,
+            self._calls,
+            ledger,
             self.budget,
             self.hits,
-            self._decisions,
-            self._flights,
+            self._requests,
         )
-        self._relay.on_begun = self._hedging.drop
-        self.migrations = Migrations(limits.migration_limit, monitor, self.reader)
-        self._watch = FlightWatch(
-            ChainMap(self._flights, self._hedging.hedges),
-            bookings,
-            monitor,
-            clock,
-            limits,
-            silence_s=silence_s,
-            budget=self.budget,
-            estimate=estimate,
-            hits=self.hits,
-            decisions=self._decisions,
+        self._relay = Relay(self._calls, self._hedging, ledger, monitor, clock, self._observer)
+        self._watch = RequestWatch(
+            self._requests, decider, monitor, clock, limits, ledger, self.budget, self.hits
         )
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights) + self.plain.in_flight
+        return len(self._requests) + self.plain.in_flight
 
     @property
-    def flights(self) -> Iterable[Flight]:
-        """Requests in flight, oldest first. Look at them without giving up the event loop."""
-        return self._flights.values()
+    def requests(self) -> Iterable[Request]:
+        """Requests in flight, oldest first. Do not await while iterating."""
+        return self._requests.values()
 
     @property
     def hedges(self) -> Counter[str]:
@@ -160,7 +140,7 @@ class Dispatcher:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
-        worker had said all of it. `put` is tried before it, and is quicker where a message need not
+        worker had sent all of it. `put` is tried before it, and is quicker where a message need not
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
         `stops_held`: `respond` itself ends the answer at stop strings.
         Raises what `status_of` knows:
@@ -170,94 +150,114 @@ class Dispatcher:
         An id that the caller has in flight already is refused: an abort or a release under it could
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
-        flight = None
-        code, said = StatusCode.OK, ""
+        request = None
+        code, details = StatusCode.OK, ""
         trace = self._tracing.begin(metadata)
         try:
             if isinstance(message, bytes):
-                request, facts = message, self.reader.generate_at_once(message)
+                body, facts = message, self.reader.generate_at_once(message)
                 if facts is None:
                     facts = await self.reader.generate(message)
             else:
-                request, facts = message.body, message.facts
+                body, facts = message.body, message.facts
+            limits, prompt = self._router.limits, facts.prompt
+            unfit, refusal = self._monitor.limits.check(prompt.isl, facts.largest_token)
+            if refusal is not None:
+                raise InvalidRequestError(refusal)
+            request_id = self._new_id(facts, caller)
             if session is not None:
                 affinity = self._router.config.affinity
-                request = with_retention(request, facts, session, metadata, affinity)
-            flight = self._admit(request, facts, pinned, timeout, caller)
-            flight.urgency, flight.trace = urgency, trace
-            namespace, tenants = facts.prompt.cache_namespace, self._router.limits.tenants.config
-            flight.tenant = tenants.tenant_of(call_metadata, caller.name, namespace)
-            if session is not None and self._sessions.enabled:
-                flight.session = session
-                self._sessions.begin(session)
-            flight.objectives = self._router.limits.objectives(facts.prompt.isl, objectives)
+                body = with_retention(body, facts, session, metadata, affinity)
+            if request_id != facts.request_id:
+                body = with_request_id(body, request_id)
+            now = self._now()
+            tenants = limits.tenants.config
+            placement = Placement(
+                prompt,
+                request_id,
+                now,
+                pinned,
+                unfit,
+                False,
+                session if self._sessions.enabled else None,
+                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                urgency,
+                limits.objectives(prompt.isl, objectives),
+                facts.max_tokens or None,
+            )
+            moves = self.migrations.limit > 0
+            request = self._requests[request_id] = Request(
+                request_id,
+                body,
+                facts,
+                now,
+                placement,
+                math.inf if timeout is None else now + timeout,
+                FailedAttempts(self._max_attempts),
+                asyncio.current_task(),
+                trace,
+                self.migrations.stream_of(body, facts, placement) if moves else None,
+            )
+            if placement.session is not None:
+                self._sessions.begin(placement.session)
             reply = Reply(respond, put)
-            if self.migrations.limit and (noted := self.migrations.follow(flight)) is not None:
-                reply.changes.append(noted)
+            if request.stream is not None:
+                reply.changes.append(partial(self.migrations.take, request))
             if caller.name:
-                own = own_id(flight.request_id, caller)
-                reply.changes.append(restore_id(flight.request_id, own))
-            return await self._serve(flight, reply, metadata, stops_held)
+                reply.changes.append(restore_id(request_id, own_id(request_id, caller)))
+            return await self._serve(request, reply, metadata, stops_held)
         except asyncio.CancelledError as error:
             code = StatusCode.CANCELLED
-            if flight is None or not self._relay.is_late(flight):
+            if request is None or not self._calls.is_late(request, request.attempt):
                 raise
             code = StatusCode.DEADLINE_EXCEEDED
-            if flight.taken_back is None or cast("asyncio.Task[object]", flight.task).uncancel():
-                raise  # by its client's deadline: nobody is there to be told
-            raise RequestTimeoutError(flight.taken_back.text) from error
+            why = None if request.attempt is None else request.attempt.taken_back
+            if why is None or cast("asyncio.Task[object]", request.task).uncancel():
+                raise  # by its client's deadline: no client is left to get an error
+            raise RequestTimeoutError(why.text) from error
         except BaseException as error:
-            code, said = status_of(error)
+            code, details = status_of(error)
             if (
                 isinstance(error, ClientGoneError)
-                and flight is not None
-                and self._relay.is_late(flight)
+                and request is not None
+                and self._calls.is_late(request, request.attempt)
             ):
                 code = StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
-            if flight is not None:
-                del self._flights[flight.request_id]
-                if flight.hedging or flight.hedged:
-                    self._hedging.drop(flight)
-                if flight.moves:
-                    self.migrations.settle(flight)
-                self.prefetcher.on_over(flight.request_id)
-                if flight.session is not None:
-                    self._end_session(flight, code)
-                if code is not StatusCode.OK:
-                    self._ledger.on_request_failed(flight, code, said)
-            self._observer.on_end(flight, code)
-            trace.ended(flight, code, said)
+            if request is not None:
+                self._end(request, code, details)
+            self._observer.on_end(request, code)
+            trace.ended(request, code, details)
 
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
         """Stop a request that the caller has in flight: (whether there was one, a word on it)."""
-        flight = self._flights.get(generation_id(caller, request_id))
-        if flight is None:
+        request = self._requests.get(generation_id(caller, request_id))
+        if request is None:
             return False, f"request {request_id} not found"
-        flight.aborted = True
-        self._hedging.drop(flight)
-        if flight.client is None or flight.call is None:
+        request.aborted = True
+        self._hedging.drop(request)
+        attempt = request.attempt
+        if attempt is None or attempt.client is None or attempt.call is None:
             error = RequestAbortedError(f"request {request_id} was aborted")
-            self._decisions.give_up(flight.request_id, error)
+            self._decider.give_up(request.request_id, error)
             return True, "not started yet"
         try:
-            return await flight.client.abort(flight.request_id, timeout=ABORT_TIMEOUT_S)
+            return await attempt.client.abort(request.request_id, timeout=ABORT_TIMEOUT_S)
         except EngineCallError as error:
             # The worker does not answer: at least let go of it.
-            if flight.call is not None:
-                flight.call.cancel()
+            if attempt.call is not None:
+                attempt.call.cancel()
             return True, f"cancelled; its worker did not answer: {error.details()}"
 
-    def set_limits(
-        self, limits: RequestLimits, *, max_attempts: int, silence_s: float | None
-    ) -> None:
+    def set_limits(self, limits: DispatchLimits) -> None:
         """Use other limits from now on, also for requests in flight."""
-        self._max_attempts = self.plain.max_attempts = max_attempts
-        self.budget.share, self.budget.least = limits.retry_budget, limits.retry_budget_least
-        self._watch.set_limits(limits, silence_s)
-        self._hedging.after_s = limits.hedge_after_s
-        self.migrations.limit = limits.migration_limit
+        bounds = limits.requests
+        self._max_attempts = self.plain.max_attempts = limits.max_attempts
+        self.budget.share, self.budget.least = bounds.retry_budget, bounds.retry_budget_least
+        self._watch.set_limits(limits)
+        self._hedging.after_s = bounds.hedge_after_s
+        self.migrations.limit = bounds.migration_limit
 
     def start(self) -> None:
         """Begin to look after what is in flight."""
@@ -271,101 +271,110 @@ class Dispatcher:
         await self.prefetcher.close()
         self.reader.close()
 
-    def _admit(
-        self,
-        body: bytes,
-        facts: GenerateFacts,
-        pinned: WorkerWithDpRank | None,
-        timeout: float | None,
-        caller: Caller,
-    ) -> Flight:
-        unfit, refusal = self._monitor.limits.check(facts.prompt.isl, facts.largest_token)
-        if refusal is not None:
-            raise InvalidRequestError(refusal)
+    def _new_id(self, facts: GenerateFacts, caller: Caller) -> str:
+        """The id that a request is known by; InvalidRequestError if it is in use."""
         check_id(facts.request_id)
         request_id = generation_id(caller, facts.request_id or next(self._ids))
-        if request_id in self._flights:
+        if request_id in self._requests:
             text = f"request id {facts.request_id!r} is in use"
             raise InvalidRequestError(text, field="request_id")
-        if request_id != facts.request_id:
-            body = with_request_id(body, request_id)
-        now = self._now()
-        flight = self._flights[request_id] = Flight(
-            request_id,
-            body,
-            facts,
-            now,
-            math.inf if timeout is None else now + timeout,
-            Attempts(self._max_attempts),
-            pinned,
-            unfit=unfit,
-            task=asyncio.current_task(),
-        )
-        return flight
+        return request_id
 
     async def _serve(
-        self, flight: Flight, reply: Reply, metadata: Metadata, stops_held: bool
+        self, request: Request, reply: Reply, metadata: Metadata, stops_held: bool
     ) -> Decision:
         """Try workers until one has answered."""
-        decisions, sessions, session = self._decisions, self._sessions, flight.session
+        decider, session = self._decider, request.placement.session
         failure: Exception | None = None
         while True:
-            again = failure is not None
+            placement = request.placement
+            if failure is not None:
+                failed = placement.excluded | request.failures.worker_ids
+                placement = placement._replace(excluded=failed, retried=True)
             try:
-                flight.check_aborted()
-                decision = decisions.at_once(flight, again=again)
-                if decision is None:
-                    decision = await decisions.in_turn(flight, again=again)
+                request.check_aborted()
+                if decider.is_open(placement):
+                    attempt = self._book(request, placement)
+                else:
+                    on_wait = partial(self.prefetcher.on_held, placement, request.body)
+                    async with decider.turn(placement, on_wait):
+                        request.check_aborted()  # between its turn and its departure
+                        attempt = self._book(request, placement)
             except NoWorkersError:
                 if session is not None:
-                    sessions.counts["refused"] += 1
+                    self._sessions.counts["refused"] += 1
                 if failure is None:
                     raise
-                self.migrations.on_no_worker(flight)
+                self.migrations.on_no_worker(request)
                 raise failure from None
             if failure is not None:
-                self._observer.on_retry(flight, failure)
+                self._observer.on_retry(request, failure)
             if self._hedging.after_s is not None:
-                self._hedging.plan(flight, metadata)
-            failure = await self._relay.run(flight, decision, reply, metadata)
-            if flight.hedging:
-                failure = await self._hedging.settle(flight, failure, reply, metadata)
+                self._hedging.plan(request, metadata)
+            failure = await self._relay.run(request, attempt, reply, metadata)
+            if request.hedge is not None and request.hedge.is_open:
+                failure, answers = await self._hedging.settle(request, failure)
+                if answers is not None:
+                    hedge = request.attempt
+                    assert hedge is not None
+                    failure = await self._relay.run(request, hedge, reply, metadata, answers)
+                    if failure is None and session is not None:
+                        self._sessions.bind(session, hedge.decision.worker)
+                    attempt = hedge
             if failure is None:
-                served = flight.decision or decision
-                if session is not None and served is not decision:  # by a hedge
-                    sessions.bind(session, served.worker)
-                return served
-            flight.check_aborted()
-            if flight.stream is not None and flight.messages:
-                if not await self.migrations.next_request(flight, stops_held, self._has_budget):
+                return attempt.decision
+            request.check_aborted()
+            if request.stream is not None and attempt.messages:
+                if not await self.migrations.move(request, attempt, stops_held, self._has_budget):
                     raise failure
-                if not flight.body:  # nothing is left to be generated
-                    self._ledger.on_finished(flight)
-                    await reply.send(flight.stream.end())
-                    return decision
-            elif flight.pinned is not None or not self._may_retry(flight):
-                self.migrations.on_given_up(flight)
+                if not request.stream.body:  # nothing is left to be generated
+                    self._ledger.on_finished(request)
+                    await reply.send(request.stream.end())
+                    return attempt.decision
+            elif placement.pinned is not None or not self._may_retry(request, attempt):
+                self.migrations.on_given_up(request)
                 raise failure
 
-    def _end_session(self, flight: Flight, code: StatusCode) -> None:
-        """A request of a session is over; a worker that failed it need not have the next one."""
-        assert flight.session is not None
-        failed = code is not StatusCode.OK and len(flight.attempts)
-        if failed and flight.decision is not None and not flight.attempts.is_own_fault:
-            self._sessions.unbind(flight.session, flight.decision.worker)
-        self._sessions.end(flight.session)
+    def _book(self, request: Request, placement: Placement) -> Attempt:
+        """Decide where the request goes now, and make that its attempt."""
+        began, last = self._now(), request.attempt
+        queue_s = began - request.arrived if last is None else last.queue_s
+        decision = self._decider.decide(placement)
+        attempt = self._calls.new_attempt(placement, decision, began, queue_s)
+        request.attempt = attempt
+        if request.trace is not NO_TRACE:
+            request.trace.decided(request, attempt)
+        return attempt
 
-    def _may_retry(self, flight: Flight) -> bool:
+    def _end(self, request: Request, code: StatusCode, details: str) -> None:
+        """The request is over, however it ended."""
+        del self._requests[request.request_id]
+        if request.hedge is not None:
+            self._hedging.drop(request)
+        if request.stream is not None:
+            self.migrations.settle(request)
+        self.prefetcher.on_over(request.request_id)
+        session, attempt = request.placement.session, request.attempt
+        if session is not None:
+            # A worker that failed it need not have the session's next request.
+            failed = code is not StatusCode.OK and len(request.failures)
+            if failed and attempt is not None and not request.failures.is_own_fault:
+                self._sessions.unbind(session, attempt.decision.worker)
+            self._sessions.end(session)
+        if code is not StatusCode.OK:
+            self._ledger.on_request_failed(request, code, details)
+
+    def _may_retry(self, request: Request, attempt: Attempt) -> bool:
         """Whether to try another worker; takes from the budget if that makes work twice."""
-        if flight.messages or not flight.attempts.may_go_on:
+        if attempt.messages or not request.failures.may_go_on:
             return False
-        return self._has_budget(flight)
+        return self._has_budget(request)
 
-    def _has_budget(self, flight: Flight) -> bool:
+    def _has_budget(self, request: Request) -> bool:
         """Whether a further attempt may be made, as far as the work goes that it makes twice."""
-        if flight.attempts.repeats_work and not flight.retrying:
-            if not self.budget.take(len(self._flights)):
+        if request.failures.repeats_work and not request.retrying:
+            if not self.budget.take(len(self._requests)):
                 self.hits.hit("retry_budget")
                 return False
-            flight.retrying = True
+            request.retrying = True
         return True

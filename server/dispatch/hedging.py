@@ -1,233 +1,206 @@
 """Hedging: a request that no worker has begun to answer is sent to a second one as well.
 
-The first to speak has it; the other attempt is cancelled, and its booking freed. Off by default.
+The first to answer serves it; the other attempt is cancelled, and its booking freed. Off by
+default.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
+from ...base.clock import Clock
 from ...base.errors import NoWorkersError, RouterError
 from ...base.limit_hits import LimitHits
-from ...router.kv_router import KvRouter
-from ...router.policy import Decision
+from ...router.decider import Decider
+from ...router.placement import Placement
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, Origin, Retry
-from .attempts import RetryBudget
-from .decisions import Decisions
+from .engine_calls import Answers, EngineCalls
 from .ledger import AttemptLedger
-from .relay import Relay, Sent
-from .reply import Reply
-from .request import Flight, TakenBack
+from .request import Attempt, Hedge, Request, TakenBack
+from .retries import RetryBudget
 from .status import OvertakenError, RequestAbortedError
 
 _BOOKING = "\x02"
 """Marks the booking of a second attempt: no request's id begins with a control character."""
 
 
-class Hedge:
-    """The second attempt of a request, while another one has not begun to answer."""
-
-    def __init__(self, twin: Flight) -> None:
-        self.twin = twin
-        """the request, as if it were on this attempt alone"""
-        self.task: asyncio.Task[Exception | None] | None = None
-        """waits for its first message; a failure if none came"""
-        self.decision: Decision | None = None
-        self.sent: Sent | None = None
-        self.first = b""
-        self.won = False
-        """that message came, and nothing from the other worker before it"""
-        self.dropped = False
-        """nobody waits for it any more"""
-
-    def take_over(self, flight: Flight) -> Sent:
-        """Make this the request's attempt, as if it had been sent so from the beginning."""
-        twin, sent = self.twin, self.sent
-        assert sent is not None
-        flight.booking_id, flight.decision = twin.booking_id, twin.decision
-        flight.client, flight.call, flight.taken_back = twin.client, twin.call, twin.taken_back
-        flight.sent_at, flight.since = twin.sent_at, twin.since
-        flight.uncached_tokens, flight.counts_prefill = twin.uncached_tokens, twin.counts_prefill
-        flight.prefill_timer = twin.prefill_timer
-        return replace(sent, answers=_again(self.first, sent.answers))
-
-
 class Hedging:
-    """Makes hedges, at most one for a request and as many as the retry budget has room for.
+    """Makes hedges, at most one for a request and as many as the retry budget allows.
 
-    `flights` are the requests in flight, `hedges` the second attempts of some of them. `counts` has
-    how they ended: won, lost (the other worker was first, or the client left), failed.
+    `requests` are those in flight. `counts` has how hedges ended: won, lost (the other worker was
+    first, or the client left), failed.
     """
 
     def __init__(
         self,
         after_s: float | None,
-        router: KvRouter,
+        decider: Decider,
+        clock: Clock,
+        calls: EngineCalls,
         ledger: AttemptLedger,
-        relay: Relay,
         budget: RetryBudget,
         hits: LimitHits,
-        decisions: Decisions,
-        flights: Mapping[str, Flight],
+        requests: Mapping[str, Request],
     ) -> None:
         self.after_s = after_s
-        self._router = router
+        self._decider = decider
+        self._now = clock.now
+        self._calls = calls
         self._ledger = ledger
-        self._relay = relay
         self._budget = budget
         self._hits = hits
-        self._decisions = decisions
-        self._flights = flights
-        self.hedges: dict[str, Flight] = {}
-        self._under_way: dict[str, Hedge] = {}  # by the request's id
+        self._requests = requests
         self.counts: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def plan(self, flight: Flight, metadata: Metadata) -> None:
-        """An attempt begins: think of a second one after a while."""
-        if self.after_s is None or flight.pinned is not None or flight.hedged:
+    def plan(self, request: Request, metadata: Metadata) -> None:
+        """An attempt begins: begin a second one after a while."""
+        placement, hedge = request.placement, request.hedge
+        if self.after_s is None or placement.pinned is not None:
             return
-        if flight.session is not None and self._router.sessions.hard:
+        if hedge is not None and hedge.task is not None:
             return
-        flight.hedging = True
+        if placement.session is not None and self._decider.router.sessions.hard:
+            return
         loop = asyncio.get_running_loop()
-        flight.hedge_timer = loop.call_later(self.after_s, self._begin, flight, metadata)
+        request.hedge = Hedge(loop.call_later(self.after_s, self._begin, request, metadata))
 
-    def drop(self, flight: Flight) -> None:
-        """The request needs no second attempt any more."""
-        if flight.hedge_timer is not None:
-            flight.hedge_timer.cancel()
-            flight.hedge_timer = None
-        flight.hedging = False
-        hedge = self._under_way.pop(flight.request_id, None)
-        if hedge is None:
+    def drop(self, request: Request) -> None:
+        """The request needs no second attempt any more. Idempotent."""
+        hedge = request.hedge
+        if hedge is None or not hedge.is_open:
+            return
+        hedge.is_open = False
+        if hedge.timer is not None:
+            hedge.timer.cancel()
+            hedge.timer = None
+        if hedge.task is None:
             return
         hedge.dropped = True
-        assert hedge.task is not None
         if not hedge.task.done():
             hedge.task.cancel()
-        elif hedge.won:  # and yet nobody wants it
-            self._keep(asyncio.create_task(self._release(hedge), name="hedge"))
+        elif hedge.won:  # but the other worker has begun to answer, or the client left
+            release = self._release(request, hedge)
+            self._keep(asyncio.create_task(release, name="hedge"))
 
     async def settle(
-        self, flight: Flight, failure: Exception | None, reply: Reply, metadata: Metadata
-    ) -> Exception | None:
-        """The first attempt is over, and a second one is there: what came of both."""
-        hedge = self._under_way.get(flight.request_id)
-        if hedge is None or failure is None or flight.messages:
-            self.drop(flight)
-            return failure
+        self, request: Request, failure: Exception | None
+    ) -> tuple[Exception | None, Answers | None]:
+        """The first attempt is over while a hedge is open: what came of both.
+
+        With answers the hedge has won: it is the request's attempt now, and they are to be relayed.
+        """
+        hedge, first = request.hedge, request.attempt
+        assert hedge is not None and first is not None
+        if hedge.task is None or failure is None or first.messages:
+            self.drop(request)
+            return failure, None
         if not isinstance(failure, OvertakenError):
-            if flight.aborted or flight.attempts.last.verdict.retry is Retry.NO:
-                self.drop(flight)
-                return failure
-        assert hedge.task is not None
+            if request.aborted or request.failures.last.verdict.retry is Retry.NO:
+                self.drop(request)
+                return failure, None
         await asyncio.wait((hedge.task,))
         if hedge.dropped:
-            return RequestAbortedError(f"request {flight.request_id} was aborted")
-        del self._under_way[flight.request_id]
-        flight.hedging = False
+            return RequestAbortedError(f"request {request.request_id} was aborted"), None
+        hedge.is_open = False
         if hedge.task.cancelled():
-            return failure
+            return failure, None
         second = hedge.task.result()
         if second is not None:
-            return second if hedge.sent is not None else failure
+            return failure if hedge.answers is None else second, None
+        assert hedge.attempt is not None and hedge.answers is not None
         self.counts["won"] += 1
-        self.hedges.pop(hedge.twin.booking_id, None)
-        if flight.retrying:
+        if request.retrying:
             self._budget.give_back()
-        flight.retrying = True
-        sent = hedge.take_over(flight)
-        assert hedge.decision is not None
-        return await self._relay.run(flight, hedge.decision, reply, metadata, sent)
+        request.retrying = True
+        request.attempt = hedge.attempt
+        return None, _again(hedge.first, hedge.answers)
 
     async def close(self) -> None:
         """Wait for hedges on their way out."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _begin(self, flight: Flight, metadata: Metadata) -> None:
+    def _begin(self, request: Request, metadata: Metadata) -> None:
         """The time is over: hedge, if that may be of use."""
-        flight.hedge_timer = None
-        if flight.messages or flight.call is None or flight.taken_back or flight.aborted:
+        hedge, first = request.hedge, request.attempt
+        assert hedge is not None and first is not None
+        hedge.timer = None
+        if first.messages or first.call is None or first.taken_back or request.aborted:
             return
-        if not self._decisions.is_open(flight.tenant):
-            return  # whoever is there has enough to do
-        assert flight.decision is not None
-        others = flight.attempts.worker_ids | {flight.decision.worker.worker_id}
-        twin = Flight(
-            flight.request_id,
-            flight.body,
-            flight.facts,
-            flight.arrived,
-            flight.deadline,
-            flight.attempts,
-            unfit=flight.unfit | others,
-            tenant=flight.tenant,
-            booking_id=f"{_BOOKING}{flight.request_id}",
-            retrying=True,
+        placement = request.placement._replace(
+            request_id=f"{_BOOKING}{request.request_id}",
+            excluded=request.placement.excluded | request.failures.worker_ids | {first.worker_id},
+            session=None,
         )
-        flight.hedged = True
-        hedge = self._under_way[flight.request_id] = Hedge(twin)
-        hedge.task = asyncio.create_task(self._run(flight, hedge, metadata), name="hedge")
+        if not self._decider.is_open(placement):
+            return  # the workers have enough to do
+        hedge.task = asyncio.create_task(
+            self._run(request, hedge, first, placement, metadata), name="hedge"
+        )
         self._keep(hedge.task)
 
-    async def _run(self, flight: Flight, hedge: Hedge, metadata: Metadata) -> Exception | None:
+    async def _run(
+        self,
+        request: Request,
+        hedge: Hedge,
+        first: Attempt,
+        placement: Placement,
+        metadata: Metadata,
+    ) -> Exception | None:
         """Send the request, and wait for the first message. None if it came."""
-        twin, relay = hedge.twin, self._relay
-        if not self._budget.take(len(self._flights)):
+        calls = self._calls
+        if not self._budget.take(len(self._requests)):
             self._hits.hit("retry_budget")
             return NoWorkersError("there is no budget for a second attempt")
+        began = self._now()
         try:
-            hedge.decision = twin.decision = await self._decisions.second(twin)
+            decision = self._decider.router.place(placement)
         except BaseException as error:
             self._budget.give_back()
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
+        attempt = hedge.attempt = calls.new_attempt(placement, decision, began, first.queue_s)
         try:
-            self.hedges[twin.booking_id] = twin
-            hedge.sent = relay.send(twin, hedge.decision, metadata)
-            if hedge.sent is None:
-                return relay.failed(twin, Origin.CONNECT, "it has no address")
-            first = await anext(hedge.sent.answers, None)
-            if first is None:
-                hedge.sent.running = False
-                return relay.failed(twin, Origin.EMPTY, "it ended without an answer")
-            hedge.first, hedge.won = first, True
-            flight.take_back(TakenBack.OVERTAKEN)
+            hedge.answers = calls.send(request, attempt, metadata)
+            if hedge.answers is None:
+                return calls.failed(request, attempt, Origin.CONNECT, "it has no address")
+            message = await anext(hedge.answers, None)
+            if message is None:
+                attempt.call = None
+                return calls.failed(request, attempt, Origin.EMPTY, "it ended without an answer")
+            hedge.first, hedge.won = message, True
+            request.take_back(first, TakenBack.OVERTAKEN)
             return None
         except EngineCallError as error:
-            assert hedge.sent is not None
-            return relay.failed_by(twin, hedge.sent, error)
+            return calls.failed_by(request, attempt, error)
         except asyncio.CancelledError:
-            return None if hedge.dropped else relay.taken_back(twin)
+            return None if hedge.dropped else calls.taken_back(request, attempt)
         finally:
             if not hedge.won:
-                await self._release(hedge)
+                await self._release(request, hedge)
 
-    async def _release(self, hedge: Hedge) -> None:
+    async def _release(self, request: Request, hedge: Hedge) -> None:
         """The second attempt has no use any more."""
-        twin, sent = hedge.twin, hedge.sent
-        self.hedges.pop(twin.booking_id, None)
+        attempt, answers = hedge.attempt, hedge.answers
+        assert attempt is not None
         self._budget.give_back()
         self.counts["lost" if hedge.dropped else "failed"] += 1
-        if hedge.dropped and hedge.decision is not None and sent is not None:
-            worker_id = hedge.decision.worker.worker_id
-            self._ledger.on_cancelled(twin, worker_id, late=False)
-        self._ledger.on_ended(twin)
-        if sent is not None and sent.running:
-            await self._relay.stop(twin, sent)
+        if hedge.dropped and answers is not None:
+            self._ledger.on_cancelled(request, attempt, late=False)
+        self._ledger.on_ended(attempt)
+        if attempt.call is not None and answers is not None:
+            await self._calls.stop(request, attempt, answers)
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _again(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _again(first: bytes, rest: Answers) -> Answers:
     """A message that was read already, and those after it."""
     try:
         yield first

@@ -1,20 +1,18 @@
 """What an attempt counts as: load while it lasts, a sample if it answers, a fault if it fails."""
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode, WorkerError
-from ...router.policy import Decision
+from ...router.decider import Decider
 from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
-from .attempts import Attempt, RetryBudget
-from .decisions import Bookings
 from .generate_answer import is_blank, told_cached_tokens
 from .prefill_estimate import PrefillEstimate
-from .request import Flight
+from .request import Attempt, Request
+from .retries import FailedAttempt, RetryBudget
 from .status import RequestAbortedError, RequestTimeoutError
 
 LOGGED_DETAILS = 200
@@ -34,163 +32,176 @@ log = structlog.get_logger(__name__)
 
 
 class AttemptLedger:
-    """Keeps router, health monitor and retry budget right about attempts. The dispatcher says what
-    happens to each: sent, first message, failed or cancelled, ended.
-
-    `on_load_fell` is called when a request that waits might go.
-    """
+    """Keeps router, health monitor and retry budget right about attempts, as they are sent, begin
+    to answer, fail or are cancelled, and end."""
 
     def __init__(
         self,
-        bookings: Bookings,
+        decider: Decider,
         monitor: HealthMonitor,
         clock: Clock,
         budget: RetryBudget,
-        estimate: PrefillEstimate,
-        on_load_fell: Callable[[], None],
     ) -> None:
-        self._bookings = bookings
+        self._router = decider.router
+        self._load_fell = decider.poll
         self._reports = monitor.reports
         self._now = clock.now
         self._budget = budget
-        self._estimate = estimate
-        self._load_fell = on_load_fell
+        self._estimate = PrefillEstimate()
+        # By booking: prefills of whole answers, and of streams that count no more without a token.
+        self._prefills: dict[str, asyncio.TimerHandle] = {}
+        self._released: set[str] = set()
 
-    def on_sent(self, flight: Flight, decision: Decision) -> None:
-        now, worker_id = self._now(), decision.worker.worker_id
-        flight.taken_back, flight.writing = None, False
-        flight.sent_at = flight.since = now
-        flight.uncached_tokens = flight.facts.prompt.isl - decision.cached_tokens
-        flight.counts_prefill = True
-        if not flight.facts.streaming:
+    def on_sent(self, request: Request, attempt: Attempt) -> None:
+        worker_id = attempt.worker_id
+        if not request.facts.streaming:
             # Its answer comes whole: nothing will say when the prompt was computed.
-            wait = self._estimate.end_of(worker_id, flight.uncached_tokens, now) - now
-            loop = asyncio.get_running_loop()
-            flight.prefill_timer = loop.call_later(wait, self._release_prefill, flight)
+            now, tokens = attempt.sent_at, attempt.prefill_tokens
+            wait = self._estimate.end_of(worker_id, tokens, now) - now
+            loop, booking_id = asyncio.get_running_loop(), attempt.booking_id
+            timer = loop.call_later(wait, self._release_prefill, booking_id)
+            self._prefills[booking_id] = timer
         self._reports.sent(worker_id)
 
-    def on_first_message(self, flight: Flight, message: bytes, now: float) -> None:
-        assert flight.decision is not None
-        waited = now - flight.sent_at
-        if flight.facts.streaming:
+    def on_first_message(
+        self, request: Request, attempt: Attempt, message: bytes, now: float
+    ) -> None:
+        waited, tokens = now - attempt.sent_at, attempt.prefill_tokens
+        if request.facts.streaming:
             cached_tokens = told_cached_tokens(message)
-            self._bookings.mark_prefill_complete(flight.booking_id, cached_tokens=cached_tokens)
-            self._estimate.observe(flight.uncached_tokens, waited)
+            self._router.mark_prefill_complete(attempt.booking_id, cached_tokens=cached_tokens)
+            self._estimate.observe(tokens, waited)
             self._load_fell()
         else:  # the whole answer
-            self._estimate.observe_whole(flight.uncached_tokens, waited)
-        self._reports.answered(flight.decision.worker.worker_id, waited)
-        self._settle(flight, served=True)
+            self._estimate.observe_whole(tokens, waited)
+        self._reports.answered(attempt.worker_id, waited)
+        self._settle(request, served=True)
+
+    def on_overdue(self, attempt: Attempt, waited: float) -> None:
+        """A stream has no first message after so long: its prompt counts no more once that is far
+        more than a prefill takes."""
+        booking_id = attempt.booking_id
+        if booking_id in self._released:
+            return
+        if waited > self._estimate.release_after_s(attempt.prefill_tokens):
+            self._released.add(booking_id)
+            self._router.release_prefill(booking_id)
+            self._load_fell()
+
+    def forget(self, now: float) -> None:
+        """Drop the estimates of workers that have computed all their prompts."""
+        self._estimate.forget(now)
 
     def on_failed(
         self,
-        flight: Flight,
+        request: Request,
+        attempt: Attempt,
         origin: Origin,
         code: StatusCode,
         details: str,
         error: Exception | None = None,
     ) -> Exception:
-        """Judge and note an attempt's failure; what to tell the client if it was the last one."""
-        assert flight.decision is not None
-        worker_id = flight.decision.worker.worker_id
-        flight.call = None
-        if flight.aborted and code is StatusCode.CANCELLED:
+        """Judge and note an attempt's failure; the error for the client if it was the last one."""
+        worker_id = attempt.worker_id
+        if request.aborted and code is StatusCode.CANCELLED:
             self._reports.given_up(worker_id)
-            return RequestAbortedError(f"request {flight.request_id} was aborted")
-        verdict = judge(origin, code, started=flight.messages > 0)
-        flight.attempts.add(Attempt(worker_id, origin, verdict, details))
-        waited = self._now() - flight.sent_at
-        pinned = flight.pinned is not None
-        self._reports.failed(worker_id, verdict, waited, pinned=pinned)
+            return RequestAbortedError(f"request {request.request_id} was aborted")
+        verdict = judge(origin, code, started=attempt.messages > 0)
+        request.failures.add(FailedAttempt(worker_id, origin, verdict, details))
+        waited = self._now() - attempt.sent_at
+        self._reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         if origin is Origin.DEADLINE:
             return error or RequestTimeoutError(details)
         own = origin is Origin.ENGINE and code not in _LOST
         if error is not None and (own or verdict.blame is Blame.REQUEST):
             return error
-        address = flight.client.address if flight.client is not None else "?"
-        when = f"in mid-stream after {flight.messages} messages"
+        address = attempt.client.address if attempt.client is not None else "?"
+        when = f"in mid-stream after {attempt.messages} messages"
         return WorkerError(
             f"worker {worker_id} at {address} lost "
-            f"{when if flight.messages else 'before it answered'}: {shortened(details)}",
+            f"{when if attempt.messages else 'before it answered'}: {shortened(details)}",
             worker_id=worker_id,
         )
 
-    def on_served(self, flight: Flight) -> None:
+    def on_served(self, request: Request, attempt: Attempt) -> None:
         """An attempt's answer is whole."""
-        assert flight.decision is not None
-        worker_id, waited = flight.decision.worker.worker_id, self._now() - flight.sent_at
-        if flight.messages == 1 and is_blank(flight.last_message):
-            self._reports.blank(worker_id, waited, pinned=flight.pinned is not None)
+        worker_id, waited = attempt.worker_id, self._now() - attempt.sent_at
+        if attempt.messages == 1 and is_blank(request.last_message):
+            self._reports.blank(worker_id, waited, pinned=_is_pinned(request))
         else:
             self._reports.succeeded(worker_id, waited)
 
-    def on_finished(self, flight: Flight) -> None:
-        """Its worker failed when all was said but the last word: nobody else is asked."""
-        self._settle(flight, served=False)
+    def on_finished(self, request: Request) -> None:
+        """Its worker failed when only the last message was missing: no other one is asked."""
+        self._settle(request, served=False)
 
-    def on_cancelled(self, flight: Flight, worker_id: int, *, late: bool) -> None:
+    def on_cancelled(self, request: Request, attempt: Attempt, *, late: bool) -> None:
         """Its task was cancelled while a worker had it; `late`: because its time was over."""
-        reports = self._reports
-        if late and not flight.messages:
+        reports, worker_id = self._reports, attempt.worker_id
+        if late and not attempt.messages:
             verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
-            said = "nothing came of it in time"
-            flight.attempts.add(Attempt(worker_id, Origin.DEADLINE, verdict, said))
-            pinned = flight.pinned is not None
-            reports.failed(worker_id, verdict, self._now() - flight.sent_at, pinned=pinned)
+            details = "nothing came of it in time"
+            request.failures.add(FailedAttempt(worker_id, Origin.DEADLINE, verdict, details))
+            waited = self._now() - attempt.sent_at
+            reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         else:
             reports.given_up(worker_id)
 
-    def on_ended(self, flight: Flight) -> None:
-        """Whatever became of it."""
+    def on_ended(self, attempt: Attempt) -> None:
+        """An attempt is over, however it ended."""
         # A message is a token or a few: it is their pace that a policy learns.
-        self._bookings.free(flight.booking_id, output_tokens=flight.messages or None)
-        flight.call = None
-        if flight.prefill_timer is not None:
-            flight.prefill_timer.cancel()
-            flight.prefill_timer = None
+        booking_id = attempt.booking_id
+        self._router.free(booking_id, output_tokens=attempt.messages or None)
+        if self._prefills and (timer := self._prefills.pop(booking_id, None)) is not None:
+            timer.cancel()
+        if self._released:
+            self._released.discard(booking_id)
         self._load_fell()
 
-    def on_request_failed(self, flight: Flight, code: StatusCode, said: str) -> None:
-        """A request ended otherwise than well; `said` is what its client is told.
+    def on_request_failed(self, request: Request, code: StatusCode, details: str) -> None:
+        """A request ended otherwise than well; `details` is the text for its client.
 
         A line in the log, unless that is its client's own doing.
         """
-        self._settle(flight, served=False)
-        attempts, more = flight.attempts, {}
-        if len(attempts):
-            if attempts.last.verdict.blame is Blame.CLIENT:
+        self._settle(request, served=False)
+        failures, more = request.failures, {}
+        if len(failures):
+            if failures.last.verdict.blame is Blame.CLIENT:
                 return
-            said = attempts.last.details
-            if attempts.is_deadly:
+            details = failures.last.details
+            if failures.is_deadly:
                 more["breaks_workers"] = True
         elif code not in _FAILURES:
             return
         log.warning(
             "request failed",
-            request_id=flight.request_id[:LOGGED_DETAILS],
+            request_id=request.request_id[:LOGGED_DETAILS],
             status=code.name,
-            attempts=attempts.describe(),
-            details=said[:LOGGED_DETAILS],
+            attempts=failures.describe(),
+            details=details[:LOGGED_DETAILS],
             **more,
         )
 
-    def _settle(self, flight: Flight, *, served: bool) -> None:
-        """Say whose fault earlier failures were, and give the retry budget its share back."""
-        if flight.retrying:
-            flight.retrying = False
+    def _settle(self, request: Request, *, served: bool) -> None:
+        """Report who was to blame for earlier failures; give the retry budget its share back."""
+        if request.retrying:
+            request.retrying = False
             self._budget.give_back()
-        attempts, reports = flight.attempts, self._reports
-        suspects = attempts.take_suspects(served=served) if attempts.failed else ()
+        failures, reports = request.failures, self._reports
+        suspects = failures.take_suspects(served=served) if failures.failed else ()
         for suspect in suspects:
             if served:
                 reports.convicted(suspect.worker_id, suspect.verdict)
-            elif len(suspects) == 1 and flight.pinned is None:
+            elif len(suspects) == 1 and not _is_pinned(request):
                 reports.undecided(suspect.worker_id)
             else:
                 reports.given_up(suspect.worker_id)
 
-    def _release_prefill(self, flight: Flight) -> None:
-        flight.prefill_timer = None
-        flight.counts_prefill = False
-        self._bookings.release_prefill(flight.booking_id)
+    def _release_prefill(self, booking_id: str) -> None:
+        del self._prefills[booking_id]
+        self._router.release_prefill(booking_id)
         self._load_fell()
+
+
+def _is_pinned(request: Request) -> bool:
+    return request.placement.pinned is not None

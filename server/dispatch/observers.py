@@ -7,39 +7,36 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...process.logs import UNLIMITED
+from ...router.kv_router import KvRouter
 from .generate_answer import told_output_tokens
-from .request import Flight
+from .request import Attempt, Request
 
 log = structlog.get_logger(__name__)
 
 
 class DispatchObserver(Protocol):
-    """Hears what happens to requests, on the event loop, for each of them: be quick."""
+    """Observer of requests. Called on the event loop, for each of them: be quick."""
 
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
-        """A message came from the worker. `flight` still shows the state before it."""
+    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
+        """A message came from the worker. Request and attempt still show the state before it."""
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None:
+    def on_retry(self, request: Request, error: BaseException) -> None:
         """Another worker is tried, because the one before failed with this error."""
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
-        """The request ended; None if it was refused before it became a flight."""
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
+        """The request ended; None if it was refused before it was in request."""
 
 
 class NoObserver:
     """Hears nothing."""
 
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None: ...
+    def on_message(
+        self, request: Request, attempt: Attempt, message: bytes, now: float
+    ) -> None: ...
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None: ...
+    def on_retry(self, request: Request, error: BaseException) -> None: ...
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None: ...
-
-
-class OutputLedger(Protocol):
-    """What it needs of a KvRouter."""
-
-    def add_output_tokens(self, request_id: str, generated: int) -> None: ...
+    def on_end(self, request: Request | None, code: StatusCode) -> None: ...
 
 
 class OutputTracking:
@@ -48,20 +45,20 @@ class OutputTracking:
     A request for several answers counts as long as the longest of them.
     """
 
-    def __init__(self, router: OutputLedger, inner: DispatchObserver) -> None:
+    def __init__(self, router: KvRouter, inner: DispatchObserver) -> None:
         self._router = router
         self._inner = inner
 
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
+    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
         if generated := told_output_tokens(message):
-            self._router.add_output_tokens(flight.booking_id, generated)
-        self._inner.on_message(flight, message, now)
+            self._router.add_output_tokens(attempt.booking_id, generated)
+        self._inner.on_message(request, attempt, message, now)
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None:
-        self._inner.on_retry(flight, error)
+    def on_retry(self, request: Request, error: BaseException) -> None:
+        self._inner.on_retry(request, error)
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
-        self._inner.on_end(flight, code)
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
+        self._inner.on_end(request, code)
 
 
 class AccessLog:
@@ -75,25 +72,25 @@ class AccessLog:
         self.on_message = inner.on_message
         self.on_retry = inner.on_retry
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
-        self._inner.on_end(flight, code)
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
+        self._inner.on_end(request, code)
         fields: dict[str, object] = {UNLIMITED: True, "status": code.name}
-        if flight is not None:
+        if request is not None:
             fields.update(
-                request_id=flight.request_id[:200],
-                duration_s=round(self._now() - flight.arrived, 6),
-                prompt_tokens=flight.facts.prompt.isl,
-                streaming=flight.facts.streaming,
-                messages=flight.messages,
-                attempts=flight.attempts.describe(),
-                migrations=flight.moves,
+                request_id=request.request_id[:200],
+                duration_s=round(self._now() - request.arrived, 6),
+                prompt_tokens=request.facts.prompt.isl,
+                streaming=request.facts.streaming,
+                messages=request.messages,
+                attempts=request.failures.describe(),
+                migrations=request.moves,
             )
-            decision = flight.decision
+            decision = request.decision
             if decision is not None:
                 fields.update(
                     worker_id=decision.worker.worker_id,
                     dp_rank=decision.worker.dp_rank,
-                    queue_s=round(flight.queue_s, 6),
+                    queue_s=round(request.queue_s, 6),
                     overlap_blocks=decision.overlap_blocks,
                 )
         log.info("request ended", **fields)

@@ -10,9 +10,9 @@ from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
 from ...workers.failures import EngineCallError, Origin, judge
 from ...workers.health import HealthMonitor
-from .attempts import Attempt, Attempts
 from .observers import DispatchObserver
 from .request import NO_TRACE, CallTrace, Tracing
+from .retries import FailedAttempt, FailedAttempts
 from .status import status_of
 
 Respond = Callable[[bytes], Awaitable[None]]
@@ -108,7 +108,7 @@ class PlainCalls:
         metadata: Metadata,
         trace: CallTrace,
     ) -> None:
-        attempts, began, passed = Attempts(self.max_attempts), self._now(), 0
+        failures, began, passed = FailedAttempts(self.max_attempts), self._now(), 0
         # One turn a call: if retries took turns too, one that fails could be everybody's first.
         turn = next(self._turn)
 
@@ -118,15 +118,15 @@ class PlainCalls:
             await respond(message)
 
         while True:
-            ready = [w for w in self._monitor.ready_workers() if w[0] not in attempts.worker_ids]
+            ready = [w for w in self._monitor.ready_workers() if w[0] not in failures.worker_ids]
             if not ready:
                 raise NoWorkersError("no workers ready")
             worker_id, client = ready[turn % len(ready)]
             sent = self._now()
             left = None if timeout is None else began + timeout - sent
             self._running[worker_id] += 1
-            told = trace.sent(worker_id, client.address, len(attempts) + 1, metadata)
-            failure: Attempt | None = None
+            told = trace.sent(worker_id, client.address, len(failures) + 1, metadata)
+            failure: FailedAttempt | None = None
             try:
                 await call(client, left, told, count)
                 return
@@ -136,10 +136,10 @@ class PlainCalls:
                     origin = Origin.DEADLINE
                 verdict = judge(origin, error.code(), started=passed > 0)
                 self._monitor.reports.noticed(worker_id, verdict)
-                failure = Attempt(worker_id, origin, verdict, error.details())
-                attempts.add(failure)
-                others = {w for w, _ in self._monitor.ready_workers()} - attempts.worker_ids
-                if not attempts.may_go_on or not others:
+                failure = FailedAttempt(worker_id, origin, verdict, error.details())
+                failures.add(failure)
+                others = {w for w, _ in self._monitor.ready_workers()} - failures.worker_ids
+                if not failures.may_go_on or not others:
                     raise
             finally:
                 trace.attempt_ended(passed, failure)

@@ -1,193 +1,112 @@
 """One attempt: a request to one worker, and its answer back to the client."""
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import cast
 
 from ...base.clock import Clock
-from ...base.errors import StatusCode
 from ...process.supervised import is_cancelled
-from ...router.kv_router import KvRouter
-from ...router.policy import Decision
 from ...workers.channels import Metadata, deliver
-from ...workers.dialects import EngineCall, EngineClient, rank_metadata
 from ...workers.failures import EngineCallError, Origin
 from ...workers.health import HealthMonitor
 from ..migration import EndedEarlyError
-from ..prefetch import Prefetcher
+from .engine_calls import Answers, EngineCalls
+from .hedging import Hedging
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
 from .reply import Reply
-from .request import NO_TRACE, Aborts, Flight, TakenBack
+from .request import NO_TRACE, Attempt, Request, TakenBack
 from .status import OvertakenError
-
-CLOCK_SLACK_S = 0.05
-"""A call that ends by its deadline may do so that much before we think it should."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """A request that is with a worker. `running`: it is there still, as far as we know."""
-
-    client: EngineClient
-    call: EngineCall
-    answers: AsyncGenerator[bytes, None]
-    running: bool = True
 
 
 class Relay:
-    """Sends requests and passes messages on. An attempt is booked before, and freed here."""
+    """Passes messages on. An attempt is booked before, and freed here."""
 
     def __init__(
         self,
-        router: KvRouter,
+        calls: EngineCalls,
+        hedging: Hedging,
+        ledger: AttemptLedger,
         monitor: HealthMonitor,
         clock: Clock,
-        ledger: AttemptLedger,
         observer: DispatchObserver,
-        aborts: Aborts,
     ) -> None:
-        self._router = router
-        self._monitor = monitor
-        self._now = clock.now
+        self._calls = calls
+        self._hedging = hedging
         self._ledger = ledger
+        self._reports = monitor.reports
+        self._now = clock.now
         self._observer = observer
-        self._aborts = aborts
-        self.prefetcher = Prefetcher(router, monitor)
-        self.on_begun: Callable[[Flight], None] | None = None
-        """hears of a flight whose first message came, if it has or plans a hedge"""
-
-    def send(self, flight: Flight, decision: Decision, metadata: Metadata) -> Sent | None:
-        """Begin an attempt; None if its worker has no address any more."""
-        worker_id = decision.worker.worker_id
-        client = flight.client = self._monitor.client(worker_id)
-        if client is None:
-            return None
-        entry = self._router.registry.entry(worker_id)
-        if entry is not None and entry.dp_size > 1:
-            metadata = (*metadata, *rank_metadata(entry, decision.worker.dp_rank))
-        self._ledger.on_sent(flight, decision)
-        if flight.trace is not NO_TRACE:
-            metadata = flight.trace.sent(flight, metadata)
-        self.prefetcher.on_sent(flight, decision)
-        left = None if flight.deadline == math.inf else flight.deadline - flight.sent_at
-        call = flight.call = client.generate(flight.body, timeout=left, metadata=metadata)
-        return Sent(client, call, cast("AsyncGenerator[bytes, None]", aiter(call)))
 
     async def run(
         self,
-        flight: Flight,
-        decision: Decision,
+        request: Request,
+        attempt: Attempt,
         reply: Reply,
         metadata: Metadata,
-        sent: Sent | None = None,
+        answers: Answers | None = None,
     ) -> Exception | None:
-        """One worker's try. None: it answered. Else what to tell the client if nobody else does.
+        """One worker's try. None: it answered. Else the error for the client if nobody else does.
 
-        The request is booked on entry, freed on return. It is sent, if it was not before.
+        The request is booked on entry, freed on return. It is sent, unless `answers` come already.
         """
-        ledger, worker_id = self._ledger, decision.worker.worker_id
+        ledger, calls = self._ledger, self._calls
 
         def take(message: bytes) -> bytes | None:
-            self._on_message(flight, message)
+            at = self._on_message(request, attempt, message)
             rest = reply.take(message)
-            flight.writing = rest is not None
+            attempt.owes_since = at if rest is None else None
             return rest
 
         async def write(message: bytes) -> None:
             await reply.write(message)
-            flight.since, flight.writing = self._now(), False
+            attempt.owes_since = self._now()
 
         try:
-            if sent is None:
-                sent = self.send(flight, decision, metadata)
-            if sent is None:
-                return self.failed(flight, Origin.CONNECT, "it has no address")
-            await deliver(sent.answers, take, write)
-            if flight.taken_back is TakenBack.OVERTAKEN:
-                return self.taken_back(flight)
-            sent.running = False
-            if not flight.messages:
-                return self.failed(flight, Origin.EMPTY, "it ended without an answer")
-            ledger.on_served(flight)
+            if answers is None:
+                answers = calls.send(request, attempt, metadata)
+            if answers is None:
+                return calls.failed(request, attempt, Origin.CONNECT, "it has no address")
+            await deliver(answers, take, write)
+            if attempt.taken_back is TakenBack.OVERTAKEN:
+                return calls.taken_back(request, attempt)
+            attempt.call = None
+            if not attempt.messages:
+                return calls.failed(request, attempt, Origin.EMPTY, "it ended without an answer")
+            ledger.on_served(request, attempt)
             return None
         except EngineCallError as error:
-            assert sent is not None
-            return self.failed_by(flight, sent, error)
+            return calls.failed_by(request, attempt, error)
         except OvertakenError:
-            return self.taken_back(flight)
+            return calls.taken_back(request, attempt)
         except EndedEarlyError as error:
-            return self.failed(flight, Origin.ENGINE, f"it ended the stream unfinished: {error}")
+            details = f"it ended the stream unfinished: {error}"
+            return calls.failed(request, attempt, Origin.ENGINE, details)
         except asyncio.CancelledError:
-            if sent is None or is_cancelled():
-                ledger.on_cancelled(flight, worker_id, late=self.is_late(flight))
+            if answers is None or is_cancelled():
+                ledger.on_cancelled(request, attempt, late=calls.is_late(request, attempt))
                 raise  # by our client, by its deadline, by our own shutdown or by a time-out
-            return self.taken_back(flight)
+            return calls.taken_back(request, attempt)
         except BaseException:
-            self._monitor.reports.given_up(worker_id)
+            self._reports.given_up(attempt.worker_id)
             raise
         finally:
-            ledger.on_ended(flight)
-            if flight.trace is not NO_TRACE:
-                flight.trace.attempt_ended(flight)
-            if sent is not None and sent.running:
-                await self.stop(flight, sent)
+            ledger.on_ended(attempt)
+            if request.trace is not NO_TRACE:
+                request.trace.attempt_ended(request, attempt)
+            if attempt.call is not None and answers is not None:
+                await calls.stop(request, attempt, answers)
 
-    def _on_message(self, flight: Flight, message: bytes) -> None:
+    def _on_message(self, request: Request, attempt: Attempt, message: bytes) -> float:
         """Note a message before its client gets it; OvertakenError if another worker's come."""
         at = self._now()
-        if flight.taken_back is TakenBack.OVERTAKEN:
-            raise OvertakenError(flight.taken_back.text)
-        self._observer.on_message(flight, message, at)
-        if not flight.messages:
-            if not flight.moves:
-                flight.first_message_at = at
-            self._ledger.on_first_message(flight, message, at)
-            if flight.hedging:
-                assert self.on_begun is not None
-                self.on_begun(flight)
-        flight.messages += 1
-        flight.last_message, flight.last_message_at = message, at
-        flight.since = at
-
-    # How an attempt ends, also that of a hedge
-
-    def failed(self, flight: Flight, origin: Origin, said: str) -> Exception:
-        """There was no answer, nor a status that says why."""
-        code = StatusCode.OK if origin is Origin.EMPTY else StatusCode.UNAVAILABLE
-        return self._ledger.on_failed(flight, origin, code, said)
-
-    def failed_by(self, flight: Flight, sent: Sent, error: EngineCallError) -> Exception:
-        """Its call ended with a status."""
-        sent.running = False
-        origin, details = error.origin, error.details()
-        if error.code() is StatusCode.DEADLINE_EXCEEDED and self.is_late(flight):
-            origin = Origin.DEADLINE
-        return self._ledger.on_failed(flight, origin, error.code(), details, error)
-
-    def taken_back(self, flight: Flight) -> Exception:
-        """Its call was cancelled, and not because its client went away."""
-        code, why = StatusCode.CANCELLED, flight.taken_back
-        if why is TakenBack.OVERTAKEN:
-            assert flight.decision is not None
-            self._monitor.reports.given_up(flight.decision.worker.worker_id)
-            return OvertakenError(why.text)
-        if why is None:  # its channel was closed
-            return self._ledger.on_failed(flight, Origin.WORKER_DOWN, code, "it was removed")
-        return self._ledger.on_failed(flight, why.origin, code, why.text)
-
-    async def stop(self, flight: Flight, sent: Sent) -> None:
-        """Have the worker stop what still runs there, as far as we know."""
-        sent.running = False
-        sent.call.cancel()
-        self._aborts.send(sent.client, flight.request_id)
-        # A generator, which must not be left to the collector.
-        await sent.answers.aclose()
-
-    def is_late(self, flight: Flight) -> bool:
-        """Whether its time is over: its client's deadline, or a limit of ours."""
-        if flight.taken_back in (TakenBack.WRITE, TakenBack.TOTAL):
-            return True
-        return self._now() >= flight.deadline - CLOCK_SLACK_S
+        if attempt.taken_back is TakenBack.OVERTAKEN:
+            raise OvertakenError(TakenBack.OVERTAKEN.text)
+        self._observer.on_message(request, attempt, message, at)
+        if not attempt.messages:
+            if request.first_message_at is None:
+                request.first_message_at = at
+            self._ledger.on_first_message(request, attempt, message, at)
+            if request.hedge is not None:
+                self._hedging.drop(request)
+        attempt.messages += 1
+        request.last_message, request.last_message_at = message, at
+        return at

@@ -1,29 +1,23 @@
-"""A request on its way through the router, and the abort of one whose client is gone."""
+"""A request in flight and its attempts, and what its trace hears of them."""
 
 import asyncio
-import contextlib
 import enum
 import math
-from collections.abc import Set
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from ...base.errors import StatusCode
-from ...base.identity import WorkerWithDpRank
-from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
-from ...router.affinity import Session
+from ...router.placement import Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
-from ...workers.failures import EngineCallError, Origin
+from ...workers.failures import Origin
 from ..migration import CarriedStream
-from .attempts import Attempt, Attempts
 from .generate_request import GenerateFacts
+from .retries import FailedAttempt, FailedAttempts
 from .status import RequestAbortedError
-
-ABORT_TIMEOUT_S = 2.0
-MAX_PENDING_ABORTS = 1024
 
 
 class TakenBack(enum.Enum):
@@ -44,30 +38,30 @@ class TakenBack(enum.Enum):
 
 
 class RequestTrace(Protocol):
-    """Hears of one request's stations, on the event loop, in their order."""
+    """Observer of one request's lifecycle. Called on the event loop, in order."""
 
-    def decided(self, flight: "Flight") -> None:
-        """A worker was chosen: `flight.decision`, in `flight.decision_s`."""
+    def decided(self, request: "Request", attempt: "Attempt") -> None:
+        """A worker was chosen for an attempt."""
 
-    def sent(self, flight: "Flight", metadata: Metadata) -> Metadata:
+    def sent(self, request: "Request", attempt: "Attempt", metadata: Metadata) -> Metadata:
         """An attempt begins; the metadata to send in place of these."""
         ...
 
-    def attempt_ended(self, flight: "Flight") -> None:
-        """However it did: a failure is the last of `flight.attempts`."""
+    def attempt_ended(self, request: "Request", attempt: "Attempt") -> None:
+        """However it did: a failure is the last of `request.failures`."""
 
-    def ended(self, flight: "Flight | None", code: StatusCode, said: str) -> None:
+    def ended(self, request: "Request | None", code: StatusCode, said: str) -> None:
         """The request ended; None if it could not be read."""
 
 
 class CallTrace(Protocol):
-    """Hears of one call that books nothing, on the event loop."""
+    """Observer of one call that books nothing. Called on the event loop, in order."""
 
     def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
         """An attempt begins, the first is 1; the metadata to send in place of these."""
         ...
 
-    def attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+    def attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None:
         """However it did, after so many messages."""
 
     def ended(self, code: StatusCode, said: str) -> None: ...
@@ -94,14 +88,14 @@ class NoTrace:
     def begin_call(self, method: str, metadata: Metadata) -> CallTrace:
         return NO_CALL_TRACE
 
-    def decided(self, flight: "Flight") -> None: ...
+    def decided(self, request: "Request", attempt: "Attempt") -> None: ...
 
-    def sent(self, flight: "Flight", metadata: Metadata) -> Metadata:
+    def sent(self, request: "Request", attempt: "Attempt", metadata: Metadata) -> Metadata:
         return metadata
 
-    def attempt_ended(self, flight: "Flight") -> None: ...
+    def attempt_ended(self, request: "Request", attempt: "Attempt") -> None: ...
 
-    def ended(self, flight: "Flight | None", code: StatusCode, said: str) -> None: ...
+    def ended(self, request: "Request | None", code: StatusCode, said: str) -> None: ...
 
 
 class NoCallTrace:
@@ -110,7 +104,7 @@ class NoCallTrace:
     def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
         return metadata
 
-    def attempt_ended(self, messages: int, failure: Attempt | None) -> None: ...
+    def attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None: ...
 
     def ended(self, code: StatusCode, said: str) -> None: ...
 
@@ -119,120 +113,119 @@ NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
 
 
 @dataclass(slots=True)
-class Flight:
-    """One request in flight. Times are seconds of the dispatcher's clock."""
+class Attempt:
+    """A request on one worker, where it is booked. Times are seconds of the dispatcher's clock.
 
-    request_id: str
-    body: bytes
-    facts: GenerateFacts
-    arrived: float
-    deadline: float = math.inf
-    """the client's; infinite if it has none"""
-    attempts: Attempts = field(default_factory=partial(Attempts, 1))
-    pinned: WorkerWithDpRank | None = None
-    session: Session | None = None
-    urgency: Urgency = NORMAL
-    objectives: Objectives = NO_OBJECTIVES
-    tenant: str = ""
-    """between which the router is fair: see TenantConfig"""
-    unfit: Set[int] = frozenset()
-    """the workers that cannot take the prompt"""
-    task: "asyncio.Task[object] | None" = None
-    decision: Decision | None = None
-    """of the current attempt"""
-    queue_s: float = 0.0
-    """from its arrival to its first decision"""
-    decision_s: float = 0.0
-    """how long the current attempt's decision took"""
-    client: EngineClient | None = None
+    Here and in Request only the fields that are not Final change after it was made.
+    """
+
+    decision: Final[Decision]
+    worker_id: Final[int]
+    """of the decision"""
+    booking_id: Final[str]
+    """the request's own id, except for a hedge"""
+    client: Final[EngineClient | None]
+    """None: the worker has no address any more"""
+    sent_at: Final[float]
+    owes_since: float | None
+    """when it was sent, or the client took the last message; None while the client takes one"""
+    prefill_tokens: Final[int] = 0
+    """of the prompt that the worker has to compute, as far as is known"""
+    queue_s: Final[float] = 0.0
+    """from the request's arrival to its first decision"""
+    decision_s: Final[float] = 0.0
+    """how long this attempt's decision took"""
     call: EngineCall | None = None
-    """of the current attempt, while it goes on"""
-    sent_at: float = 0.0
-    """when the current attempt began"""
+    """while it runs, as far as the router knows"""
     messages: int = 0
-    """of the current attempt, begun to be passed to the client; from the first one on no other
-    worker is asked for the same"""
-    stream: CarriedStream | None = None
-    """what may go on at another worker in mid-stream"""
-    moves: int = 0
-    """how often it did"""
-    first_message_at: float = 0.0
-    last_message: bytes = b""
-    last_message_at: float = 0.0
-    since: float = 0.0
-    """since when the worker owes us a message or, if `writing`, the client has not taken one"""
-    writing: bool = False
+    """begun to be passed to the client; from the first one on no other worker is asked for them"""
     taken_back: TakenBack | None = None
-    """the current attempt was ended by the router itself"""
-    uncached_tokens: int = 0
-    """prompt tokens that the current worker has to compute, as far as is known"""
-    counts_prefill: bool = False
-    """its prompt counts as not computed yet"""
-    prefill_timer: asyncio.TimerHandle | None = None
+    """why the router itself ended it"""
+
+
+@dataclass(slots=True)
+class Hedge:
+    """A second attempt of a request beside its first: planned, under way, or over."""
+
+    timer: asyncio.TimerHandle | None
+    """until the second attempt begins"""
+    task: "asyncio.Task[Exception | None] | None" = None
+    """waits for the first message; a failure if none came"""
+    attempt: Attempt | None = None
+    answers: AsyncGenerator[bytes, None] | None = None
+    first: bytes = b""
+    is_open: bool = True
+    """neither attempt has begun to answer, and the request goes on"""
+    won: bool = False
+    """the first message came, and nothing from the other worker before it"""
+    dropped: bool = False
+    """the request does not need it any more"""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request in flight and its newest attempt. Times are of the dispatcher's clock."""
+
+    request_id: Final[str]
+    body: Final[bytes]
+    """as it is sent to workers, except for what is left of a stream that moved"""
+    facts: Final[GenerateFacts]
+    arrived: Final[float]
+    placement: Placement
+    """of the request, or of what is left of a stream that moved"""
+    deadline: Final[float] = math.inf
+    """the client's; infinite if it has none"""
+    failures: Final[FailedAttempts] = field(default_factory=partial(FailedAttempts, 1))
+    task: Final["asyncio.Task[object] | None"] = None
+    trace: Final[RequestTrace] = NO_TRACE
+    stream: Final[CarriedStream | None] = None
+    """what may go on at another worker in mid-stream"""
+    attempt: Attempt | None = None
+    """the current one, or the last"""
+    hedge: Hedge | None = None
     retrying: bool = False
     """it is counted by the retry budget"""
-    trace: RequestTrace = NO_TRACE
     aborted: bool = False
-    """somebody asked to abort it"""
-    booking_id: str = ""
-    """of the current attempt; its own id, but for a hedge"""
-    hedged: bool = False
-    """there was a second attempt beside the first"""
-    hedge_timer: asyncio.TimerHandle | None = None
-    hedging: bool = False
-    """a second attempt is planned or under way, and neither has begun to answer"""
+    """its client asked to abort it"""
+    first_message_at: float | None = None
+    last_message: bytes = b""
+    last_message_at: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.booking_id = self.booking_id or self.request_id
+    @property
+    def decision(self) -> Decision | None:
+        """Of its newest attempt."""
+        return None if self.attempt is None else self.attempt.decision
+
+    @property
+    def queue_s(self) -> float:
+        """From its arrival to its first decision."""
+        return 0.0 if self.attempt is None else self.attempt.queue_s
+
+    @property
+    def messages(self) -> int:
+        """That its client was sent, by all workers that it was on."""
+        if self.stream is not None:
+            return self.stream.messages
+        return 0 if self.attempt is None else self.attempt.messages
+
+    @property
+    def moves(self) -> int:
+        """How often it went on at another worker in mid-stream."""
+        return 0 if self.stream is None else self.stream.moves
 
     def check_aborted(self) -> None:
-        """RequestAbortedError if somebody asked to abort it."""
+        """RequestAbortedError if its client asked to abort it."""
         if self.aborted:
             raise RequestAbortedError(f"request {self.request_id} was aborted")
 
-    def take_back(self, why: TakenBack) -> bool:
-        """End the current attempt; False if there is none, or it is being ended already."""
-        if self.taken_back is not None or self.call is None:
+    def take_back(self, attempt: Attempt, why: TakenBack) -> bool:
+        """End one of its attempts; False if that has ended, or is being ended already."""
+        if attempt.taken_back is not None or attempt.call is None:
             return False
-        self.taken_back = why
-        if self.writing:
+        attempt.taken_back = why
+        if attempt.owes_since is None:
             assert self.task is not None
             self.task.cancel()
         else:
-            self.call.cancel()
+            attempt.call.cancel()
         return True
-
-
-class Aborts:
-    """Sends aborts in the background, each bounded in time, all bounded in number.
-
-    The stream of such a request was cancelled already, so an abort that is lost costs little: a
-    worker that cannot be told knows, or is gone.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.dropped = 0
-        """not sent, because too many were on their way"""
-
-    @property
-    def pending(self) -> int:
-        return len(self._tasks)
-
-    def send(self, client: EngineClient, request_id: str) -> None:
-        if len(self._tasks) >= MAX_PENDING_ABORTS:
-            self.dropped += 1
-            return
-        task = asyncio.create_task(_send(client, request_id), name=f"abort-{request_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Wait for those on their way, which is bounded by their timeout."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-
-async def _send(client: EngineClient, request_id: str) -> None:
-    with contextlib.suppress(EngineCallError):
-        await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

@@ -2,19 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError
 from ...base.limit_hits import LimitHits
 from ...process.supervised import stopped, supervise
+from ...router.decider import Decider
 from ...router.steps import by_steps
 from ...workers.health import HealthMonitor
-from ..request_limits import RequestLimits
-from .attempts import RetryBudget
-from .decisions import Bookings, Decisions
-from .prefill_estimate import PrefillEstimate
-from .request import Flight, TakenBack
+from ..request_limits import DispatchLimits
+from .ledger import AttemptLedger
+from .request import Attempt, Request, TakenBack
+from .retries import RetryBudget
 
 LOOK_EVERY_S = 0.5
 TOUCH_EVERY_S = 1.0
@@ -24,42 +24,39 @@ SUSPECT_AFTER_S = 1.0
 """A worker that owes messages and sends none for so long is probed."""
 
 
-class FlightWatch:
-    """Looks at all flights now and then, from `start` to `close`."""
+class RequestWatch:
+    """Looks at all requests in flight now and then, from `start` to `close`."""
 
     def __init__(
         self,
-        flights: Mapping[str, Flight],
-        bookings: Bookings,
+        requests: Mapping[str, Request],
+        decider: Decider,
         monitor: HealthMonitor,
         clock: Clock,
-        limits: RequestLimits,
-        *,
-        silence_s: float | None,
+        limits: DispatchLimits,
+        ledger: AttemptLedger,
         budget: RetryBudget,
-        estimate: PrefillEstimate,
         hits: LimitHits,
-        decisions: Decisions,
     ) -> None:
-        self._flights = flights
-        self._bookings = bookings
+        self._requests = requests
+        self._decider = decider
         self._monitor = monitor
         self._now = clock.now
+        self._ledger = ledger
         self._budget = budget
-        self._estimate = estimate
         self._hits = hits
-        self._decisions = decisions
-        self.set_limits(limits, silence_s)
+        self.set_limits(limits)
         self._task: asyncio.Task[None] | None = None
 
-    def set_limits(self, limits: RequestLimits, silence_s: float | None) -> None:
+    def set_limits(self, limits: DispatchLimits) -> None:
         """Hold requests, also those in flight, to these limits from now on."""
-        self._silence = _or_never(silence_s)
-        self._attempt = _or_never(limits.attempt_timeout_s)
-        self._write = _or_never(limits.write_timeout_s)
-        self._total = _or_never(limits.total_timeout_s)
-        self._queue = _or_never(limits.queue_timeout_s)
-        self._stuck = _or_never(limits.stuck_timeout_s)
+        bounds = limits.requests
+        self._silence = _or_never(limits.silence_s)
+        self._attempt = _or_never(bounds.attempt_timeout_s)
+        self._write = _or_never(bounds.write_timeout_s)
+        self._total = _or_never(bounds.total_timeout_s)
+        self._queue = _or_never(bounds.queue_timeout_s)
+        self._stuck = _or_never(bounds.stuck_timeout_s)
         shortest = min(self._silence, self._attempt, self._write, self._total, self._queue)
         self._pause = min(LOOK_EVERY_S, TOUCH_EVERY_S, shortest / 4, self._stuck / 4)
 
@@ -81,21 +78,30 @@ class FlightWatch:
         """
         if not self._monitor.any_ready:
             return
-        for flight in self._flights.values():
+        for request, attempt in self._running():
             if (
-                flight.call is not None
-                and flight.decision is not None
-                and flight.decision.worker.worker_id == worker_id
-                and not flight.messages
-                and flight.pinned is None
-                and flight.taken_back is None
+                attempt.worker_id != worker_id
+                or attempt.messages
+                or attempt.taken_back is not None
+                or request.placement.pinned is not None
             ):
-                if not flight.retrying:
-                    if not self._budget.take(len(self._flights)):
-                        self._hits.hit("retry_budget")
-                        return
-                    flight.retrying = True
-                flight.take_back(TakenBack.WORKER_DOWN)
+                continue
+            if attempt is request.attempt and not request.retrying:
+                if not self._budget.take(len(self._requests)):
+                    self._hits.hit("retry_budget")
+                    return
+                request.retrying = True
+            request.take_back(attempt, TakenBack.WORKER_DOWN)
+
+    def _running(self) -> Iterator[tuple[Request, Attempt]]:
+        """The attempts that workers have, those of hedges among them."""
+        for request in list(self._requests.values()):
+            attempt, hedge = request.attempt, request.hedge
+            if attempt is not None and attempt.call is not None:
+                yield request, attempt
+            if hedge is not None and hedge.is_open and hedge.attempt is not None:
+                if hedge.attempt.call is not None:
+                    yield request, hedge.attempt
 
     async def _run(self) -> None:
         touched = self._now()
@@ -105,27 +111,30 @@ class FlightWatch:
             self._look(now)
             if now - touched >= TOUCH_EVERY_S:
                 touched = now
-                self._estimate.forget(now)
-                self._decisions.load_fell()  # workers come and go, and bookings of others expire
-                bookings = [flight.booking_id for flight in self._flights.values()]
+                self._ledger.forget(now)
+                self._decider.poll()  # workers come and go, and bookings of others expire
+                bookings = [attempt.booking_id for _, attempt in self._running()]
                 for some in by_steps(bookings, TOUCHED_AT_ONCE):
-                    self._bookings.touch_all(some)
+                    self._decider.router.touch_all(some)
                     await asyncio.sleep(0)
 
     def _look(self, now: float) -> None:
+        for request in list(self._requests.values()):
+            if request.attempt is None and now - request.arrived > min(self._queue, self._total):
+                self._leave_queue(request, now - request.arrived)
         active: dict[int, float] = {}  # worker -> when it last did something, if it owes us
         oldest: dict[int, float] = {}  # worker -> since when a stream has no message
         unanswered: set[int] = set()
-        for flight in list(self._flights.values()):
-            self._check(flight, now)
-            if flight.call is None or flight.decision is None:
-                continue
-            worker_id = flight.decision.worker.worker_id
-            active[worker_id] = max(active.get(worker_id, 0.0), flight.since)
-            if not flight.messages:
+        for request, attempt in self._running():
+            self._check(request, attempt, now)
+            worker_id, since = attempt.worker_id, attempt.owes_since
+            if since is None:
+                since = request.last_message_at
+            active[worker_id] = max(active.get(worker_id, 0.0), since)
+            if not attempt.messages:
                 unanswered.add(worker_id)
-            if not flight.messages and flight.facts.streaming:
-                oldest[worker_id] = min(oldest.get(worker_id, math.inf), flight.sent_at)
+                if request.facts.streaming:
+                    oldest[worker_id] = min(oldest.get(worker_id, math.inf), attempt.sent_at)
         for worker_id, last in active.items():
             if now - last >= SUSPECT_AFTER_S:
                 self._monitor.suspect(worker_id, now - last)
@@ -136,41 +145,32 @@ class FlightWatch:
             if not self._monitor.is_ready(worker_id):
                 self.move(worker_id)  # those for which there was no budget before
 
-    def _check(self, flight: Flight, now: float) -> None:
-        """End what lasts too long."""
-        if flight.call is None:
-            waits = now - flight.arrived
-            if waits > min(self._queue, self._total) and not len(flight.attempts):
-                self._leave_queue(flight, waits)
-            return
-        if now - flight.arrived > self._total:
-            self._end(flight, TakenBack.TOTAL)
-        elif flight.writing:
-            if now - flight.since > self._write:
-                self._end(flight, TakenBack.WRITE)
-        elif now - flight.since > self._silence:
-            self._end(flight, TakenBack.SILENCE)
-        elif not flight.messages and flight.facts.streaming:
-            waited = now - flight.sent_at
+    def _check(self, request: Request, attempt: Attempt, now: float) -> None:
+        """End an attempt that lasts too long."""
+        if now - request.arrived > self._total:
+            self._end(request, attempt, TakenBack.TOTAL)
+        elif attempt.owes_since is None:
+            if now - request.last_message_at > self._write:
+                self._end(request, attempt, TakenBack.WRITE)
+        elif now - attempt.owes_since > self._silence:
+            self._end(request, attempt, TakenBack.SILENCE)
+        elif not attempt.messages and request.facts.streaming:
+            waited = now - attempt.sent_at
             if waited > self._attempt:
-                self._end(flight, TakenBack.ATTEMPT)
-            elif flight.counts_prefill and waited > self._estimate.release_after_s(
-                flight.uncached_tokens
-            ):
-                flight.counts_prefill = False
-                self._bookings.release_prefill(flight.booking_id)
-                self._decisions.load_fell()
+                self._end(request, attempt, TakenBack.ATTEMPT)
+            else:
+                self._ledger.on_overdue(attempt, waited)
 
-    def _end(self, flight: Flight, why: TakenBack) -> None:
-        if flight.take_back(why) and why.limit is not None:
+    def _end(self, request: Request, attempt: Attempt, why: TakenBack) -> None:
+        if request.take_back(attempt, why) and why.limit is not None:
             self._hits.hit(why.limit)
 
-    def _leave_queue(self, flight: Flight, waited: float) -> None:
+    def _leave_queue(self, request: Request, waited: float) -> None:
         error = NoWorkersError(
             f"all workers are saturated and the request has waited for {waited:.0f} s",
             overloaded=True,
         )
-        if self._decisions.give_up(flight.request_id, error):
+        if self._decider.give_up(request.request_id, error):
             self._hits.hit("queue_timeout_s")
 
 

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
-from ..dispatch import Flight, status_of, told_usage
+from ..dispatch import Attempt, Request, status_of, told_usage
 from .families import counter_by, counters
 from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
@@ -88,61 +88,60 @@ class RequestMetrics:
 
     # What the dispatcher tells
 
-    def on_message(self, flight: Flight, message: bytes, now: float) -> None:
-        sequences = flight.facts.sequences
+    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
+        sequences = request.facts.sequences
         if sequences > 1:
             # Messages of several answers are mixed, and each has a last message of its own.
             self._keep(message)
-        if flight.messages or flight.moves:
+        if request.first_message_at is not None:
             if sequences == 1:
-                self._itl.observe(now - flight.last_message_at)
-        elif flight.facts.streaming:
-            self._ttft.observe(now - flight.arrived)
-            assert flight.decision is not None
-            worker_id = flight.decision.worker.worker_id
-            self._workers.on_first_message(worker_id, now - flight.sent_at)
+                self._itl.observe(now - request.last_message_at)
+        elif request.facts.streaming:
+            self._ttft.observe(now - request.arrived)
+            self._workers.on_first_message(attempt.worker_id, now - attempt.sent_at)
 
-    def on_retry(self, flight: Flight, error: BaseException) -> None:
+    def on_retry(self, request: Request, error: BaseException) -> None:
         self._retries[status_of(error)[0]] += 1
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
         if code is _OK:
             self._well += 1
         else:
             self._ended[code] += 1
-        if flight is None:
+        if request is None:
             return
-        now, decision = self._now(), flight.decision
-        self._count_objectives(flight, code)
-        if decision is None:
-            self._queue_wait.observe(now - flight.arrived)
+        now, attempt = self._now(), request.attempt
+        self._count_objectives(request, code)
+        if attempt is None:
+            self._queue_wait.observe(now - request.arrived)
             return
-        self._workers.on_end(flight, code is _OK, now)
-        blocks = self._overlap_blocks
+        self._workers.on_end(request, attempt, code is _OK, now)
+        blocks, decision = self._overlap_blocks, attempt.decision
         blocks[0] += (device := decision.overlap_blocks)
         blocks[1] += (host := decision.host_overlap_blocks)
         blocks[2] += (disk := decision.disk_overlap_blocks)
         self._of_decided.observe(
-            flight.queue_s,
-            now - flight.arrived,
-            flight.facts.prompt.isl,
+            attempt.queue_s,
+            now - request.arrived,
+            request.facts.prompt.isl,
             (device + host + disk) / decision.request_blocks,
-            flight.decision_s * 1e3,
+            attempt.decision_s * 1e3,
         )
-        if flight.messages and flight.facts.sequences == 1:
-            self._keep(flight.last_message)
+        if request.first_message_at is not None and request.facts.sequences == 1:
+            self._keep(request.last_message)
 
-    def _count_objectives(self, flight: Flight, code: StatusCode) -> None:
+    def _count_objectives(self, request: Request, code: StatusCode) -> None:
         """Of streaming requests for one answer; a message counts as a token."""
-        if not flight.facts.streaming or flight.facts.sequences > 1:
+        if not request.facts.streaming or request.facts.sequences > 1:
             return
         if code is not _OK:
             if code not in (StatusCode.CANCELLED, StatusCode.INVALID_ARGUMENT):
                 self._objectives["failed"] += 1
             return
-        first, last = flight.first_message_at, flight.last_message_at
-        itl_s = (last - first) / max(1, flight.messages - 1)
-        self._objectives[flight.objectives.missed(first - flight.arrived, itl_s) or "good"] += 1
+        first, last = request.first_message_at or request.arrived, request.last_message_at
+        itl_s = (last - first) / max(1, request.messages - 1)
+        missed = request.placement.objectives.missed(first - request.arrived, itl_s)
+        self._objectives[missed or "good"] += 1
 
     def on_refused(self) -> None:
         """A request found no room, before anybody looked at it."""

@@ -2,7 +2,7 @@
 
 from ...base.identity import WorkerWithDpRank
 from ...workers.registry import WorkerRegistry
-from ..dispatch import Flight
+from ..dispatch import Attempt, Request
 
 
 class WorkerCounts:
@@ -41,12 +41,11 @@ class WorkerRequests:
             counts.answers += 1
             counts.answer_s += seconds
 
-    def on_end(self, flight: Flight, served: bool, now: float) -> None:
-        """A request that was sent to one worker or to several has ended."""
-        assert flight.decision is not None
-        last = flight.decision.worker.worker_id
-        if flight.attempts.failed:
-            for worker_id in flight.attempts.worker_ids - {last}:
+    def on_end(self, request: Request, attempt: Attempt, served: bool, now: float) -> None:
+        """A request that was sent to one worker or to several has ended with this attempt."""
+        last = attempt.worker_id
+        if request.failures.failed:
+            for worker_id in request.failures.worker_ids - {last}:
                 if worker_id in self._counts:
                     self._counts[worker_id].requests += 1
         counts = self._counts.get(last)
@@ -54,7 +53,7 @@ class WorkerRequests:
             counts.requests += 1
             if served:
                 counts.served += 1
-                counts.served_s += now - flight.sent_at
+                counts.served_s += now - attempt.sent_at
 
     def counts(self, worker_id: int) -> WorkerCounts | None:
         return self._counts.get(worker_id)

@@ -38,6 +38,12 @@ class CarriedStream:
         self._cached_tokens = 0
         self._before = 0
         self._moved = False
+        self.body = request
+        """what is asked of the current worker; empty where nothing is left to be generated"""
+        self.moves = 0
+        """how often it went on at another worker"""
+        self.messages = 0
+        """of all workers"""
         self.is_readable = True
         """whether all that the client got was understood"""
         self.last: bytes = b""
@@ -48,6 +54,7 @@ class CarriedStream:
 
         EndedEarlyError in place of a last message that ends what is not finished.
         """
+        self.messages += 1
         if not self._moved and self._chunk_head and message.startswith(self._chunk_head):
             self._unread.append(message)
             if len(self._unread) >= UNREAD:
@@ -103,6 +110,11 @@ class CarriedStream:
             sampling.seed = xxh3_64_intdigest(f"{sampling.seed}/{count}".encode()) & _INT63
         body: bytes = request.SerializeToString()
         return body
+
+    def go_on(self, body: bytes | None) -> None:
+        """It moves: the next worker is asked for what `move` returned."""
+        self.moves += 1
+        self.body = body or b""
 
     def end(self) -> bytes:
         """What an engine would say that has nothing left to generate; to be taken."""

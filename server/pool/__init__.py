@@ -4,7 +4,6 @@ Entered by whoever serves a set of workers.
 """
 
 from .live_settings import LiveSettings
-from .parts import new_dispatcher, new_monitor, request_observer
 from .worker_discovery import MOST_WORKERS, WorkerDiscovery, WorkerPlane, is_discovering
 from .worker_pool import WorkerPool, wait_for_probes
 
@@ -15,8 +14,5 @@ __all__ = [
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",
-    "new_dispatcher",
-    "new_monitor",
-    "request_observer",
     "wait_for_probes",
 ]

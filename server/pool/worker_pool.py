@@ -13,6 +13,7 @@ from ...base.limit_hits import LimitHits
 from ...base.urls import DEFAULT_NATS_URL
 from ...indexer.event_index import EventIndex
 from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
+from ...router.decider import Decider
 from ...router.kv_router import KvRouter
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
@@ -22,10 +23,17 @@ from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard
-from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
+from ..dispatch import (
+    AccessLog,
+    Dispatcher,
+    DispatchObserver,
+    OutputTracking,
+    RequestReader,
+    Tracing,
+)
 from ..metrics import RouterMetrics
 from ..replica_sync import ReplicaSync
-from .parts import new_dispatcher, new_monitor, request_observer
+from ..request_limits import DispatchLimits
 
 FIRST_PROBES_S = 2.0
 """How long whoever begins to serve waits for the first answers of all workers."""
@@ -61,25 +69,36 @@ class WorkerPool:
         self._own_plane: EventPlane | None = None
         self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
-        self.monitor = new_monitor(config, security, self.router.registry, clock)
+        self.monitor = HealthMonitor(
+            self.router.registry,
+            clock,
+            block_size=config.router.block_size,
+            policy=config.health,
+            outliers=config.outliers,
+            connection=config.connection,
+            mixed_models=config.mixed_models,
+            tls=security.worker_tls,
+            key=security.engine_key,
+        )
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
-        observer = request_observer(config, self.metrics.requests, self.router, clock)
-        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
-        observer = self.dashboard.observe(observer)
-        self.admission = admission_of(self.router)
-        self.decisions = RouterDecisions(self.router, clock, self.admission)
-        self.decisions.before_decision = self.dashboard.receipts.before_decision
+        observer: DispatchObserver = self.metrics.requests
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, observer)
+        if config.observability.access_log:
+            observer = AccessLog(clock, observer)
+        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.requests, observer)
+        before = self.dashboard.receipts.before_decision
+        self.decider = Decider(self.router, before_decision=before)
         self.hits = LimitHits()
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
-        self.dispatcher = new_dispatcher(
-            config,
-            self.router,
+        self.dispatcher = Dispatcher(
+            self.decider,
             self.monitor,
             clock,
-            observer=observer,
-            decisions=self.decisions,
+            dispatch_limits(config),
+            observer=self.dashboard.observer,
             hits=self.hits,
             reader=self.reader,
             tracing=tracing,
@@ -88,7 +107,7 @@ class WorkerPool:
             self.dispatcher,
             self.monitor.reports,
             max_workers=config.observability.metrics_max_workers,
-            queue=None if self.admission is None else self.admission.queue,
+            queue=self.decider.queue,
         )
         self.admin = WorkerAdmin(
             self.monitor,
@@ -96,7 +115,7 @@ class WorkerPool:
             booked=self.router.requests_of,
             unbooked=self.dispatcher.plain.requests_of,
         )
-        self.monitor.listeners.append(self._on_workers)
+        self.monitor.listeners.append(self.decider.poll)
         self.dashboard.incidents.watch(self.monitor.listeners)
 
     def has_worker(self, worker_id: int) -> bool:
@@ -127,7 +146,7 @@ class WorkerPool:
     @property
     def has_queue(self) -> bool:
         """Whether requests can wait here."""
-        return self.admission is not None
+        return self.decider.queue is not None
 
     def change(self, new: ServeConfig, keys: frozenset[str]) -> None:
         """Use the settings of these keys, which were checked, from now on."""
@@ -136,9 +155,7 @@ class WorkerPool:
         if keys.intersection(OUTLIERS):
             self.monitor.reports.outliers.policy = new.outliers
         if keys.intersection(REQUESTS):
-            self.dispatcher.set_limits(
-                new.limits, max_attempts=new.max_attempts, silence_s=new.request_timeout_s
-            )
+            self.dispatcher.set_limits(dispatch_limits(new))
         if keys.intersection((*KNOBS, *ADMISSION)):
             self._change_router(new, keys)
 
@@ -147,10 +164,7 @@ class WorkerPool:
         names = [key.rpartition(".")[2] for key in ADMISSION if key in keys]
         changed = {name: getattr(new.router.admission, name) for name in names}
         admission = replace(self.router.limits.config, **changed)
-        self.router.change(replace(new.router, admission=admission))
-        if self.admission is not None:
-            self.admission.queue.limit = admission.queue_limit
-            self.admission.poll()
+        self.decider.change(replace(new.router, admission=admission))
 
     async def start_events(
         self, ask_workers: Callable[[EventIndex], WorkerQueries] | None = None
@@ -200,7 +214,7 @@ class WorkerPool:
             pool=self._pool,
             elsewhere=self._elsewhere,
             name=config.router_id,
-            on_load_fell=self._on_workers,
+            on_load_fell=self.decider.poll,
         )
         await self.replicas.start()
         self.metrics.watch_replicas(self.replicas)
@@ -241,9 +255,9 @@ class WorkerPool:
         await self.close_events()
         self.router.close()
 
-    def _on_workers(self) -> None:
-        if self.admission is not None:
-            self.admission.poll()
+
+def dispatch_limits(config: ServeConfig) -> DispatchLimits:
+    return DispatchLimits(config.limits, config.max_attempts, config.request_timeout_s)
 
 
 async def wait_for_probes(

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Set
-from typing import Protocol
 
 from ...base.errors import RouterError
 from ...base.identity import WorkerWithDpRank
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
 from ...router.policy import Decision
 from ...router.prompt import Prompt
 from ...workers.dialects import rank_metadata
@@ -65,19 +65,6 @@ TIMEOUT_S = 2.0
 """A late answer is of no use: the request is there by then."""
 
 
-class Waiting(Protocol):
-    """What is asked of a request: its serialized GenerateRequest is sent as it is."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def unfit(self) -> Set[int]: ...
-    @property
-    def pinned(self) -> WorkerWithDpRank | None: ...
-
-
 class Prefetcher:
     """Does nothing where the router's settings do not ask for it, or no engine has lower tiers."""
 
@@ -88,17 +75,24 @@ class Prefetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         router.registry.on_remove.append(self._on_remove)
 
-    def on_held(self, request: Waiting, prompt: Prompt) -> None:
-        """A request begins to wait in the router; one that names its worker is not looked at."""
-        if request.pinned is None:
-            unfit = request.unfit
-            self._ask(request, ask_held(self.plan, self._router, request.request_id, prompt, unfit))
+    def on_held(self, placement: Placement, body: bytes) -> None:
+        """A request begins to wait in the router; one that names its worker is not looked at.
 
-    def on_sent(self, request: Waiting, decision: Decision) -> None:
+        Its serialized GenerateRequest, `body`, is sent to the engine as it is.
+        """
+        if placement.pinned is None:
+            request_id, prompt, unfit = placement.request_id, placement.prompt, placement.excluded
+            worker = ask_held(self.plan, self._router, request_id, prompt, unfit)
+            if worker is not None:
+                self._ask(request_id, body, worker)
+
+    def on_sent(self, request_id: str, body: bytes, decision: Decision) -> None:
         """It goes to a worker; there it waits, if the worker is busy."""
         if not (self.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks):
             return  # it was not held, and there is nothing to load for it
-        self._ask(request, ask_sent(self.plan, self._router, request.request_id, decision))
+        worker = ask_sent(self.plan, self._router, request_id, decision)
+        if worker is not None:
+            self._ask(request_id, body, worker)
 
     def on_over(self, request_id: str) -> None:
         """It is over, wherever it was."""
@@ -113,11 +107,9 @@ class Prefetcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ask(self, request: Waiting, worker: WorkerWithDpRank | None) -> None:
-        if worker is None:
-            return
-        question = self._load(request.request_id, request.body, worker)
-        task = asyncio.create_task(question, name=f"prefetch-{request.request_id}")
+    def _ask(self, request_id: str, body: bytes, worker: WorkerWithDpRank) -> None:
+        question = self._load(request_id, body, worker)
+        task = asyncio.create_task(question, name=f"prefetch-{request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

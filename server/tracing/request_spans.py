@@ -12,7 +12,7 @@ from opentelemetry.util.types import Attributes
 from ...base.errors import StatusCode
 from ...workers.channels import Metadata
 from ...workers.trtllm_proto import SERVICE
-from ..dispatch import Attempt, CallTrace, Flight, RequestTrace
+from ..dispatch import Attempt, CallTrace, FailedAttempt, Request, RequestTrace
 
 NAME = f"{SERVICE}/Generate"
 _CONTEXT_KEYS = ("traceparent", "tracestate")
@@ -76,7 +76,7 @@ class _ServerSpan:
         rest = tuple(pair for pair in metadata if pair[0] not in _CONTEXT_KEYS)
         return (*ours.items(), *rest)
 
-    def _attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+    def _attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None:
         span, self._attempt = self._attempt, None
         if span is None:
             return
@@ -115,7 +115,7 @@ class _CallTrace(_ServerSpan):
             },
         )
 
-    def attempt_ended(self, messages: int, failure: Attempt | None) -> None:
+    def attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None:
         self._attempt_ended(messages, failure)
         if failure is not None:
             self._failed.append(f"{failure.worker_id}:{failure.verdict.cause}")
@@ -135,14 +135,13 @@ class _RequestTrace(_ServerSpan):
         self._began = time.time_ns()
         self._failed = 0  # attempts whose failure a span has told of
 
-    def decided(self, flight: Flight) -> None:
+    def decided(self, request: Request, attempt: Attempt) -> None:
         if not self._span.is_recording():
             return
-        decision, now = flight.decision, time.time_ns()
-        assert decision is not None
-        began = now - int(flight.decision_s * 1e9)
-        if not len(flight.attempts):
-            self._child("queue", {}, began - int(flight.queue_s * 1e9), began)
+        decision, now = attempt.decision, time.time_ns()
+        began = now - int(attempt.decision_s * 1e9)
+        if not len(request.failures):
+            self._child("queue", {}, began - int(attempt.queue_s * 1e9), began)
         self._child(
             "decide",
             {
@@ -156,43 +155,43 @@ class _RequestTrace(_ServerSpan):
             now,
         )
 
-    def sent(self, flight: Flight, metadata: Metadata) -> Metadata:
+    def sent(self, request: Request, attempt: Attempt, metadata: Metadata) -> Metadata:
         attributes: dict[str, str | int] | None = None
-        if self._span.is_recording() and flight.decision is not None:
-            worker = flight.decision.worker
+        if self._span.is_recording():
+            worker = attempt.decision.worker
             attributes = {
                 "dynamo.worker_id": str(worker.worker_id),
                 "dynamo.dp_rank": worker.dp_rank,
-                "dynamo.attempt": len(flight.attempts) + 1,
+                "dynamo.attempt": len(request.failures) + 1,
             }
-            if flight.client is not None:
-                attributes["server.address"] = flight.client.address
+            if attempt.client is not None:
+                attributes["server.address"] = attempt.client.address
         return self._attempt_began(metadata, attributes)
 
-    def attempt_ended(self, flight: Flight) -> None:
+    def attempt_ended(self, request: Request, attempt: Attempt) -> None:
         failure = None
-        if len(flight.attempts) > self._failed and self._attempt is not None:
-            self._failed = len(flight.attempts)
-            failure = flight.attempts.last
-        self._attempt_ended(flight.messages, failure)
+        if len(request.failures) > self._failed and self._attempt is not None:
+            self._failed = len(request.failures)
+            failure = request.failures.last
+        self._attempt_ended(attempt.messages, failure)
 
-    def ended(self, flight: Flight | None, code: StatusCode, said: str) -> None:
-        if self._span.is_recording() and flight is not None:
-            self._describe(flight)
+    def ended(self, request: Request | None, code: StatusCode, said: str) -> None:
+        if self._span.is_recording() and request is not None:
+            self._describe(request)
         self._ended(code, said)
 
-    def _describe(self, flight: Flight) -> None:
-        span, decision = self._span, flight.decision
+    def _describe(self, request: Request) -> None:
+        span, decision = self._span, request.decision
         if decision is None:  # it waited in vain
             self._child("queue", {}, self._began, time.time_ns())
         else:
             span.set_attribute("dynamo.worker_id", str(decision.worker.worker_id))
             span.set_attribute("dynamo.overlap_blocks", decision.overlap_blocks)
-        span.set_attribute("dynamo.request_id", flight.request_id[:200])
-        span.set_attribute("dynamo.prompt_tokens", flight.facts.prompt.isl)
-        span.set_attribute("dynamo.messages", flight.messages)
-        if len(flight.attempts):
-            span.set_attribute("dynamo.failed_attempts", flight.attempts.describe())
+        span.set_attribute("dynamo.request_id", request.request_id[:200])
+        span.set_attribute("dynamo.prompt_tokens", request.facts.prompt.isl)
+        span.set_attribute("dynamo.messages", request.messages)
+        if len(request.failures):
+            span.set_attribute("dynamo.failed_attempts", request.failures.describe())
 
     def _child(self, name: str, attributes: Attributes, began: int, ended: int) -> None:
         span = self._spans.child(self._context, name, SpanKind.INTERNAL, attributes, began)

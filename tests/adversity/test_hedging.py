@@ -106,8 +106,8 @@ async def test_both_at_once_are_one_answer() -> None:
 async def test_without_the_setting_there_is_no_second_worker() -> None:
     async with Rig(FakeEngine(late), FakeEngine(late)) as rig:
         call = await begin(rig, prompt("r"))
-        flight = rig.dispatcher._flights["r"]
-        assert flight.hedge_timer is None
+        (request,) = rig.dispatcher.requests
+        assert request.hedge is None
         rig.engines[0].go.set()
         assert tokens(await messages_of(call)) == [21]
         assert not rig.engines[1].requests
@@ -118,7 +118,8 @@ async def test_a_pinned_request_has_no_second_worker() -> None:
         pin = (("x-dynamo-worker-instance-id", str(rig.worker_id(rig.engines[0]))),)
         call = rig.call(prompt("r"), metadata=pin)
         await rig.running(rig.engines[0])
-        assert rig.dispatcher._flights["r"].hedge_timer is None
+        (request,) = rig.dispatcher.requests
+        assert request.hedge is None
         rig.engines[0].go.set()
         assert tokens(await messages_of(call)) == [21]
 

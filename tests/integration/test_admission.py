@@ -13,12 +13,12 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import BLOCK, serving
 
+from dynamo_router.router.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig
 from dynamo_router.router.admission.ticket import Lane
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.server.admission import Admission
 from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode
@@ -187,8 +187,8 @@ async def test_a_server_queues_under_overload_and_returns_to_normal() -> None:
     config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
     async with serving(engine, router=config) as ports:
         calls = [asyncio.create_task(ports.answers(prompt(f"r{i}", 32))) for i in range(3)]
-        assert ports.server.pool.admission is not None
-        queue = ports.server.pool.admission.queue
+        assert ports.server.pool.decider.queue is not None
+        queue = ports.server.pool.decider.queue
         await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
         assert (await ports.metrics())["dynamo_router_queue_pending_requests"] == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -209,8 +209,8 @@ async def test_by_default_requests_wait_in_the_router_for_a_cache_that_takes_the
     async with serving(engine) as ports:
         big = 20 * BLOCK
         calls = [asyncio.create_task(ports.answers(prompt(f"r{i}", big))) for i in range(3)]
-        assert ports.server.pool.admission is not None
-        queue = ports.server.pool.admission.queue
+        assert ports.server.pool.decider.queue is not None
+        queue = ports.server.pool.decider.queue
         await until(lambda: len(queue) == 2 and len(engine.requests) == 1)
         assert (await ports.metrics())["dynamo_router_queue_pending_requests"] == 2
         engine.go.set()
@@ -219,7 +219,7 @@ async def test_by_default_requests_wait_in_the_router_for_a_cache_that_takes_the
     async with serving(
         FakeEngine(), router=KvRouterConfig(admission=AdmissionConfig(hold=False))
     ) as ports:
-        assert ports.server.pool.admission is None
+        assert ports.server.pool.decider.queue is None
 
 
 async def test_busy_thresholds_are_read_and_changed_over_http() -> None:
@@ -250,8 +250,8 @@ async def test_a_tenant_that_floods_does_not_stand_before_another_one() -> None:
     admission = AdmissionConfig(queue_threshold=0.0, tenants=tenants)
     config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=admission)
     async with serving(engine, router=config) as ports:
-        assert ports.server.pool.admission is not None
-        queue, calls = ports.server.pool.admission.queue, []
+        assert ports.server.pool.decider.queue is not None
+        queue, calls = ports.server.pool.decider.queue, []
         for place, team in enumerate(["flood"] * 4 + ["small"]):
             call = ports.answers(prompt(f"{team} {place}", 32), metadata=(("x-team", team),))
             calls.append(asyncio.create_task(call))

@@ -11,8 +11,10 @@ from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang,
 from support.polling import until
 from support.rig import Rig, first
 
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.indexer import block_hashes
-from dynamo_router.server.dispatch import watch
+from dynamo_router.server.dispatch import ReadRequest, watch
+from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers import outliers
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
@@ -379,3 +381,28 @@ async def _rest(call):  # type: ignore[no-untyped-def]
 
 def _pin(rig: Rig, engine: FakeEngine) -> tuple[tuple[str, str], ...]:
     return (("x-dynamo-worker-instance-id", str(rig.worker_id(engine))),)
+
+
+async def test_a_request_that_was_read_already_is_served_like_its_bytes() -> None:
+    async with Rig(FakeEngine()) as rig:
+        (engine,) = rig.engines
+
+        async def served(request: bytes | ReadRequest) -> list[bytes]:
+            got: list[bytes] = []
+
+            async def keep(message: bytes) -> None:
+                got.append(message)
+
+            await rig.dispatcher.generate(request, keep)
+            return got
+
+        body = prompt("r1").SerializeToString()
+        read = ReadRequest(body, read_generate(body, rig.router.block_size))
+        assert await served(read) == await served(body) and rig.idle()
+        body = prompt("").SerializeToString()  # it is given an id, which its engine gets
+        await served(ReadRequest(body, read_generate(body, rig.router.block_size)))
+        assert [request.request_id for request in engine.requests][:2] == ["r1", "r1"]
+        assert engine.requests[2].request_id
+        with pytest.raises(InvalidRequestError, match="control character"):
+            await served(ReadRequest(body, read.facts._replace(request_id="\x02r1")))
+        assert rig.idle()

@@ -17,7 +17,7 @@ from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.dispatch.observers import NoObserver
-from dynamo_router.server.dispatch.request import Flight
+from dynamo_router.server.dispatch.request import Request
 from dynamo_router.server.request_limits import RequestLimits
 
 
@@ -27,7 +27,7 @@ class Ends(NoObserver):
     def __init__(self) -> None:
         self.codes: list[StatusCode] = []
 
-    def on_end(self, flight: Flight | None, code: StatusCode) -> None:
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
         self.codes.append(code)
 
 
@@ -43,8 +43,10 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_cancelled_and_no_e
             for number in range(8):
                 call = rig.call(prompt(f"r{number}"))
                 await first(call)
-                flight = next(iter(rig.dispatcher._flights.values()))
-                await until(lambda flight=flight: flight.writing)  # its window is full
+                (request,) = rig.dispatcher.requests
+                attempt = request.attempt
+                assert attempt is not None
+                await until(lambda sent=attempt: sent.owes_since is None)  # its window is full
                 call.cancel()
                 await rig.settled()
         assert ends.codes == [StatusCode.CANCELLED] * 8

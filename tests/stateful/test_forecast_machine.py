@@ -17,7 +17,7 @@ from oracles.forecast import (
     running_mean,
 )
 
-from dynamo_router.router.policy._cost import pick as pick_number
+from dynamo_router.router.policy._dynamo_cost import pick as pick_number
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
 from dynamo_router.slots.table import SlotTable

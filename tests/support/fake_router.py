@@ -9,6 +9,7 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission.limits import AdmissionConfig, LoadLimits
 from dynamo_router.router.affinity import AffinityConfig, SessionAffinity
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.slots.table import SlotTable
@@ -64,6 +65,16 @@ class LedgerRouter:
             request_blocks=1,
             cached_tokens=0,
             request_id=request_id,
+        )
+
+    def place(self, placement: Placement) -> Decision:
+        return self.decide(
+            placement.prompt,
+            placement.request_id,
+            excluded_workers=placement.excluded,
+            even_inhibited=placement.retried,
+            pinned_worker=placement.pinned,
+            expected_output_tokens=placement.expected_output_tokens,
         )
 
     def queue_terms(self, prompt: Prompt) -> tuple[int, float]:

@@ -12,8 +12,12 @@ from support.fake_router import LedgerRouter
 from support.polling import until
 
 from dynamo_router.base.clock import SystemClock
+from dynamo_router.router.admission import Admission
+from dynamo_router.router.decider import Decider
 from dynamo_router.server.dispatch.dispatch import Dispatcher
 from dynamo_router.server.dispatch.observers import DispatchObserver
+from dynamo_router.server.dispatch.request import NO_TRACE, Tracing
+from dynamo_router.server.request_limits import DispatchLimits, RequestLimits
 from dynamo_router.server.services.trtllm_service import TrtllmService
 from dynamo_router.transport.grpc_methods import served_plainly
 from dynamo_router.transport.http2 import Http2Server, ServerLimits
@@ -38,13 +42,18 @@ class Rig:
         observer: DispatchObserver | None = None,
         outliers: OutlierPolicy | None = None,
         connection: ConnectionPolicy | None = None,
-        **limits: Any,
+        admission: Admission | None = None,
+        limits: RequestLimits | None = None,
+        max_attempts: int = 3,
+        silence_s: float | None = None,
+        tracing: Tracing = NO_TRACE,
     ) -> None:
         self.engines = list(engines)
         self.registry = WorkerRegistry()
         self.router = LedgerRouter(self.registry)
-        self._policy, self._observer, self._limits = policy, observer, limits
-        self._outliers, self._connection = outliers, connection
+        self._policy, self._observer, self._admission = policy, observer, admission
+        self.limits = DispatchLimits(limits or RequestLimits(), max_attempts, silence_s)
+        self._outliers, self._connection, self._tracing = outliers, connection, tracing
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rig":
@@ -60,8 +69,14 @@ class Rig:
             connection=self._connection,
         )
         stack.push_async_callback(self.monitor.close)
+        decider = Decider(self.router, self._admission)  # type: ignore[arg-type]
         self.dispatcher = Dispatcher(
-            self.router, self.monitor, clock, observer=self._observer, **self._limits
+            decider,
+            self.monitor,
+            clock,
+            self.limits,
+            observer=self._observer,
+            tracing=self._tracing,
         )
         self.dispatcher.start()
         stack.push_async_callback(self.dispatcher.close)

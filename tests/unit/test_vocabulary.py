@@ -56,8 +56,7 @@ OF_EVENTS = (
 OF_TREE = ("indexer/tree/", "tests/instruments/")
 QUEUE = (
     "router/admission/",
-    "server/admission.py",
-    "server/dispatch/",
+    "router/decider",
     "tests/integration/test_admission",
 )
 WORDS = {

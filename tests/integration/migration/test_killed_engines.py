@@ -58,7 +58,7 @@ async def test_streams_outlive_their_engines(tmp_path: Path) -> None:
                     await until(lambda: len(server.monitor.ready_clients()) == 3)
                     # One that loses two workers before either said a word is taken to kill them.
                     await until(
-                        lambda: all(each.messages for each in server.dispatcher.flights), 60
+                        lambda: all(each.messages for each in server.dispatcher.requests), 60
                     )
             assert streams.wrong == []
             assert streams.whole == 2 * STREAMS

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -95,7 +96,7 @@ async def test_a_stream_goes_on_where_it_was(fault: Fault) -> None:
 
 async def test_a_worker_that_falls_silent_is_left() -> None:
     rig = migrating(speaker(waits), speaker())
-    rig._limits["silence_s"] = 0.2
+    rig.limits = replace(rig.limits, silence_s=0.2)
     async with rig:
         check_whole(await rig.answers(asked()))
         await until(lambda: rig.engines[0].cancelled == ["r1"])

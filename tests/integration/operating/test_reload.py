@@ -139,8 +139,8 @@ async def test_what_can_change_does_in_the_parts_that_use_it(tmp_path: Path) -> 
         assert server.router._policy.temperature == 0.125
         assert server.router.limits.config.active_prefill_tokens_threshold == 13
         assert server.router.limits.config.active_decode_blocks_threshold == 0.75  # by the call
-        admission = server.pool.admission
-        assert admission is not None and admission.queue.limit == 12
+        queue = server.pool.decider.queue
+        assert queue is not None and queue.limit == 12
         assert server.config.lame_duck_s == 0.0
         rig.write(rig.engines, LIVE.replace("max_attempts = 5", 'model_id = "x"'))
         status, said = await rig.reload()

@@ -23,12 +23,12 @@ async def test_an_engine_never_has_more_than_it_says_and_everybody_is_answered()
     )
     async with serving(*engines, router=router) as ports:
         asked = [asyncio.create_task(ports.answers(prompt(f"r{n}"))) for n in range(7)]
-        queue = ports.server.pool.admission
+        queue = ports.server.pool.decider.queue
         assert queue is not None
-        await until(lambda: len(queue.queue) == 3)
+        await until(lambda: len(queue) == 3)
         await until(lambda: [len(engine.requests) for engine in engines] == [2, 2])
         engines[0].go.set()  # two end there, and what waited goes there
-        await until(lambda: len(queue.queue) == 0)
+        await until(lambda: len(queue) == 0)
         engines[1].go.set()
         assert [len(answer) for answer in await asyncio.gather(*asked)] == [2] * 7
         assert [len(engine.requests) for engine in engines] == [5, 2]

@@ -110,7 +110,7 @@ async def test_by_force_what_has_no_token_goes_elsewhere_and_the_rest_ends() -> 
         one.script = stall
         streaming = asyncio.create_task(ports.answers(prompt("streaming")))
         await until(lambda: len(one.requests) == 2)
-        await until(lambda: any(f.messages for f in ports.server.dispatcher._flights.values()))
+        await until(lambda: any(r.messages for r in ports.server.dispatcher.requests))
         await change(ports, "POST", "/workers", {"url": two.url})
         status, said = await change(ports, "DELETE", "/workers/1?force")
         assert (status, said["in_flight"]) == (200, 2)

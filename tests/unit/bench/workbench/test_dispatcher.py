@@ -37,7 +37,7 @@ async def test_what_is_measured_is_served_and_leaves_nothing() -> None:
         assert parts.messages == 4 * 2 + 4 * 4
         served = [view.active_requests for view in pool.router.workers()]
         assert served == [0, 0] and not pool.dispatcher.in_flight
-        assert pool.dashboard._journal is not None and pool.dashboard._journal.last == 8
+        assert pool.dashboard.observer.last == 8
     finally:
         await pool.close()
 

@@ -23,7 +23,7 @@ from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.base import Candidates, Policy
-from dynamo_router.router.policy.cost import Counts, Mask
+from dynamo_router.router.policy.dynamo_cost import Counts, Mask
 from dynamo_router.router.policy.forecast import (
     LONGEST,
     ORDER_PENALTY,

@@ -21,9 +21,9 @@ from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
 from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
 from dynamo_router.router.admission.turns import LOOKED_AT
+from dynamo_router.router.decider import Decider, new_queue
+from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
-from dynamo_router.server.admission import Admission
-from dynamo_router.server.dispatch.decisions import RouterDecisions, queue_of
 
 BLOCK = 16
 ONE = WorkerWithDpRank(1, 0)
@@ -63,7 +63,7 @@ def ticket(name: str, arrived: float = 0.0, **more: Any) -> Ticket:
 def test_who_has_more_than_its_share_leaves_part_of_the_caches_to_others(
     router: KvRouter, clock: ManualClock
 ) -> None:
-    queue = queue_of(router)
+    queue = new_queue(router)
     on = [occupy(router, worker_id, 88 * BLOCK, "flood") for worker_id in (1, 2)]
     clock.advance(10.0)
     for name in on:
@@ -87,7 +87,7 @@ def test_who_has_more_than_its_share_leaves_part_of_the_caches_to_others(
 def test_the_fleet_is_asked_once_for_its_wait(
     router: KvRouter, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = queue_of(router)
+    queue = new_queue(router)
     for worker_id in (1, 2):
         router.mark_prefill_complete(occupy(router, worker_id, 50 * BLOCK, "flood"))
     clock.advance(10.0)
@@ -112,7 +112,7 @@ def test_the_fleet_is_asked_once_for_its_wait(
 def test_it_has_no_prompts_computed_that_others_would_wait_behind(
     router: KvRouter, clock: ManualClock
 ) -> None:
-    queue = queue_of(router)
+    queue = new_queue(router)
     for worker_id in (1, 2):
         occupy(router, worker_id, 500, "flood")
     clock.advance(0.001)
@@ -130,7 +130,7 @@ def test_where_nobody_names_a_tenant_nothing_is_counted(
 ) -> None:
     admission = AdmissionConfig(tenants=TenantConfig(tenant_key=key))
     with router_with(clock, admission=admission) as router:
-        queue = queue_of(router)
+        queue = new_queue(router)
         for worker_id in (1, 2):
             occupy(router, worker_id, 8 * BLOCK, "")
         shares = router.limits.tenants
@@ -199,11 +199,12 @@ def test_the_last_places_of_a_queue_are_for_tenants_of_whom_fewer_wait() -> None
 def test_to_ask_about_another_tenant_is_not_to_hear_of_one_that_names_none(
     router: KvRouter, clock: ManualClock
 ) -> None:
-    decisions = RouterDecisions(router, clock, Admission(queue_of(router)))
+    decider = Decider(router)
+    hedge = Placement(router.prompt([1]), "hedge", tenant="alone")
     for worker_id in (1, 2):
         occupy(router, worker_id, 500, "alone")
     clock.advance(0.001)
-    decisions.is_open("alone")  # before each hedge
+    decider.is_open(hedge)
     assert not router.limits.tenants.has_more("alone", clock.now())
 
 

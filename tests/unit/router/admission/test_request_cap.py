@@ -10,8 +10,8 @@ from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission import AdmissionConfig, Ticket
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.decider import new_queue
 from dynamo_router.router.kv_router import KvRouter
-from dynamo_router.server.dispatch import queue_of
 
 MODES = ["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 
@@ -33,7 +33,7 @@ def test_requests_wait_while_every_worker_has_as_many_as_it_may(mode: str) -> No
     with router_of("2", mode) as router:
         router.add_worker(1)
         router.add_worker(2)
-        queue, went = queue_of(router), dict[str, int]()
+        queue, went = new_queue(router), dict[str, int]()
         assert router.limits.any_wait
 
         def lane(number: int) -> WorkerWithDpRank | None:

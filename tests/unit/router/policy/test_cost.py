@@ -10,7 +10,7 @@ from oracles import cost as oracle_cost
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.router.policy.cost import (
+from dynamo_router.router.policy.dynamo_cost import (
     CostInputs,
     CostParams,
     params_from_legacy_weight,

@@ -12,8 +12,8 @@ from oracles import cost as oracle_cost
 
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError, RouterError
 from dynamo_router.router.policy.base import Candidates, Policy
-from dynamo_router.router.policy.cost import CostParams
 from dynamo_router.router.policy.draw import pick, pick_of_two
+from dynamo_router.router.policy.dynamo_cost import CostParams
 from dynamo_router.router.policy.modes import DynamoCost, RandomWorker, mode_policy
 from dynamo_router.router.policy.selection import choose
 from dynamo_router.slots.table import SlotTable

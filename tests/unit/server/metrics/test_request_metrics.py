@@ -6,11 +6,12 @@ from support.fake_engine import chunk, complete, prompt
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.router.admission import Objectives
+from dynamo_router.router.admission import NO_OBJECTIVES, Objectives
+from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy.decision import Decision
-from dynamo_router.server.dispatch.attempts import Attempt, Attempts
 from dynamo_router.server.dispatch.generate_request import read_generate
-from dynamo_router.server.dispatch.request import Flight
+from dynamo_router.server.dispatch.request import Attempt, Request
+from dynamo_router.server.dispatch.retries import FailedAttempt, FailedAttempts
 from dynamo_router.server.metrics.requests import KEPT_MESSAGES, OUTCOMES, RequestMetrics
 from dynamo_router.server.metrics.worker_requests import WorkerRequests
 from dynamo_router.workers.failures import Origin, judge
@@ -27,22 +28,39 @@ class Fixture:
         self.workers = WorkerRequests(self.registry)
         self.metrics = RequestMetrics(lambda: in_flight, self.clock, self.workers)
 
-    def tell(self, flight: Flight, at: float, message: bytes = b"") -> None:
+    def on_message(self, request: Request, at: float, message: bytes = b"") -> None:
         """A message of the request comes."""
-        self.metrics.on_message(flight, message, at)
-        flight.messages, flight.last_message_at = flight.messages + 1, at
+        assert request.attempt is not None
+        self.metrics.on_message(request, request.attempt, message, at)
+        request.attempt.messages += 1
+        request.first_message_at = request.first_message_at or at
+        request.last_message, request.last_message_at = message, at
 
 
-def flight(*messages: bytes, sequences: int = 1, streaming: bool = True) -> Flight:
-    request = prompt(tokens=64)
-    request.streaming = streaming
-    request.sampling_config.num_return_sequences = sequences
-    body = request.SerializeToString()
+def in_flight(
+    *messages: bytes,
+    sequences: int = 1,
+    streaming: bool = True,
+    queue_s: float = 0.0,
+    sent_at: float = 0.0,
+    objectives: Objectives = NO_OBJECTIVES,
+    failures: FailedAttempts | None = None,
+) -> Request:
+    """A request on worker 1, which has sent these messages."""
+    asked = prompt(tokens=64)
+    asked.streaming = streaming
+    asked.sampling_config.num_return_sequences = sequences
+    body = asked.SerializeToString()
+    facts = read_generate(body, 16)
+    placement = Placement(facts.prompt, "r1", objectives=objectives)
+    failures = FailedAttempts(3) if failures is None else failures
+    request = Request("r1", body, facts, 0.0, placement, failures=failures)
     decision = Decision(WorkerWithDpRank(1), 0, 1, 2, 32, "r1")
-    made = Flight("r1", body, read_generate(body, 16), 0.0, decision=decision)
-    made.messages = len(messages)
-    made.last_message = messages[-1] if messages else b""
-    return made
+    request.attempt = Attempt(decision, 1, "r1", None, sent_at, sent_at, queue_s=queue_s)
+    request.attempt.messages = len(messages)
+    if messages:
+        request.first_message_at, request.last_message = 0.0, messages[-1]
+    return request
 
 
 def samples(metrics: RequestMetrics) -> dict[str, float]:
@@ -60,7 +78,7 @@ def end(request: object, *tokens: int) -> bytes:
 def test_an_answer_is_counted_by_its_last_message() -> None:
     metrics, request = Fixture().metrics, prompt()
     for _ in range(KEPT_MESSAGES + 1):
-        metrics.on_end(flight(b"", end(request, 1, 2, 3)), StatusCode.OK)
+        metrics.on_end(in_flight(b"", end(request, 1, 2, 3)), StatusCode.OK)
         assert len(metrics._last_messages) < KEPT_MESSAGES
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3 * (KEPT_MESSAGES + 1)
@@ -68,21 +86,20 @@ def test_an_answer_is_counted_by_its_last_message() -> None:
 
 
 def test_several_answers_are_counted_one_by_one() -> None:
-    metrics, request = Fixture().metrics, prompt()
-    several = flight(sequences=2)
+    fixture, request = Fixture(), prompt()
+    several = in_flight(sequences=2)
     for message in (chunk(request, 5).SerializeToString(), end(request, 1, 2), end(request, 1)):
-        metrics.on_message(several, message, 1.0)
-        several.messages, several.last_message = several.messages + 1, message
-    metrics.on_end(several, StatusCode.OK)
-    told = samples(metrics)
+        fixture.on_message(several, 1.0, message)
+    fixture.metrics.on_end(several, StatusCode.OK)
+    told = samples(fixture.metrics)
     assert told["dynamo_component_router_output_sequence_tokens_count"] == 2
     assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3
 
 
 def test_cut_off_and_unreadable_answers_do_no_harm() -> None:
     metrics = Fixture(2).metrics
-    metrics.on_end(flight(b"\xff\xff"), StatusCode.UNAVAILABLE)
-    metrics.on_end(flight(), StatusCode.CANCELLED)
+    metrics.on_end(in_flight(b"\xff\xff"), StatusCode.UNAVAILABLE)
+    metrics.on_end(in_flight(), StatusCode.CANCELLED)
     metrics.on_end(None, StatusCode.INVALID_ARGUMENT)
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_count"] == 0
@@ -96,8 +113,8 @@ BETWEEN = "dynamo_component_router_inter_token_latency_seconds"
 
 def test_a_whole_answer_is_no_first_token() -> None:
     told = Fixture()
-    told.tell(flight(streaming=False), 3.0)
-    told.tell(flight(), 2.0)
+    told.on_message(in_flight(streaming=False), 3.0)
+    told.on_message(in_flight(), 2.0)
     seen = samples(told.metrics)
     assert (seen[f"{FIRST}_count"], seen[f"{FIRST}_sum"]) == (1, 2.0)
     counts = told.workers.counts(1)
@@ -106,10 +123,10 @@ def test_a_whole_answer_is_no_first_token() -> None:
 
 def test_the_pace_of_several_answers_is_not_mixed() -> None:
     told = Fixture()
-    one, two = flight(), flight(sequences=2)
+    one, two = in_flight(), in_flight(sequences=2)
     for at in (1.0, 1.25, 1.5):
-        told.tell(one, at)
-        told.tell(two, at)
+        told.on_message(one, at)
+        told.on_message(two, at)
     seen = samples(told.metrics)
     assert (seen[f"{BETWEEN}_count"], seen[f"{BETWEEN}_sum"]) == (2, 0.5)
     assert seen[f"{FIRST}_count"] == 2
@@ -117,8 +134,7 @@ def test_the_pace_of_several_answers_is_not_mixed() -> None:
 
 def test_a_request_lasts_from_its_arrival_to_its_end() -> None:
     told = Fixture()
-    sent = flight()
-    sent.queue_s, sent.sent_at = 1.5, 2.0
+    sent = in_flight(queue_s=1.5, sent_at=2.0)
     told.clock.advance(5.0)
     told.metrics.on_end(sent, StatusCode.OK)
     seen = samples(told.metrics)
@@ -131,8 +147,8 @@ def test_a_request_lasts_from_its_arrival_to_its_end() -> None:
 
 def test_who_waited_in_vain_has_waited() -> None:
     told = Fixture()
-    refused = flight()
-    refused.decision = None
+    refused = in_flight()
+    refused.attempt = None
     told.clock.advance(7.0)
     told.metrics.on_end(refused, StatusCode.RESOURCE_EXHAUSTED)
     seen = samples(told.metrics)
@@ -144,12 +160,12 @@ def test_who_waited_in_vain_has_waited() -> None:
 def test_each_worker_that_was_tried_is_counted(served: bool) -> None:
     told = Fixture()
     told.registry.add(2)
-    tried = flight()
+    failures = FailedAttempts(3)
+    tried = in_flight(failures=failures)
     lost = judge(Origin.CONNECT, StatusCode.UNAVAILABLE, started=False)
-    tried.attempts = Attempts(3)
-    tried.attempts.add(Attempt(2, Origin.CONNECT, lost, ""))
+    failures.add(FailedAttempt(2, Origin.CONNECT, lost, ""))
     if not served:
-        tried.attempts.add(Attempt(1, Origin.CONNECT, lost, ""))
+        failures.add(FailedAttempt(1, Origin.CONNECT, lost, ""))
     code = StatusCode.OK if served else StatusCode.UNAVAILABLE
     told.metrics.on_end(tried, code)
     counts = {worker: told.workers.counts(worker) for worker in (1, 2)}
@@ -162,12 +178,12 @@ def test_each_worker_that_was_tried_is_counted(served: bool) -> None:
 def test_what_is_counted_of_a_worker_goes_with_it() -> None:
     told = Fixture()
     told.registry.add(1, dp_size=2)
-    told.metrics.on_end(flight(), StatusCode.OK)
+    told.metrics.on_end(in_flight(), StatusCode.OK)
     told.registry.add(1)  # one of its ranks goes, it stays
     counts = told.workers.counts(1)
     assert counts is not None and counts.requests == 1
     told.registry.remove(1)
-    told.metrics.on_end(flight(), StatusCode.OK)  # of a request that was there
+    told.metrics.on_end(in_flight(), StatusCode.OK)  # of a request that was there
     assert told.workers.counts(1) is None
     told.registry.add(1)
     counts = told.workers.counts(1)
@@ -182,8 +198,7 @@ def test_answers_are_counted_by_their_objectives(
     first_at: float, last_at: float, outcome: str
 ) -> None:
     fixture = Fixture()
-    made = flight(*[b""] * 11)
-    made.objectives = Objectives(ttft_ms=200.0, itl_ms=20.0)
+    made = in_flight(*[b""] * 11, objectives=Objectives(ttft_ms=200.0, itl_ms=20.0))
     made.first_message_at, made.last_message_at = first_at, last_at
     fixture.metrics.on_end(made, StatusCode.OK)
     told = samples(fixture.metrics)
@@ -205,8 +220,8 @@ def test_a_request_without_an_answer_misses_its_objectives_unless_that_is_its_cl
     code: StatusCode, failed: int
 ) -> None:
     metrics = Fixture().metrics
-    metrics.on_end(flight(), code)
-    metrics.on_end(flight(b"", streaming=False), StatusCode.OK)
+    metrics.on_end(in_flight(), code)
+    metrics.on_end(in_flight(b"", streaming=False), StatusCode.OK)
     told = samples(metrics)
     counts = [told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES]
     assert counts == [0, 0, 0, 0, failed]

@@ -11,20 +11,14 @@ from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.wire.events import StorageTier
+from dynamo_router.router.placement import Placement
 from dynamo_router.server.prefetch import Prefetcher
 from dynamo_router.workers.failures import EngineCallError, Origin
 
 BLOCK = 4
 TOKENS = list(range(10, 51))
+BODY = b"its GenerateRequest"
 Answer = int | None | StatusCode
-
-
-@dataclass
-class Request:
-    request_id: str
-    body: bytes = b"its GenerateRequest"
-    unfit: frozenset[int] = frozenset()
-    pinned: WorkerWithDpRank | None = None
 
 
 @dataclass
@@ -56,10 +50,10 @@ async def test_a_request_that_waits_is_loaded_where_it_is_expected_and_waste_is_
     with router_with("host_pinned") as router:
         engines = Engines()
         prefetcher = Prefetcher(router, cast(Any, engines))
-        prefetcher.on_held(Request("a"), router.prompt(TOKENS))
+        prefetcher.on_held(Placement(router.prompt(TOKENS), "a"), BODY)
         await until(lambda: prefetcher.plan.counts.blocks == 10)
-        assert engines.asked == [(b"its GenerateRequest", ())]
-        prefetcher.on_held(Request("a"), router.prompt(TOKENS))
+        assert engines.asked == [(BODY, ())]
+        prefetcher.on_held(Placement(router.prompt(TOKENS), "a"), BODY)
         prefetcher.on_over("a")
         counts = prefetcher.plan.counts
         assert (counts.asked, counts.blocks, counts.wasted) == (1, 10, 10)
@@ -71,10 +65,10 @@ async def test_a_request_that_is_sent_to_a_busy_worker_is_loaded_there() -> None
         engines = Engines()
         prefetcher = Prefetcher(router, cast(Any, engines))
         first = router.decide(router.prompt(TOKENS), "first")
-        prefetcher.on_sent(Request("first"), first)
+        prefetcher.on_sent("first", BODY, first)
         assert prefetcher.plan.counts.asked == 0, "it begins at once"
         second = router.decide(router.prompt(TOKENS), "second")
-        prefetcher.on_sent(Request("second"), second)
+        prefetcher.on_sent("second", BODY, second)
         await until(lambda: prefetcher.plan.counts.blocks == 10)
         assert prefetcher.plan.counts.wasted == 0
         await prefetcher.close()
@@ -85,7 +79,7 @@ async def test_an_engine_that_does_not_know_the_call_is_asked_once() -> None:
         engines = Engines(None)
         prefetcher = Prefetcher(router, cast(Any, engines))
         for name in "abc":
-            prefetcher.on_held(Request(name), router.prompt(TOKENS))
+            prefetcher.on_held(Placement(router.prompt(TOKENS), name), BODY)
             await asyncio.sleep(0)
         assert len(engines.asked) == 1
         router.remove_worker(7)
@@ -97,7 +91,7 @@ async def test_a_call_that_fails_is_of_no_consequence() -> None:
         engines = Engines(StatusCode.UNAVAILABLE)
         prefetcher = Prefetcher(router, cast(Any, engines))
         for name in "ab":
-            prefetcher.on_held(Request(name), router.prompt(TOKENS))
+            prefetcher.on_held(Placement(router.prompt(TOKENS), name), BODY)
         await until(lambda: len(engines.asked) == 2)
         await prefetcher.close()
         prefetcher.plan.check_integrity()
@@ -105,15 +99,14 @@ async def test_a_call_that_fails_is_of_no_consequence() -> None:
 
 
 async def test_nothing_is_asked_without_lower_tiers_the_setting_or_a_choice() -> None:
-    pinned = Request("p", pinned=WorkerWithDpRank(7, 0))
-    cases: list[tuple[StorageTier, bool, Request]] = [
-        ("device", True, Request("a")),
-        ("disk", False, Request("a")),
-        ("disk", True, pinned),
+    cases: list[tuple[StorageTier, bool, WorkerWithDpRank | None]] = [
+        ("device", True, None),
+        ("disk", False, None),
+        ("disk", True, WorkerWithDpRank(7, 0)),
     ]
-    for tier, setting, request in cases:
+    for tier, setting, pinned in cases:
         with router_with(tier, router_prefetch=setting) as router:
             prefetcher = Prefetcher(router, cast(Any, Engines()))
-            prefetcher.on_held(request, router.prompt(TOKENS))
+            prefetcher.on_held(Placement(router.prompt(TOKENS), "a", pinned=pinned), BODY)
             assert prefetcher.plan.counts.asked == 0
             await prefetcher.close()

@@ -3,16 +3,16 @@
 import pytest
 
 from dynamo_router.base.errors import StatusCode
-from dynamo_router.server.dispatch.attempts import Attempt, Attempts, RetryBudget
 from dynamo_router.server.dispatch.prefill_estimate import STEP_S, PrefillEstimate
+from dynamo_router.server.dispatch.retries import FailedAttempt, FailedAttempts, RetryBudget
 from dynamo_router.workers.failures import Origin, judge
 
 
-def tried(*failures: tuple[int, Origin, StatusCode], most: int = 5) -> Attempts:
-    attempts = Attempts(most)
+def tried(*failures: tuple[int, Origin, StatusCode], most: int = 5) -> FailedAttempts:
+    attempts = FailedAttempts(most)
     for worker_id, origin, code in failures:
         verdict = judge(origin, code, started=False)
-        attempts.add(Attempt(worker_id, origin, verdict, "because"))
+        attempts.add(FailedAttempt(worker_id, origin, verdict, "because"))
     return attempts
 
 

@@ -1,4 +1,4 @@
-"""The cost of every worker in one pass, and the draw among them. Faces: cost.py, selection.py."""
+"""The cost of every worker in one pass, and the draw among them. Faces: dynamo_cost.py, draw.py."""
 
 from cython cimport boundscheck, cdivision, wraparound
 from libc.math cimport INFINITY, exp, isfinite

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...base.errors import ConfigError
 from ...base.identity import WorkerWithDpRank
-from ._cost import evaluate
+from ._dynamo_cost import evaluate
 from .decision import CandidateTerms
 
 Floats = npt.NDArray[np.float64]

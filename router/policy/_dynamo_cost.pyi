@@ -1,4 +1,4 @@
-"""Types of the `_cost` kernel; cost.py and selection.py say what the calls mean."""
+"""Types of the `_dynamo_cost` kernel; dynamo_cost.py and selection.py say what the calls mean."""
 
 from typing import Protocol
 

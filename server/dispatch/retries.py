@@ -1,6 +1,6 @@
-"""What was tried for one request, whether to try again, and whose fault it was in the end. Pure.
+"""Retries: which attempts of a request failed, whether to make another, and who was to blame. Pure.
 
-And how many requests may be tried again at a time.
+And how many requests may be on a further attempt at a time.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ BROKEN_TRANSPORTS = 2
 what breaks them."""
 
 
-class Attempt(NamedTuple):
+class FailedAttempt(NamedTuple):
     """One worker's failure."""
 
     worker_id: int
@@ -22,7 +22,7 @@ class Attempt(NamedTuple):
     details: str
 
 
-class Attempts:
+class FailedAttempts:
     """The failed attempts of one request."""
 
     __slots__ = ("_begin", "_most", "_settled", "failed")
@@ -31,16 +31,16 @@ class Attempts:
         self._most = most
         self._begin = 0  # of those that count now
         self._settled = 0  # of the failures, reported
-        self.failed: list[Attempt] = []
-        """all of them; ask `if attempts.failed` where every request passes"""
+        self.failed: list[FailedAttempt] = []
+        """all of them; test `if failures.failed` where every request passes"""
 
     def __len__(self) -> int:
         return len(self.failed)
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[FailedAttempt]:
         return iter(self.failed)
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: FailedAttempt) -> None:
         self.failed.append(attempt)
 
     def begin_anew(self) -> set[int]:
@@ -55,11 +55,11 @@ class Attempts:
         return {attempt.worker_id for attempt in self._counted}
 
     @property
-    def _counted(self) -> list[Attempt]:
+    def _counted(self) -> list[FailedAttempt]:
         return self.failed[self._begin :]
 
     @property
-    def last(self) -> Attempt:
+    def last(self) -> FailedAttempt:
         return self.failed[-1]
 
     @property
@@ -92,7 +92,7 @@ class Attempts:
         """Whether a further attempt asks something again of a fleet that may be short of it."""
         return self.last.verdict.blame is not Blame.TRANSPORT
 
-    def take_suspects(self, *, served: bool) -> list[Attempt]:
+    def take_suspects(self, *, served: bool) -> list[FailedAttempt]:
         """Attempts whose workers are to blame if another one served the request; each once.
 
         If two of them failed alike and none served it, it is the request's fault; and so it is if

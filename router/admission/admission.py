@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from ..base.errors import InvalidRequestError
-from ..router.admission import AdmissionQueue, Lane, Ticket
+from ...base.errors import InvalidRequestError
+from .queue import AdmissionQueue
+from .ticket import Lane, Ticket
 
 
 class Admission:

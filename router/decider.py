@@ -1,0 +1,139 @@
+"""Decider: a KvRouter with its admission queue in front.
+
+    if decider.is_open(placement):
+        decision = decider.decide(placement)
+    else:
+        async with decider.turn(placement):
+            decision = decider.decide(placement)
+
+or `await decider.place(placement)`. Used on one event loop. Once a request is booked its life is
+reported to the router (`mark_prefill_complete`, `free`), and by `poll` here that load fell.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from .admission import Admission, AdmissionQueue, Lane, Ticket
+from .config import KvRouterConfig
+from .kv_router import KvRouter
+from .placement import Placement
+from .policy import Decision
+
+
+class Decider:
+    """Decides where requests go, and when it is their turn.
+
+    `admission`: the queue; not given: the one that the router's configuration asks for, if any.
+    `before_decision` is called with each placement before it is decided: be quick.
+    """
+
+    def __init__(
+        self,
+        router: KvRouter,
+        admission: Admission | None = None,
+        *,
+        before_decision: Callable[[Placement], object] | None = None,
+    ) -> None:
+        if admission is None and router.limits.any_wait:
+            admission = Admission(new_queue(router))
+        self.router = router
+        self._admission = admission
+        self._before_decision = before_decision
+
+    @property
+    def queue(self) -> AdmissionQueue | None:
+        """The requests that wait; None if none ever does."""
+        return None if self._admission is None else self._admission.queue
+
+    def change(self, config: KvRouterConfig) -> None:
+        """Use other settings from now on: see KvRouter.change."""
+        self.router.change(config)
+        if self._admission is not None:
+            self._admission.queue.limit = config.admission.queue_limit
+            self._admission.poll()
+
+    def is_open(self, placement: Placement) -> bool:
+        """Whether the request may be decided at once; else it waits for its `turn`."""
+        admission = self._admission
+        if admission is None or placement.retried:
+            return True
+        lane = placement.pinned if placement.session is None else self._lane(placement)
+        return admission.is_open(lane, placement.tenant)
+
+    def turn(
+        self, placement: Placement, on_wait: Callable[[], object] | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Wait for the request's turn, and decide inside. Cancel the task to give the turn up.
+
+        `on_wait` is called once the request waits. Raises NoWorkersError if too many do,
+        InvalidRequestError if another one waits under its id, and what it is given up with.
+        """
+        if self._admission is None:
+            raise ValueError("no request waits without a queue")
+        lane = self._lane(placement)
+
+        def ticket() -> Ticket:
+            if on_wait is not None:
+                on_wait()
+            return ticket_of(self.router, placement, lane)
+
+        return self._admission.turn(ticket, placement.tenant)
+
+    def decide(self, placement: Placement) -> Decision:
+        """Choose a worker and book the request there. Raises what KvRouter.decide does."""
+        if self._before_decision is not None:
+            self._before_decision(placement)
+        return self.router.place(placement)
+
+    async def place(self, placement: Placement) -> Decision:
+        """The decision, once it is the request's turn."""
+        if self.is_open(placement):
+            return self.decide(placement)
+        async with self.turn(placement):
+            return self.decide(placement)
+
+    def give_up(self, request_id: str, error: Exception) -> bool:
+        """End a request's waiting with an error; False if it does not wait."""
+        return self._admission is not None and self._admission.give_up(request_id, error)
+
+    def poll(self) -> None:
+        """Load fell, or a worker came: a request that waits might go."""
+        if self._admission is not None:
+            self._admission.poll()
+
+    def _lane(self, placement: Placement) -> Lane:
+        if placement.session is None or placement.pinned is not None:
+            return placement.pinned
+        bound = self.router.sessions.wanted(placement.session)
+        return None if bound is None else bound.pinned
+
+
+def new_queue(router: KvRouter) -> AdmissionQueue:
+    """A queue that asks a router when a worker is free, as its configuration says."""
+    limits = router.limits
+    return AdmissionQueue(
+        router.seconds_until_free,
+        policy=limits.queue_policy,
+        limit=limits.config.queue_limit,
+        wait_times=router.wait_times,
+        now=router.clock.now,
+        shares=limits.tenants,
+        over_share_wait_s=partial(router.seconds_until_free, has_more=True),
+    )
+
+
+def ticket_of(router: KvRouter, placement: Placement, lane: Lane = None) -> Ticket:
+    """The ticket with which a request waits in a lane."""
+    tokens, penalty_s = router.queue_terms(placement.prompt)
+    most_s = router.limits.most_wait_s(placement.prompt.isl, tokens, placement.objectives)
+    return Ticket(
+        placement.request_id,
+        placement.arrived,
+        tokens,
+        placement.urgency,
+        lane,
+        penalty_s,
+        placement.arrived + most_s,
+        placement.tenant,
+    )

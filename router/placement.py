@@ -1,0 +1,31 @@
+"""Placement: what a request asks of whoever decides where it goes; nothing of how it is carried."""
+
+from collections.abc import Set
+from typing import NamedTuple
+
+from ..base.identity import WorkerWithDpRank
+from .admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
+from .affinity import Session
+from .prompt import Prompt
+
+
+class Placement(NamedTuple):
+    """One request that is to be placed on a worker."""
+
+    prompt: Prompt
+    request_id: str
+    """it is booked under this id until `KvRouter.free`"""
+    arrived: float = 0.0
+    """seconds of the router's clock"""
+    pinned: WorkerWithDpRank | None = None
+    """the only worker that it may go to"""
+    excluded: Set[int] = frozenset()
+    """ids of workers that it may not go to: they cannot take it, or have failed it"""
+    retried: bool = False
+    """it was with a worker already: it does not wait, and may go to an inhibited worker"""
+    session: Session | None = None
+    tenant: str = ""
+    """between which the router is fair: see TenantConfig"""
+    urgency: Urgency = NORMAL
+    objectives: Objectives = NO_OBJECTIVES
+    expected_output_tokens: int | None = None
