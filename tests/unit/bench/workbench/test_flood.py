@@ -16,7 +16,7 @@ from dynamo_router.bench.workbench.flood import (
     SHED,
     UNNAMED,
     FloodConfig,
-    measure,
+    measure_outcomes,
     ratios,
     run,
     traffic_of,
@@ -40,7 +40,7 @@ def test_the_flood_begins_later_and_ends_with_the_others() -> None:
 
 def test_a_tenant_is_served_beside_a_flood_if_somebody_names_them() -> None:
     """Deterministic: virtual time."""
-    found = list(measure(SMALL))
+    found = list(measure_outcomes(SMALL))
     assert [each.run for each in found] == [ALONE, UNNAMED, NAMED, SHED]
     (unnamed,), (named,), (shed,) = (
         ratios(found, "conversation", each) for each in (UNNAMED, NAMED, SHED)
@@ -63,7 +63,7 @@ def test_the_command_tells_every_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_others_who_end_before_the_flood_begins_are_refused() -> None:
     with pytest.raises(ConfigError, match="flood_after_s"):
-        list(measure(replace(SMALL, requests=20)))
+        list(measure_outcomes(replace(SMALL, requests=20)))
 
 
 @pytest.mark.parametrize(
