@@ -27,8 +27,8 @@ _EVENT_FAULTS = {
     "ignored": "Event messages on other topics.",
     "dropped": "Event messages that found the mailbox full.",
     "invalid": "Stored events that contradict themselves.",
-    "refused": "Events and heartbeats refused: too many workers that nobody registered.",
-    "departed": "Events and heartbeats of those who spoke for workers that left.",
+    "refused": "Events and heartbeats refused: too many unregistered workers.",
+    "departed": "Events and heartbeats of publishers whose worker has left.",
     "out_of_memory": "Events lost for want of memory.",
     "held": "Events that had to wait behind a gap.",
     "unannounced": "Events and heartbeats of publishers that their worker did not announce.",
@@ -123,14 +123,14 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
     yield counter_by(
         "loop",
         "dynamo_router_loop_failures",
-        "Exceptions that a background loop went on after.",
+        "Exceptions in background loops, which went on.",
         loops,
     )
     yield from gauges(
         "dynamo_router_",
         (
             "retry_budget_used",
-            "Requests on a further attempt that count.",
+            "Requests on a further attempt that count against the retry budget.",
             dispatcher.budget.retrying,
         ),
     )
@@ -143,13 +143,13 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
     yield counter_by(
         "cause",
         "dynamo_router_migrations",
-        "Streams that went on at another worker, by what happened to the one before.",
+        "Streams continued on another worker, by why the one before was lost.",
         dispatcher.migrations.moved,
     )
     yield counter_by(
         "reason",
         "dynamo_router_migrations_refused",
-        "Streams that ended with their worker although streams may go on, by the reason.",
+        "Streams that ended with their worker although migration is on, by reason.",
         {reason.value: dispatcher.migrations.refused[reason] for reason in RefusedMove},
     )
     prefetches = dispatcher.prefetcher.plan.counts
@@ -157,12 +157,12 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
         "dynamo_router_",
         (
             "policy_failures",
-            "Times that an installed policy raised or answered nonsense.",
+            "Failures of an installed policy: exceptions and invalid answers.",
             router.policy_failures,
         ),
         (
             "shed_requests",
-            "Requests refused because wherever they went answers would miss their objective.",
+            "Requests refused because no worker would meet their objective.",
             router.limits.requests_shed,
         ),
         (
@@ -170,10 +170,10 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
             "Requests for which an engine was asked to load blocks.",
             prefetches.asked,
         ),
-        ("prefetched_blocks", "Blocks that engines said they load.", prefetches.blocks),
+        ("prefetched_blocks", "Blocks that engines reported to load.", prefetches.blocks),
         (
             "prefetched_blocks_wasted",
-            "Of those, blocks of requests that went elsewhere.",
+            "Blocks that an engine loaded for requests that another one took.",
             prefetches.wasted,
         ),
     )
@@ -200,13 +200,21 @@ def snapshot_metrics(snapshots: SnapshotTask | DurableEvents) -> Iterator[Metric
     """Where the index is kept: a file, or an object beside the stream of its events."""
     yield from counters(
         "dynamo_router_index_",
-        ("snapshots", "Times the index was written.", snapshots.saves),
-        ("snapshot_failures", "Times it could not be read or written.", snapshots.failures),
+        ("snapshots", "Snapshots of the index that were written.", snapshots.saves),
+        (
+            "snapshot_failures",
+            "Snapshots of the index that could not be read or written.",
+            snapshots.failures,
+        ),
     )
     yield from gauges(
         "dynamo_router_index_",
-        ("snapshot_bytes", "Size when last written.", snapshots.saved_bytes),
-        ("restored_sources", "Sources read from it at the start.", snapshots.restored),
+        ("snapshot_bytes", "Bytes of the last snapshot of the index.", snapshots.saved_bytes),
+        (
+            "restored_sources",
+            "Event sources restored from a snapshot at the start.",
+            snapshots.restored,
+        ),
     )
 
 
@@ -285,17 +293,17 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Iterator[Metric]:
     stats = plane.stats
     yield from gauges(
         "dynamo_router_event_plane_",
-        ("connected", "Whether the event plane is there.", plane.state is PlaneState.CONNECTED),
+        ("connected", "Whether the event plane is reachable.", plane.state is PlaneState.CONNECTED),
     )
     yield from counters(
         "dynamo_router_event_plane_",
-        ("received", "Messages handed to us.", stats.received),
-        ("receive_dropped", "Messages lost because we were slow.", stats.receive_dropped),
+        ("received", "Messages received from the event plane.", stats.received),
+        ("receive_dropped", "Messages lost because handlers were too slow.", stats.receive_dropped),
         ("published", "Messages sent.", stats.published),
         ("publish_dropped", "Messages that could not be sent.", stats.publish_dropped),
         ("garbled", "Messages refused for their form or their publisher.", stats.garbled),
-        ("handler_errors", "Messages that made us fail.", stats.handler_errors),
-        ("connects", "Times it became reachable.", stats.connects),
+        ("handler_errors", "Messages whose handler raised an exception.", stats.handler_errors),
+        ("connects", "Times that the event plane became reachable.", stats.connects),
         ("refused", "Messages that the index's full mailbox did not take.", feed.refused),
         ("replays_asked", "Requests for missed events.", feed.replays_asked),
         ("announcements_asked", "Requests for whole caches.", feed.announcements_asked),
@@ -309,19 +317,23 @@ def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
     peers, counts = replica.peers, replica.peers.counts
     yield from gauges(
         "dynamo_router_peers",
-        ("", "Other routers that are heard.", len(peers.present())),
-        ("_bookings", "Requests they have booked.", len(peers) + len(dynamo)),
+        ("", "Other routers of the same workers that are alive.", len(peers.present())),
+        ("_bookings", "Requests that other routers have booked.", len(peers) + len(dynamo)),
     )
     yield from counters(
         "dynamo_router_peer_",
-        ("batches", "Batches of their events that were applied.", counts.batches),
+        ("batches", "Batches of other routers' bookings that were applied.", counts.batches),
         ("duplicates", "Batches that had been applied before.", counts.duplicates),
         ("gaps", "Times that batches were missing.", counts.gaps),
-        ("pictures", "Times that all they have booked was taken anew.", counts.pictures),
-        ("gone", "Routers that fell silent.", counts.gone),
-        ("refused", "Bookings without room.", counts.refused + dynamo.refused),
+        ("pictures", "Times that all bookings of another router were read anew.", counts.pictures),
+        ("gone", "Other routers that stopped sending.", counts.gone),
+        (
+            "refused",
+            "Other routers' bookings refused for want of room.",
+            counts.refused + dynamo.refused,
+        ),
         ("undecodable", "Messages that could not be read.", sync.undecodable),
-        ("untold", "Events of ours that nobody could be told.", replica.own.dropped),
+        ("untold", "Own bookings that could not be sent to other routers.", replica.own.dropped),
     )
 
 
@@ -425,25 +437,25 @@ def security_metrics(security: Security) -> Iterator[Metric]:
     yield counter_by(
         "reason",
         "dynamo_router_access_refused",
-        "Calls refused for who made them.",
+        "Calls refused by access control.",
         dict(sorted(security.access.refused.items())),
     )
     files = security.watch.files
     yield counter_by(
         "file",
         "dynamo_router_secret_reloads",
-        "Times that secret files were read again.",
+        "Reloads of secret files.",
         {each.what: each.reloads for each in files},
     )
     yield counter_by(
         "file",
         "dynamo_router_secret_reload_failures",
-        "Times that new secret files were no good, and the old ones stayed.",
+        "Reloads of secret files that failed; the old ones stay in use.",
         {each.what: each.failures for each in files},
     )
     if security.server_tls is not None:
         yield from gauges(
             "dynamo_router_tls_certificate_",
-            ("expires_seconds", "When the certificate of our listeners ends, in Unix time.",
+            ("expires_seconds", "Expiry of the listeners' certificate, in Unix time.",
              security.server_tls.not_after),
         )  # fmt: skip

@@ -28,9 +28,10 @@ _OF_RANKS = (  # name, help, field of a WorkerView
     ("dynamo_frontend_worker_active_prefill_tokens", "Prompt tokens not computed yet.",
      "active_prefill_tokens"),
     ("dynamo_router_worker_active_requests", "Requests in flight.", "active_requests"),
-    ("dynamo_router_worker_indexed_blocks", "Blocks it is believed to hold.", "indexed_blocks"),
-    ("dynamo_router_worker_unindexed_blocks", "Blocks it holds for which there was no room.",
-     "unindexed_blocks"),
+    ("dynamo_router_worker_indexed_blocks", "Blocks that the index has for the worker.",
+     "indexed_blocks"),
+    ("dynamo_router_worker_unindexed_blocks",
+     "Blocks of the worker that the index had no room for.", "unindexed_blocks"),
 )  # fmt: skip
 
 
@@ -90,7 +91,10 @@ def _rank_tables(
         for i, tier in enumerate(TIERS[1:])
     ]
     yield _table(
-        "dynamo_router_worker_lower_tier_blocks", "gauge", "Blocks it has in slower storage.", lower
+        "dynamo_router_worker_lower_tier_blocks",
+        "gauge",
+        "Blocks of the worker in lower storage tiers.",
+        lower,
     )
     states: list[tuple[str, Any]] = [
         (f'{rank}state="{view.event_source_state}",{worker}', 1)
@@ -130,21 +134,21 @@ def _worker_tables(
     yield Table(
         "dynamo_router_worker_requests",
         "counter",
-        "Requests that were sent to it and ended, well or not.",
+        "Requests sent to the worker that ended, successful or not.",
         labels,
         [count.requests for count in counts],
     )
     yield Table(
         "dynamo_router_worker_time_to_first_token_seconds",
         "summary",
-        "From sending it a streaming request to the first message.",
+        "From sending the worker a streaming request to its first message.",
         labels,
         [(count.answers, count.answer_s) for count in counts],
     )
     yield Table(
         "dynamo_router_worker_request_duration_seconds",
         "summary",
-        "From sending it a request to the end of the answer, of those that ended well.",
+        "From sending the worker a request to the end of a successful answer.",
         labels,
         [(count.served, count.served_s) for count in counts],
     )
@@ -157,7 +161,7 @@ def _fault_tables(shown: set[int], reports: RequestReports) -> Iterator[Table]:
     yield _table(
         "dynamo_router_worker_errors",
         "counter",
-        "Attempts that failed, by whom and why.",
+        "Attempts that failed, by worker and cause.",
         [(f'cause="{cause}",worker_id="{who}"', n) for (cause, who), n in errors.items()],
     )
     ejections: Counter[str] = Counter()
@@ -166,7 +170,7 @@ def _fault_tables(shown: set[int], reports: RequestReports) -> Iterator[Table]:
     yield _table(
         "dynamo_router_worker_ejections",
         "counter",
-        "Times that a worker was left alone because of its requests.",
+        "Times that a worker was ejected as an outlier.",
         [(f'worker_id="{who}"', count) for who, count in ejections.items()],
     )
 
