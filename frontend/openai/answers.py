@@ -64,34 +64,6 @@ class Usage:
         }
 
 
-class _Content(msgspec.Struct):
-    content: str
-
-
-class _ChatText(msgspec.Struct):
-    index: int
-    delta: _Content
-    logprobs: None = None
-    finish_reason: str | None = None
-
-
-class _CompletionText(msgspec.Struct):
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    """A chunk that brings text and nothing else."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: tuple[_ChatText | _CompletionText]
-
-
 @dataclass
 class Answer:
     """How one request's answers are written: for chat or for completions."""
@@ -103,7 +75,7 @@ class Answer:
     with_logprobs: bool = False
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
-    _text_chunks: dict[int, "_Chunk"] = field(default_factory=dict)
+    _text_chunks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""
@@ -123,17 +95,18 @@ class Answer:
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
         """The same of text alone, as nearly all chunks are: one object is written again."""
-        chunk = self._text_chunks.get(index)
-        if chunk is None:
-            chat = self.kind == "chat"
-            choice = _ChatText(index, _Content("")) if chat else _CompletionText(index, "")
-            chunk = self._text_chunks[index] = _Chunk(**self._head(True), choices=(choice,))
-        (choice,) = chunk.choices
-        if isinstance(choice, _ChatText):
-            choice.delta.content = text
+        kept = self._text_chunks.get(index)
+        if kept is None:
+            content: dict[str, Any] = {"delta": {}} if self.kind == "chat" else {"text": ""}
+            choice = {"index": index, **content, "logprobs": None}
+            kept = {**self._head(True), "choices": [choice]}, choice
+            self._text_chunks[index] = kept
+        chunk, choice = kept
+        if self.kind == "chat":
+            choice["delta"]["content"] = text
         else:
-            choice.text = text
-        choice.finish_reason = finish_reason
+            choice["text"] = text
+        choice["finish_reason"] = finish_reason
         return _encode(chunk)
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:

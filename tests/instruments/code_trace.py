@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from statistics import median_low
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -67,25 +68,23 @@ class CodeTrace:
         leave_out: tuple[str, ...] = ("engines",),
         times: int = 7,
     ) -> Counter[Function]:
-        """The calls of Python functions that one action makes, the fewest of so many repetitions;
+        """The calls of Python functions that one action makes, the median of so many repetitions;
         with `until` those before the first return of that function. Functions in the folders
         `leave_out` do not count, nor does what they call: mock engines are the other side.
 
-        Functions that did not run in every repetition are left out: what the action needs runs
-        each time, while probes and timers of the background run only in some. Repeat the action
-        before, so that nothing is imported, connected or cached by it for the first time.
+        Functions that ran in less than half of the repetitions have a median of 0, and are left
+        out: what the action needs runs each time, while probes and timers of the background run
+        only in some. Repeat the action before, so that nothing is imported, connected or cached
+        by it for the first time.
         """
-        found: Counter[Function] | None = None
         self._last = until
         self._left_out = tuple(f"{folder}/" for folder in ("tests", *leave_out))
-        for _ in range(times):
-            calls = await self._record(action)
-            found = calls if found is None else found & calls
-        assert found is not None
-        return found
+        found = [await self._record(action) for _ in range(times)]
+        functions = set().union(*found)
+        return +Counter({each: median_low(calls[each] for calls in found) for each in functions})
 
     async def _record(self, action: Callable[[], Awaitable[object]]) -> Counter[Function]:
-        self._calls = calls = Counter()
+        self._calls = calls = Counter[Function]()
         before = sys.getprofile()
         sys.setprofile(self._on_event)
         self._records = True
