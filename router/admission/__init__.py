@@ -1,6 +1,7 @@
 """Whether a request goes now, waits, or is refused: limits on load, and the queue.
 
-Entered by KvRouter (limits) and by the dispatcher (queue); pure, the clock is given.
+Entered by KvRouter (limits) and by Decider (queue); all is pure, its clock given,
+but `Admission`, in which tasks wait.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """AdmissionQueue: requests that wait here because every worker they may go to is saturated. Pure.
 
-Driven by the dispatcher in real time and by the simulation in virtual time: requests enter,
+Driven by Admission in real time and by the simulation in virtual time: requests enter,
 and they ask for the next one whenever load fell, a request was booked, or `ask_again_s` is over. A
 request that may only go to one worker waits in a lane of its own, so that it does not hold up those
 that can go elsewhere.

@@ -1,6 +1,6 @@
 """Session affinity: the requests of one session go to the worker that has the session's cache.
 
-Entered by what carries requests (which worker a session wants), by the services (which session a
+Entered by KvRouter (which worker a session wants), by the services (which session a
 request belongs to), and by the replica sync (what other routers bound).
 """
 
