@@ -65,10 +65,9 @@ class HealthMonitor:
         mixed_models: bool = False,
         tls: ClientTls | None = None,
         key: EngineKey | None = None,
-        reports: type[RequestReports] = RequestReports,
     ) -> None:
         """`tls` is for engines at grpcs:// addresses; None: the system's authorities. `key`: shown
-        to engines that speak OpenAI's HTTP. `reports` is the kind of `reports` that it has."""
+        to engines that speak OpenAI's HTTP."""
         self._registry = registry
         self._clock = clock
         self._block_size = block_size
@@ -79,7 +78,9 @@ class HealthMonitor:
         self._limits: PromptLimits | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self._tls, self._key = tls, key
-        self.reports = reports(clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost)
+        self.reports = RequestReports(
+            clock, outliers, on_changed=self._on_reported, on_lost=self._on_lost
+        )
         self._engines = EngineTable(registry, self.reports.forget)
         self.listeners: list[Callable[[], None]] = []
         self.on_down: list[Callable[[int], None]] = []

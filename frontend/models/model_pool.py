@@ -20,6 +20,7 @@ from ...kv_events import StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...process.supervised import stopped, supervise
 from ...router.config import DYNAMO
+from ...router.replicas import ReplicaSync
 from ...runtime.request_planes import RequestClient
 from ...server.access import Security
 from ...server.admin import DiscoveredWorkers
@@ -134,6 +135,11 @@ class ModelPool:
     def reason(self) -> str:
         """Why it does not serve, or what it refuses though it serves."""
         return self._failure or ("" if self._completions is None else self._parsers.reason)
+
+    @property
+    def replicas(self) -> ReplicaSync | None:
+        """What other frontends have booked, if that is heard of."""
+        return None if self._workers is None else self._workers.replicas
 
     @property
     def states(self) -> dict[str, int]:

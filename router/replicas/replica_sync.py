@@ -116,6 +116,11 @@ class ReplicaSync:
         if self._plane.state is PlaneState.CONNECTED:
             await self._say(leaving)
 
+    def forget(self, name: str) -> None:
+        """The router of this name has ended: nothing is booked for it any more."""
+        self.replica.forget(name)
+        self._on_load_fell()
+
     async def _run(self) -> None:
         while True:
             now = self._clock.now()

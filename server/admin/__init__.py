@@ -19,7 +19,7 @@ from .reload import (
 )
 from .routes import AdminRoutes
 from .rpcs import WorkerRpcs
-from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .worker_admin import AdminError, WorkerAdmin, WorkerChanges, WorkerStatus
 from .worker_list import WorkerList, check_worker_lists
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "DiscoveredWorkers",
     "Reloader",
     "WorkerAdmin",
+    "WorkerChanges",
     "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -47,6 +48,19 @@ class WorkerStatus:
     def drained(self) -> bool:
         """Whether it gets no requests and has none."""
         return self.state == WorkerState.DRAINING.value and not self.in_flight
+
+
+class WorkerChanges(Protocol):
+    """What admin calls may change of the workers. A name is a worker's id, in digits, or its
+    address. Errors are AdminErrors."""
+
+    async def add(self, url: str, weight: float | None = None) -> tuple[WorkerStatus, bool]: ...
+
+    async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus: ...
+
+    async def remove(self, name: str, *, force: bool = False) -> WorkerStatus: ...
+
+    async def set_weight(self, name: str, weight: float) -> WorkerStatus: ...
 
 
 class WorkerAdmin:
@@ -129,7 +143,11 @@ class WorkerAdmin:
             said.worker_id, said.address, "removed", said.weight, count, "", self._warn_if_last()
         )
 
-    def set_weight(self, name: str, weight: float) -> WorkerStatus:
+    def show(self, name: str) -> WorkerStatus:
+        """A worker as it is."""
+        return self._status(self._find(name))
+
+    async def set_weight(self, name: str, weight: float) -> WorkerStatus:
         """Give a worker another weight."""
         _check_weight(weight)
         engine = self._find(name)

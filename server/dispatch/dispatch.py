@@ -220,6 +220,10 @@ class Dispatcher:
             self._observer.on_end(flight, code)
             trace.ended(flight, code, said)
 
+    def has(self, request_id: str, caller: Caller) -> bool:
+        """Whether a request that the caller gave this id is in flight here."""
+        return generation_id(caller, request_id) in self._flights
+
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
         """Stop a request that the caller has in flight: (whether there was one, a word on it)."""
         flight = self._flights.get(generation_id(caller, request_id))

@@ -1,18 +1,35 @@
-"""Several processes that serve one port: fronts that parse and stream, a decider that decides.
+"""Several processes on the same ports: each is a whole server, and they share what they know.
 
-Entered by the command `serve`, and by the processes that it starts.
+Entered by the commands `serve` and `frontend`, and by the servers that they run.
 """
 
-from .decider import Decider
-from .front import Front, FrontPlace
 from .kept_child import SHOW_STACK
-from .supervisor import Supervisor, read_config
+from .place import FrontPlace, PlacedSettings
+from .pulse import Pulse
+from .shared import (
+    SharedPages,
+    SharedReload,
+    share_aborts,
+    share_bookings,
+    share_metrics,
+    share_replicas,
+)
+from .shared_changes import SharedChanges
+from .siblings import Siblings
+from .supervisor import Supervisor
 
 __all__ = [
     "SHOW_STACK",
-    "Decider",
-    "Front",
     "FrontPlace",
+    "PlacedSettings",
+    "Pulse",
+    "SharedChanges",
+    "SharedPages",
+    "SharedReload",
+    "Siblings",
     "Supervisor",
-    "read_config",
+    "share_aborts",
+    "share_bookings",
+    "share_metrics",
+    "share_replicas",
 ]

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import structlog
 
@@ -47,19 +47,22 @@ class RestartSchedule:
 
 
 class KeptChild:
-    """A child process that is started again whenever it ends, until `leave` or `stop`."""
+    """A process of this one's own command, started again whenever it ends, until `leave` or
+    `stop`. `environment` is what it has beside ours, from its next start on."""
 
     def __init__(
-        self, name: str, words: Sequence[str], stop_timeout_s: float, clock: Clock
+        self, name: str, environment: Mapping[str, str], stop_timeout_s: float, clock: Clock
     ) -> None:
         self.name = name
+        self.environment = dict(environment)
         self._now = clock.now
         self._ended = asyncio.Event()
         self._child = ChildProcess(
-            [sys.executable, "-m", "dynamo_router.server.front_process", *words],
+            [sys.executable, *sys.orig_argv[1:]],
             stop_timeout_s=stop_timeout_s,
             join_stderr=False,
             own_session=True,
+            env=self.environment,
             on_unexpected_end=self._on_end,
         )
         self._schedule = RestartSchedule()
@@ -84,6 +87,11 @@ class KeptChild:
             _send(pid, number)
         else:
             self._ended.set()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if (pid := self._child.pid) is not None and self._serves:
+            _send(pid, number)
 
     def look(self, count: int) -> None:
         """What its pulse counts now, told HANG_LOOKS times within the time that it may stand still.

@@ -1,4 +1,4 @@
-"""ProcessFolder: where a router's processes find its configuration and the decider's socket."""
+"""ProcessFolder: where the processes of a router find each other's sockets."""
 
 import fcntl
 import os
@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX, LOCK_FILE = "dynamo-router-fronts-", "lock"
-SOCKET_FILE = "decider.sock"
-"""Where the decider listens for fronts."""
 
 
 class ProcessFolder:

@@ -17,13 +17,11 @@ _COUNT = struct.Struct("<Q")
 class Pulse:
     """Counts up while the event loop of this process runs. In shared memory: a disk that stands
     still must not look like a loop that does.
-
-    `place`: 0 for the decider, 1 + its number for a front.
     """
 
-    def __init__(self, folder: Path, place: int) -> None:
+    def __init__(self, folder: Path, number: int) -> None:
         self._counts = _mapped(folder)
-        self._at = place * _COUNT.size
+        self._at = number * _COUNT.size
         self._task = supervise("pulse", self._beat)
 
     async def close(self) -> None:
@@ -41,14 +39,14 @@ class Pulse:
 class Pulses:
     """The counts of all, read by their parent, which makes the file."""
 
-    def __init__(self, folder: Path, places: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         path = folder / PULSE_FILE
-        path.write_bytes(bytes(places * _COUNT.size))
+        path.write_bytes(bytes(count * _COUNT.size))
         path.chmod(0o600)
         self._counts = _mapped(folder)
 
-    def of(self, place: int) -> int:
-        count: int = _COUNT.unpack_from(self._counts, place * _COUNT.size)[0]
+    def of(self, number: int) -> int:
+        count: int = _COUNT.unpack_from(self._counts, number * _COUNT.size)[0]
         return count
 
     def close(self) -> None:

@@ -1,47 +1,53 @@
-"""Supervisor: starts the decider and the fronts, starts them again when they end, ends them."""
+"""Supervisor: the parent of several processes that serve the same ports. It starts them, starts
+them again when they end, kills those that hang, and ends them."""
 
 import asyncio
 import signal
 import socket
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
-import msgspec
 import structlog
 
 from ...base.clock import SystemClock
 from ...base.errors import ConfigError
+from ...base.urls import DEFAULT_NATS_URL
+from ...process.settings import options_of, values_of
 from ...process.supervised import stopped, supervise
 from ...process.system import why_cannot_listen
+from ...runtime.event_planes import EmbeddedNats, probe
 from ..config import ServeConfig
+from ..mock_process import MockProcess
 from .kept_child import HANG_LOOKS, KeptChild
+from .place import FrontPlace
 from .process_folder import ProcessFolder
 from .pulse import Pulses
 
 STOP_TIMEOUT_S = 5.0
 """Beyond what a process may take to drain."""
-CONFIG_FILE = "config.msgpack"
+PORTS = ("port", "http_port", "admin_port", "http_frontend")
+"""Settings that name a port which all processes share."""
 
 log = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Runs `serve --fronts N`: one decider, N fronts, and nothing that outlives them.
+    """Runs a command as `--fronts` processes, with what they share, and nothing that outlives them.
 
-    Implements Service. The gRPC port is taken here and shared by the fronts.
+    Implements Service. The ports, the NATS server where none is running, and the mock engines are
+    this process', so that they survive each of the others.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
-        self._config = config
+    def __init__(
+        self, config: ServeConfig, vocab_size: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`vocab_size`: what mock engines generate from, where the configuration has nothing."""
+        self._config, self._vocab_size = config, vocab_size
         self._clock = SystemClock()
-        self._folder: ProcessFolder | None = None
-        self._port: socket.socket | None = None
-        self._decider: KeptChild | None = None
-        self._fronts: list[KeptChild] = []
-        self._pulses: Pulses | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._told = False
+        self._stack = AsyncExitStack()
+        self._children: list[KeptChild] = []
+        self._leaves = False
 
     @property
     def config(self) -> ServeConfig:
@@ -49,107 +55,148 @@ class Supervisor:
 
     @property
     def ready_line(self) -> str:
-        """The decider's, with the port of the fronts."""
-        assert self._decider is not None and self._port is not None
-        name, _, rest = self._decider.ready_line.partition(" http ")
-        where = f"grpc {self._config.host}:{self._port.getsockname()[1]}"
-        return f"{name.partition(' grpc ')[0]} {where} http {rest}"
+        """That of the first process: the others serve the same ports."""
+        return f"{self._children[0].ready_line} fronts {len(self._children)}"
 
     def reload(self) -> None:
-        log.warning("SIGHUP: with several fronts the configuration is not read again")
+        """Have each process read the configuration again."""
+        for child in self._children:
+            child.send(signal.SIGHUP)
 
     async def start(self) -> None:
-        config = self._config
-        self._port = take_port(config.host, config.port)
-        port = self._port.getsockname()[1]
-        self._folder = ProcessFolder()
-        folder = self._folder.path
-        self._pulses = Pulses(folder, 1 + config.fronts.fronts)
-        # The fronts tell when they drain; then the decider has nothing more to wait for.
-        self._write_config(replace(plain_config(config), port=port, lame_duck_s=config.lame_duck_s))
-        self._decider = KeptChild("decider", ["decider", str(folder)], STOP_TIMEOUT_S, self._clock)
-        await self._decider.start()
-        http_port = config.http_port or port_told(self._decider.ready_line)
-        self._write_config(replace(plain_config(config), port=port, http_port=http_port))
-        grace_s = config.drain_timeout_s + STOP_TIMEOUT_S
-        for number in range(config.fronts.fronts):
-            words = ["front", str(folder), str(number)]
-            self._fronts.append(KeptChild(f"front {number}", words, grace_s, self._clock))
-        await asyncio.gather(*(front.start() for front in self._fronts))
+        """Return once all processes serve. ConfigError if a port is taken, or one cannot start."""
+        config, stack, count = self._config, self._stack, self._config.fronts.fronts
+        ports = self._take_ports()
+        folder = ProcessFolder()
+        stack.callback(folder.remove)
+        pulses = Pulses(folder.path, count)
+        stack.callback(pulses.close)
+        shared: dict[str, Any] = {**ports, "router.router_replica_sync": True}
+        shared |= await self._find_nats()
+        workers = await self._start_mock_engines(shared.get("nats"))
+        if workers:
+            shared["mockers"] = 0
+        name = config.router_id or folder.path.name.rpartition("-")[2]
+        grace_s = config.drain_timeout_s + config.lame_duck_s + STOP_TIMEOUT_S
+        for number in range(count):
+            # The first one empties what is to be empty, and has the snapshot; the others borrow
+            # its index over the event plane.
+            own = {"router_id": f"{name}-{number}"}
+            if number:
+                own |= _without(config, router_reset_states=False, index_snapshot=None)
+            settings = shared | own
+            place = FrontPlace(number, count, str(folder.path), settings, workers)
+            child = KeptChild(f"front {number}", place.environment, grace_s, self._clock)
+            self._children.append(child)
+            stack.push_async_callback(child.stop)
+        await self._children[0].start()
+        if config.router_reset_states:
+            again = shared | {"router_id": f"{name}-0", "router_reset_states": False}
+            place = FrontPlace(0, count, str(folder.path), again, workers)
+            self._children[0].environment.update(place.environment)
+        await asyncio.gather(*(child.start() for child in self._children[1:]))
         if config.fronts.front_hang_timeout_s:
-            self._watching = supervise("hangs", self._watch)
+            watching = supervise("hangs", lambda: self._watch(pulses))
+            stack.push_async_callback(stopped, watching)
 
     def turn_away(self) -> None:
-        """The fronts say so, and drain afterwards."""
+        """Each process says so by its health, and drains afterwards."""
         self._leave(signal.SIGTERM)
 
     async def drain(self, grace_s: float) -> None:
-        """The fronts first: the decider serves them until they have ended. One that hangs is
-        killed."""
+        """Wait until all have drained; one that hangs is killed."""
         self._leave(signal.SIGINT)
         try:
             async with asyncio.timeout(grace_s + STOP_TIMEOUT_S):
-                await asyncio.gather(*(front.ended() for front in self._fronts))
+                await asyncio.gather(*(child.ended() for child in self._children))
         except TimeoutError:
-            for front in self._fronts:
-                if not front.has_ended:
-                    log.error("a process does not end and is killed", process=front.name)
-                    front.leave(signal.SIGKILL)
+            for child in self._children:
+                if not child.has_ended:
+                    log.error("a process does not end and is killed", process=child.name)
+                    child.leave(signal.SIGKILL)
 
     async def close(self) -> None:
-        """End what is left, the fronts first. Idempotent."""
-        await stopped(self._watching)
-        await asyncio.gather(*(front.stop() for front in self._fronts))
-        if self._decider is not None:
-            await self._decider.stop()
-        if self._port is not None:
-            self._port.close()
-        if self._folder is not None:
-            self._folder.remove()
-        if self._pulses is not None:
-            self._pulses.close()
+        """End what is left. Idempotent."""
+        await asyncio.gather(*(child.stop() for child in self._children))
+        await self._stack.aclose()
 
-    async def _watch(self) -> None:
+    async def _watch(self, pulses: Pulses) -> None:
         """Look whether the event loop of each process runs."""
-        assert self._pulses is not None and self._decider is not None
-        children = (self._decider, *self._fronts)
         while True:
             await asyncio.sleep(self._config.fronts.front_hang_timeout_s / HANG_LOOKS)
-            for place, child in enumerate(children):
-                child.look(self._pulses.of(place))
+            for number, child in enumerate(self._children):
+                child.look(pulses.of(number))
 
     def _leave(self, number: signal.Signals) -> None:
-        if not self._told:
-            self._told = True
-            for front in self._fronts:
-                front.leave(number)
+        if not self._leaves:
+            self._leaves = True
+            for child in self._children:
+                child.leave(number)
 
-    def _write_config(self, config: ServeConfig) -> None:
-        """For the processes, in a folder that only our user may enter."""
-        assert self._folder is not None
-        folder = self._folder.path
-        new = folder / f"{CONFIG_FILE}.new"
-        new.write_bytes(msgspec.msgpack.encode(config))
-        new.replace(folder / CONFIG_FILE)
+    def _take_ports(self) -> dict[str, int]:
+        """The ports of the configuration, free ones in place of 0, held for the processes."""
+        config, taken = self._config, dict[str, int]()
+        set_here = {spec.key for spec in options_of(type(config))}
+        for key, port in values_of(config).items():
+            if key not in PORTS or key not in set_here or port is None:
+                continue
+            host = config.host if key != "admin_port" else config.admin_host or "127.0.0.1"
+            holder = take_port(host, port, key)
+            self._stack.callback(holder.close)
+            taken[key] = holder.getsockname()[1]
+        return taken
+
+    async def _find_nats(self) -> dict[str, Any]:
+        """Settings that name the NATS server over which the processes hear each other; one is
+        started where there is none. Nothing with an event plane that needs no server."""
+        config = self._config
+        if config.plane.is_zmq or config.nats is not None:
+            return {}
+        if await probe(DEFAULT_NATS_URL):
+            return {"nats": DEFAULT_NATS_URL}
+        if config.durable_kv_events:
+            return {}  # a process says what is missing
+        embedded = EmbeddedNats()
+        self._stack.push_async_callback(embedded.stop)
+        await embedded.start()
+        embedded.keep_running()
+        return {"nats": embedded.url}
+
+    async def _start_mock_engines(self, nats_url: str | None) -> list[str]:
+        """The URLs of the mock engines, if any are wanted."""
+        config = self._config
+        if not config.mock_engines.mockers:
+            return []
+        mocks = MockProcess(
+            config.mock_engines,
+            block_size=config.router.block_size,
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            model_id=config.model_id,
+            nats_url=(nats_url or config.nats) if config.router.use_kv_events else None,
+            nats_auth=config.nats_auth,
+            vocab_size=self._vocab_size(),
+        )
+        self._stack.push_async_callback(mocks.stop)
+        await mocks.start()
+        return mocks.urls
 
 
-def plain_config(config: ServeConfig) -> ServeConfig:
-    """The part of a configuration that the processes need."""
-    taken: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(ServeConfig)}
-    return ServeConfig(**taken)
+def _without(config: ServeConfig, **settings: Any) -> dict[str, Any]:
+    """These settings, where the configuration has others."""
+    return {key: value for key, value in settings.items() if getattr(config, key) != value}
 
 
-def read_config(folder: Path) -> ServeConfig:
-    """What a Supervisor wrote."""
-    return msgspec.msgpack.decode((folder / CONFIG_FILE).read_bytes(), type=ServeConfig)
-
-
-def take_port(host: str, port: int) -> socket.socket:
+def take_port(host: str, port: int, key: str) -> socket.socket:
     """A socket that has the port and does not listen, so that others of our user can share it.
 
-    ConfigError if somebody else listens there.
+    ConfigError, naming the setting, if somebody else listens there.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        raise ConfigError(f"host: {host} is no address or known name", key="host") from None
     family, kind, protocol, _, address = found[0]
     taken = socket.socket(family, kind, protocol)
     try:
@@ -160,12 +207,8 @@ def take_port(host: str, port: int) -> socket.socket:
         taken.bind(address)
     except OSError as error:
         taken.close()
-        key, _ = why_cannot_listen(host, port)
+        at_fault, _ = why_cannot_listen(host, port)
+        key = key if at_fault == "port" else at_fault
         text = f"{key}: cannot listen on {host}:{port}: {error.strerror}"
         raise ConfigError(text, key=key) from None
     return taken
-
-
-def port_told(ready_line: str) -> int:
-    """The HTTP port of a ready line."""
-    return int(ready_line.partition(" http ")[2].split()[0].rpartition(":")[2])

@@ -5,13 +5,17 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
 from .collectors import dispatch_metrics, fault_metrics
-from .page import MetricsPage, Source, Table
+from .merged import Family, FrontPages, families_of
+from .page import MetricsPage, Source
 from .pooled import pooled_metrics
 from .process import build_metrics, process_metrics
 from .router_metrics import RouterMetrics
+from .table import Table
 from .worker_requests import WorkerCounts
 
 __all__ = [
+    "Family",
+    "FrontPages",
     "MetricsPage",
     "RouterMetrics",
     "Source",
@@ -19,6 +23,7 @@ __all__ = [
     "WorkerCounts",
     "build_metrics",
     "dispatch_metrics",
+    "families_of",
     "fault_metrics",
     "pooled_metrics",
     "process_metrics",

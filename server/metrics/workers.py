@@ -12,7 +12,8 @@ from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
 from ...workers.registry import WorkerEntry, WorkerState
 from ...workers.request_reports import RequestReports
-from .page import Source, Table
+from .page import Source
+from .table import Table
 from .worker_requests import WorkerCounts, WorkerRequests
 
 OTHERS = "other"

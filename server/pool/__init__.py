@@ -5,8 +5,7 @@ Entered by whoever serves a set of workers.
 
 from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
 from .live_settings import LiveSettings
-from .parts import new_dispatcher, new_monitor, request_observer
-from .worker_pool import WorkerPool, wait_for_probes
+from .worker_pool import WorkerPool
 
 __all__ = [
     "MOST_WORKERS",
@@ -15,8 +14,4 @@ __all__ = [
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",
-    "new_dispatcher",
-    "new_monitor",
-    "request_observer",
-    "wait_for_probes",
 ]

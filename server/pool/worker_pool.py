@@ -18,14 +18,22 @@ from ...router.replicas import ReplicaSync
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
-from ...workers.registry import WorkerRegistry, WorkerState
+from ...workers.registry import WorkerState
 from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard
-from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
+from ..dispatch import (
+    AccessLog,
+    Dispatcher,
+    DispatchObserver,
+    OutputTracking,
+    RequestReader,
+    RouterDecisions,
+    Tracing,
+    admission_of,
+)
 from ..metrics import RouterMetrics
-from .parts import new_dispatcher, new_monitor, request_observer
 
 FIRST_PROBES_S = 2.0
 """How long whoever begins to serve waits for the first answers of all workers."""
@@ -61,9 +69,23 @@ class WorkerPool:
         self._own_plane: EventPlane | None = None
         self._queries: WorkerQueries | None = None
         self.router = KvRouter(config.router, clock=clock)
-        self.monitor = new_monitor(config, security, self.router.registry, clock)
+        self.monitor = HealthMonitor(
+            self.router.registry,
+            clock,
+            block_size=config.router.block_size,
+            policy=config.health,
+            outliers=config.outliers,
+            connection=config.connection,
+            mixed_models=config.mixed_models,
+            tls=security.worker_tls,
+            key=security.engine_key,
+        )
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
-        observer = request_observer(config, self.metrics.requests, self.router, clock)
+        observer: DispatchObserver = self.metrics.requests
+        if config.router.router_track_output_blocks:
+            observer = OutputTracking(self.router, observer)
+        if config.observability.access_log:
+            observer = AccessLog(clock, observer)
         self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
         observer = self.dashboard.observe(observer)
         self.admission = admission_of(self.router)
@@ -73,11 +95,13 @@ class WorkerPool:
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
-        self.dispatcher = new_dispatcher(
-            config,
+        self.dispatcher = Dispatcher(
             self.router,
             self.monitor,
             clock,
+            max_attempts=config.max_attempts,
+            silence_s=config.request_timeout_s,
+            limits=config.limits,
             observer=observer,
             decisions=self.decisions,
             hits=self.hits,
@@ -215,7 +239,22 @@ class WorkerPool:
 
     async def wait_for_probes(self, at_most_s: float = FIRST_PROBES_S) -> None:
         """Wait until every worker was probed once, at most so long."""
-        await wait_for_probes(self.monitor, self.router.registry, at_most_s)
+        probed = asyncio.Event()
+
+        def look() -> None:
+            states = [entry.state for entry in self.router.registry.entries()]
+            if WorkerState.CONNECTING not in states:
+                probed.set()
+
+        self.monitor.listeners.append(look)
+        look()
+        try:
+            async with asyncio.timeout(at_most_s):
+                await probed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.monitor.listeners.remove(look)
 
     async def close_workers(self) -> None:
         """End what runs, and watch nobody any more. Idempotent."""
@@ -244,25 +283,3 @@ class WorkerPool:
     def _on_workers(self) -> None:
         if self.admission is not None:
             self.admission.poll()
-
-
-async def wait_for_probes(
-    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float = FIRST_PROBES_S
-) -> None:
-    """Wait until every worker of a registry was probed once, at most so long."""
-    probed = asyncio.Event()
-
-    def look() -> None:
-        states = [entry.state for entry in registry.entries()]
-        if WorkerState.CONNECTING not in states:
-            probed.set()
-
-    monitor.listeners.append(look)
-    look()
-    try:
-        async with asyncio.timeout(at_most_s):
-            await probed.wait()
-    except TimeoutError:
-        pass
-    finally:
-        monitor.listeners.remove(look)
