@@ -191,8 +191,12 @@ class ModelServer:
 
     def _state(self) -> dict[str, Any]:
         """For /health of all processes."""
-        in_flight = sum(pool.in_flight for pool in self.models.pools)
-        return {"in_flight": in_flight, "draining": self.models.draining}
+        pools = self.models.pools
+        return {
+            "in_flight": sum(pool.in_flight for pool in pools),
+            "requests": sum(pool.requests for pool in pools),
+            "draining": self.models.draining,
+        }
 
     def _pools(self) -> Sequence[ModelPool]:
         return self.models.pools

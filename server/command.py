@@ -120,7 +120,7 @@ def run_service(
 
     def made() -> Service:
         if place is None and config.fronts.several:
-            return Supervisor(config, vocab_size)
+            return Supervisor(config, source, vocab_size)
         return make(config, source, output, Siblings(place))
 
     try:

@@ -279,4 +279,8 @@ class Server:
 
     def _state(self) -> dict[str, Any]:
         """For /health of all processes."""
-        return {"in_flight": self.dispatcher.in_flight, "draining": self._draining}
+        return {
+            "in_flight": self.dispatcher.in_flight,
+            "requests": self.metrics.requests.started,
+            "draining": self._draining,
+        }

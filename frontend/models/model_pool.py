@@ -183,6 +183,11 @@ class ModelPool:
         return 0 if self._workers is None else self._workers.dispatcher.in_flight
 
     @property
+    def requests(self) -> int:
+        """Requests that arrived, ever."""
+        return 0 if self._workers is None else self._workers.metrics.requests.started
+
+    @property
     def context_limit(self) -> int:
         """Most tokens of prompt and answer together; 0 where unknown."""
         known = 0 if self._completions is None else self._completions.context_limit

@@ -5,7 +5,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import structlog
@@ -13,7 +13,7 @@ import structlog
 from ...base.clock import SystemClock
 from ...base.errors import ConfigError
 from ...base.urls import DEFAULT_NATS_URL
-from ...process.settings import options_of, values_of
+from ...process.settings import SettingsSource, options_of, values_of
 from ...process.supervised import stopped, supervise
 from ...process.system import why_cannot_listen
 from ...runtime.event_planes import EmbeddedNats, probe
@@ -40,10 +40,14 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: ServeConfig, vocab_size: Callable[[], int | None] = lambda: None
+        self,
+        config: ServeConfig,
+        source: SettingsSource[Any] | None = None,
+        vocab_size: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`vocab_size`: what mock engines generate from, where the configuration has nothing."""
-        self._config, self._vocab_size = config, vocab_size
+        """`source`: where the processes read the configuration again from. `vocab_size`: what mock
+        engines generate from, where the configuration has nothing."""
+        self._config, self._source, self._vocab_size = config, source, vocab_size
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._children: list[KeptChild] = []
@@ -51,6 +55,10 @@ class Supervisor:
 
     @property
     def config(self) -> ServeConfig:
+        """That which the processes have, if they have read it again."""
+        if self._source is not None:
+            with suppress(ConfigError):
+                self._config = self._source.read().config
         return self._config
 
     @property

@@ -147,6 +147,11 @@ class RequestMetrics:
         """A request found no room, before anybody looked at it."""
         self._ended[StatusCode.RESOURCE_EXHAUSTED] += 1
 
+    @property
+    def started(self) -> int:
+        """Requests that arrived, ever."""
+        return self._well + self._ended.total() + self._in_flight()
+
     # What Prometheus is told
 
     def collect(self) -> Iterable[Metric]:
@@ -155,7 +160,7 @@ class RequestMetrics:
         yield CounterMetricFamily(
             "dynamo_component_router_requests_started",
             "Requests that arrived.",
-            self._well + self._ended.total() + self._in_flight(),
+            self.started,
         )
         ended = self._ended.copy()
         if self._well:

@@ -1,4 +1,4 @@
-"""Engines and clients of a router with several fronts."""
+"""Engines and clients of a router of several processes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -39,10 +39,10 @@ async def clients_of_all(served: Fronts, stack: Any) -> dict[int, Client]:
     """A client of each front, by the front's number."""
     found: dict[int, Client] = {}
     for number in range(64):
-        before = {f["front"]: f["decided"] for f in await served.fronts()}
+        before = {f["front"]: f["requests"] for f in await served.fronts()}
         client = await stack.enter_async_context(served.client())
         await client.answers(prompt(f"look-{number}", tokens=32))
-        after = {f["front"]: f["decided"] for f in await served.fronts()}
+        after = {f["front"]: f["requests"] for f in await served.fronts()}
         (front,) = [n for n in after if after[n] > before[n]]
         found.setdefault(front, client)
         if len(found) == len(after):

@@ -1,6 +1,10 @@
 """`serve --fronts N` as processes, and clients that come over connections of their own."""
 
+import asyncio
+import json
 import re
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,15 +13,17 @@ from typing import Any
 
 import grpc
 from support.calls import messages_of
-from support.processes import Command, children_of, command, http_json, http_text
+from support.processes import Command, command, http_json, http_text
 
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
+LOOKS = 8
+"""So many connections reach all of two processes, all but surely."""
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
 class Fronts:
-    """A running router with several fronts."""
+    """A running router of several processes."""
 
     def __init__(self, router: Command, grpc_address: str, http_address: str) -> None:
         self.router, self.grpc, self.http = router, grpc_address, http_address
@@ -29,22 +35,37 @@ class Fronts:
         """What /health says of each."""
         return list((await self.health())["fronts"])
 
-    async def decider(self) -> int:
-        """The process that decides."""
-        fronts = {front["pid"] for front in await self.fronts()}
-        (pid,) = set(children_of(self.router.pid)) - fronts
-        return pid
+    async def pids(self) -> dict[int, int]:
+        """The process of each number."""
+        return {front["front"]: front["pid"] for front in await self.fronts()}
 
     async def workers(self) -> list[Any]:
         return list((await http_json(self.http, "/workers"))["workers"])
 
     async def booked(self) -> int:
-        """Requests on all workers, as the decider counts them."""
+        """Requests on all workers, as the process counts them that answers."""
         return sum(worker["active_requests"] for worker in await self.workers())
 
     async def nothing_booked(self) -> bool:
-        """True soon after the last answer: a front tells of ends behind it."""
-        return await self.booked() == 0
+        """True soon after the last answer: the processes tell each other of ends behind it."""
+        return not any([await self.booked() for _ in range(LOOKS)])
+
+    async def change(self, path: str, body: object = None, method: str = "POST") -> tuple[int, Any]:
+        """The status and the JSON of the answer to a call that changes something."""
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+
+        def ask() -> tuple[int, Any]:
+            url = f"http://{self.http}{path}"
+            request = urllib.request.Request(url, data, headers, method=method)
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.load(error)
+
+        return await asyncio.to_thread(ask)
 
     async def metrics(self) -> dict[str, float]:
         text = await http_text(self.http, "/metrics")
@@ -53,7 +74,7 @@ class Fronts:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
-        """Somebody with a connection of its own, which is some front's."""
+        """Somebody with a connection of its own, which is some process'."""
         async with grpc.aio.insecure_channel(self.grpc, options=OWN_CONNECTION) as channel:
             yield Client(channel)
 
@@ -85,7 +106,7 @@ class Client:
 
 @asynccontextmanager
 async def serve_fronts(folder: Path, *words: str, fronts: int = 2) -> AsyncIterator[Fronts]:
-    """Serve with so many fronts on free ports until the block ends."""
+    """Serve with so many processes on free ports until the block ends."""
     flags = ("--fronts", str(fronts), "--port", "0", "--http-port", "0", *words)
     async with command(folder, "serve", *flags) as router:
         line = await router.says("dynamo-router ready")
