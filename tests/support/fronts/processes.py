@@ -50,13 +50,21 @@ class Fronts:
         """True soon after the last answer: the processes tell each other of ends behind it."""
         return not any([await self.booked() for _ in range(LOOKS)])
 
-    async def change(self, path: str, body: object = None, method: str = "POST") -> tuple[int, Any]:
+    async def at(self, address: str, path: str, body: object) -> Any:
+        """The JSON of an answer to this JSON, over a connection of its own."""
+        status, answer = await self.change(path, body, address=address)
+        assert status == 200, answer
+        return answer
+
+    async def change(
+        self, path: str, body: object = None, method: str = "POST", address: str = ""
+    ) -> tuple[int, Any]:
         """The status and the JSON of the answer to a call that changes something."""
         data = b"" if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
 
         def ask() -> tuple[int, Any]:
-            url = f"http://{self.http}{path}"
+            url = f"http://{address or self.http}{path}"
             request = urllib.request.Request(url, data, headers, method=method)
             try:
                 with urllib.request.urlopen(request, timeout=20) as answer:
@@ -102,6 +110,17 @@ class Client:
             if key == "x-dynamo-worker-id":
                 self.worker_ids[value] += 1
         return found
+
+
+@asynccontextmanager
+async def frontend_fronts(folder: Path, *words: str, fronts: int = 2) -> AsyncIterator[Fronts]:
+    """The command `frontend` with so many processes on a free port until the block ends."""
+    flags = ("--fronts", str(fronts), "--http-port", "0", *words)
+    async with command(folder, "frontend", *flags) as frontend:
+        line = await frontend.says("dynamo-router ready")
+        found = re.search(r"openai (\S+)", line)
+        assert found is not None, line
+        yield Fronts(frontend, "", found[1])
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ WAIT = "import time\ntime.sleep(600)\n"
 
 
 def kept(program: str) -> KeptChild:
-    """A child that runs this instead of a front, and is started again at once."""
-    made = KeptChild("front 0", [], 20.0, SystemClock())
+    """A child that runs this instead of our command, and is started again at once."""
+    made = KeptChild("front 0", {}, 20.0, SystemClock())
     made._child = ChildProcess(
         [sys.executable, "-c", program],
         stop_timeout_s=20.0,
@@ -41,9 +41,9 @@ async def test_a_front_that_hangs_is_killed_when_the_router_ends(
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_TIMEOUT_S", 0.05)
     whole = Supervisor(ServeConfig())
-    whole._fronts.append(kept(DEAF + READY + WAIT))
-    await whole._fronts[0].start()
-    pid = whole._fronts[0]._child.pid
+    whole._children.append(kept(DEAF + READY + WAIT))
+    await whole._children[0].start()
+    pid = whole._children[0]._child.pid
     assert pid is not None
     await asyncio.wait_for(whole.drain(0.0), 20)
     await until(lambda: not alive(pid))  # by the drain alone
@@ -140,7 +140,7 @@ async def test_the_folder_of_a_router_that_was_killed_is_removed(
     theirs = Path((await other.stdout.readline()).decode().split()[1])
     ProcessFolder().remove()
     assert mine.path.is_dir() and theirs.is_dir()
-    (theirs / "decider.sock").touch()
+    (theirs / "front-0.sock").touch()
     other.kill()
     await other.wait()
     ProcessFolder().remove()

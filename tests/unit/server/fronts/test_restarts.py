@@ -1,29 +1,9 @@
-"""When a silent decider is taken to be away, and when a process that ended is started again."""
+"""When a process that ended is started again."""
 
 import random
 
 from dynamo_router.base.backoff import Backoff
 from dynamo_router.server.fronts.kept_child import STEADY_S, RestartSchedule
-from dynamo_router.server.fronts.link import AnswerWatch
-
-
-def test_an_answer_is_overdue_when_nothing_came_for_so_long() -> None:
-    watch = AnswerWatch(1.0)
-    assert not watch.is_overdue(100.0)
-    watch.owed(10.0)
-    watch.owed(10.9)  # one more; the first one counts
-    assert not watch.is_overdue(11.0)
-    assert watch.is_overdue(11.1)
-
-
-def test_whoever_says_something_does_not_hang() -> None:
-    watch = AnswerWatch(1.0)
-    watch.owed(10.0)
-    watch.heard(10.9, more=True)
-    assert not watch.is_overdue(11.8)
-    assert watch.is_overdue(12.0)
-    watch.heard(12.0, more=False)
-    assert not watch.is_overdue(1000.0)
 
 
 def test_a_process_that_ends_at_once_is_started_ever_later() -> None:
