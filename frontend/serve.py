@@ -25,7 +25,9 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
     """The command: 1, and a line on why, if it cannot start."""
 
     def attach(server: Server) -> Attachment | None:
-        return frontend_of(server, config)
+        settled = server.config  # its port may be one that several processes share
+        assert isinstance(settled, ServeFrontendConfig)
+        return frontend_of(server, settled)
 
     def vocab_size() -> int | None:
         if config.frontend.http_frontend is None:

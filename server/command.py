@@ -88,25 +88,29 @@ def run(
         output: LogOutput,
         siblings: Siblings,
     ) -> Service:
-        for text in vain_settings(source.current) if source is not None else ():
-            log.warning(text)
-        if config.index_snapshot is not None:
-            check_snapshot_path(config.index_snapshot)
         server = Server(config, source, output, siblings)
         server.attached = attach(server)
         return server
 
-    return run_service(config, source, make, vocab_size)
+    def warn() -> None:
+        for text in vain_settings(source.current) if source is not None else ():
+            log.warning(text)
+        if config.index_snapshot is not None:
+            check_snapshot_path(config.index_snapshot)
+
+    return run_service(config, source, make, warn, vocab_size)
 
 
 def run_service(
     config: C,
     source: SettingsSource[C] | None,
     make: Make[C],
+    warn: Callable[[], None] = lambda: None,
     vocab_size: Callable[[], int | None] = lambda: None,
 ) -> int:
     """Serve what `make` makes, on the event loop, until a signal; the process's exit code. With
-    several processes this one is their parent, or one of them."""
+    several processes this one is their parent, or one of them. `warn` says once what is amiss with
+    the configuration."""
     place = FrontPlace.take()
     if place is not None:
         faulthandler.register(SHOW_STACK)
@@ -119,6 +123,8 @@ def run_service(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     def made() -> Service:
+        if place is None:
+            warn()
         if place is None and config.fronts.several:
             return Supervisor(config, source, vocab_size)
         return make(config, source, output, Siblings(place))
