@@ -117,9 +117,7 @@ class WorkerAdmin:
 
         Nothing is ended at the deadline; the answer says what is still there.
         """
-        if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
-            text = f"deadline {deadline_s!r} must be finite and at least 0"
-            raise AdminError(StatusCode.INVALID_ARGUMENT, text)
+        check_deadline(deadline_s)
         engine = self._find(name)
         self._monitor.drain(engine)
         if deadline_s is not None:
@@ -233,6 +231,13 @@ class WorkerAdmin:
         end = self._now() + at_most_s
         while not condition() and (left := end - self._now()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left))
+
+
+def check_deadline(deadline_s: float | None) -> None:
+    """AdminError if nobody can wait for so long."""
+    if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
+        text = f"deadline {deadline_s!r} must be finite and at least 0"
+        raise AdminError(StatusCode.INVALID_ARGUMENT, text)
 
 
 def _check_weight(weight: float) -> None:

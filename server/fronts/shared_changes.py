@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from ...base.errors import RouterError, StatusCode
-from ..admin import AdminError, WorkerAdmin, WorkerStatus
+from ..admin import AdminError, WorkerAdmin, WorkerStatus, check_deadline
 from .siblings import ASK_TIMEOUT_S, Siblings
 
 ADD_TIMEOUT_S = 5.0
@@ -43,7 +43,7 @@ class SharedChanges:
     """The calls of a WorkerAdmin, and changes of busy thresholds, made here and at the siblings.
 
     A call that this process refuses reaches no other one. What a sibling did not do is a warning in
-    the answer.
+    the answer. Workers go by their addresses: their ids are known once they have answered.
     """
 
     def __init__(self, admin: WorkerAdmin, limits: Limits, siblings: Siblings) -> None:
@@ -65,18 +65,22 @@ class SharedChanges:
         return await self._everywhere(call, status, ADD_TIMEOUT_S), new
 
     async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus:
-        call, wait_s = _Call("drain", name, deadline_s=deadline_s), ASK_TIMEOUT_S
-        await self._admin.drain(name)  # an error reaches no sibling
-        here = asyncio.create_task(self._admin.drain(name, deadline_s))
+        if not self._siblings.others:
+            return await self._admin.drain(name, deadline_s)
+        check_deadline(deadline_s)
+        address = (await self._admin.drain(name)).address  # an error reaches no sibling
+        here = asyncio.create_task(self._admin.drain(address, deadline_s))
+        call = _Call("drain", address, deadline_s=deadline_s)
         try:
-            answers = await self._tell(call, wait_s + (deadline_s or 0.0))
+            answers = await self._tell(call, ASK_TIMEOUT_S + (deadline_s or 0.0))
             return _with_results(await here, answers)
         finally:
             here.cancel()
 
     async def remove(self, name: str, *, force: bool = False) -> WorkerStatus:
         if not force:
-            counts = await self._siblings.ask_all("Change", _Call("show", name), _Result)
+            shown = _Call("show", self._admin.show(name).address)
+            counts = await self._siblings.ask_all("Change", shown, _Result)
             elsewhere = sum(each.in_flight for each in counts.values() if each is not None)
             if elsewhere:
                 raise AdminError(
@@ -85,11 +89,11 @@ class SharedChanges:
                     " it first, or use force",
                 )
         status = await self._admin.remove(name, force=force)
-        return await self._everywhere(_Call("remove", name, force=force), status)
+        return await self._everywhere(_Call("remove", status.address, force=force), status)
 
     async def set_weight(self, name: str, weight: float) -> WorkerStatus:
         status = await self._admin.set_weight(name, weight)
-        return await self._everywhere(_Call("weight", name, weight), status)
+        return await self._everywhere(_Call("weight", status.address, weight), status)
 
     async def change_limits(self, thresholds: dict[str, Any]) -> None:
         """Change busy thresholds. RouterError if they are no good."""

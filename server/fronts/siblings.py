@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -169,13 +170,15 @@ class Siblings:
                 task.cancel()
 
     async def health(self) -> dict[str, Any]:
-        """For /health: each process that answers, and the numbers of those that do not."""
+        """For /health: each process that answers, what is in flight in them together, and the
+        numbers of those that do not answer."""
         if not self.others:
             return {}
         found = await self.ask_all("Row", None, dict[str, Any])
         rows = [await self._row(None), *(row for row in found.values() if row is not None)]
         missing = [number for number, row in found.items() if row is None]
-        told: dict[str, Any] = {"fronts": sorted(rows, key=lambda row: row["front"])}
+        told: dict[str, Any] = {"fronts": sorted(rows, key=itemgetter("front"))}
+        told["in_flight"] = sum(row.get("in_flight", 0) for row in rows)
         return told | ({"fronts_missing": missing} if missing else {})
 
     async def _row(self, _: None) -> dict[str, Any]:
