@@ -51,7 +51,7 @@ class Admission:
             self.poll()
 
     def _new(self, ticket: Callable[[], Ticket]) -> Ticket:
-        """The ticket, if nobody waits under its id: those of two fronts may have the same."""
+        """The ticket. InvalidRequestError if a request waits under its id."""
         made = ticket()
         if made.request_id in self._waiters:
             text = f"request id {made.request_id!r} is in use"

@@ -14,7 +14,14 @@ import structlog
 
 from ...base.errors import ConfigError, StatusCode
 from ...process.supervised import stopped, supervise
-from ...transport.http2 import CallError, ChannelLimits, ClientChannel, Http2Server, ServerCall
+from ...transport.http2 import (
+    CallError,
+    ChannelLimits,
+    ClientChannel,
+    Fault,
+    Http2Server,
+    ServerCall,
+)
 from .place import FrontPlace
 
 SERVICE = "/dynamo_router.Siblings/"
@@ -23,7 +30,10 @@ ASK_TIMEOUT_S = 1.0
 MAX_MESSAGE_BYTES = 32 << 20
 RETRY_S = 0.2
 CHANNEL = ChannelLimits(
-    connect_timeout_s=1.0, max_backoff_s=RETRY_S, max_message_bytes=MAX_MESSAGE_BYTES
+    connect_timeout_s=1.0,
+    first_backoff_s=RETRY_S / 4,
+    max_backoff_s=RETRY_S,
+    max_message_bytes=MAX_MESSAGE_BYTES,
 )
 
 log = structlog.get_logger(__name__)
@@ -124,15 +134,29 @@ class Siblings:
         channel = self._channels.get(number)
         if channel is None:
             return None
+        try:
+            try:
+                found = await self._answer_of(channel, method, question, timeout_s)
+            except CallError as error:
+                if error.outcome.fault is not Fault.CONNECT:
+                    raise
+                await asyncio.sleep(RETRY_S)  # it may just have begun
+                found = await self._answer_of(channel, method, question, timeout_s)
+            return msgspec.msgpack.decode(found, type=answer)
+        except (CallError, msgspec.DecodeError) as error:
+            log.debug("a sibling did not answer", front=number, method=method, error=str(error))
+            return None
+
+    async def _answer_of(
+        self, channel: ClientChannel, method: str, question: object, timeout_s: float
+    ) -> bytes:
         call = channel.call(SERVICE + method, _encode(question), timeout=timeout_s)
         try:
             async for message in call:
-                return msgspec.msgpack.decode(message, type=answer)
-        except (CallError, msgspec.DecodeError) as error:
-            log.debug("a sibling did not answer", front=number, method=method, error=str(error))
+                return message
         finally:
             call.cancel()
-        return None
+        return b""
 
     async def ask_all(
         self,

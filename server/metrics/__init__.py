@@ -4,14 +4,12 @@ that is made of them without holding anybody up.
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
-from .collectors import dispatch_metrics, fault_metrics
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage, Source
 from .pooled import pooled_metrics
 from .process import build_metrics, process_metrics
 from .router_metrics import RouterMetrics
 from .table import Table
-from .worker_requests import WorkerCounts
 
 __all__ = [
     "Family",
@@ -20,11 +18,8 @@ __all__ = [
     "RouterMetrics",
     "Source",
     "Table",
-    "WorkerCounts",
     "build_metrics",
-    "dispatch_metrics",
     "families_of",
-    "fault_metrics",
     "pooled_metrics",
     "process_metrics",
 ]
