@@ -104,7 +104,8 @@ class Siblings:
                 os.unlink(path)  # of this front's last process
             server.bind_unix(path)
         except OSError as error:
-            raise ConfigError(f"fronts: cannot listen on {path}: {error.strerror}") from None
+            why = error.strerror or error
+            raise ConfigError(f"fronts: cannot listen on {path}: {why}") from None
         await server.start({**self._methods, SERVICE + "Watch": _stay})
         for number in self.others:
             self._channels[number] = ClientChannel(f"unix:{place.socket_of(number)}", CHANNEL)
