@@ -144,17 +144,23 @@ class ModelServer:
             routes, config, self.security, hits, workers=MOST_WORKERS
         )
         stack.push_async_callback(frontend.close)
-        await frontend.listen(config.http_port)
-        if self.security.access.open and not is_loopback(config.host):
-            log.warning(
-                f"http {self.address} is open: whoever reaches it may have requests answered"
-                " (--auth-tokens or --tls-client-ca)"
-            )
+        if not config.fronts.several:
+            await self._listen(frontend)
         share_replicas(self._siblings, config.router_id, self._pools)
         stack.push_async_callback(self._siblings.close)
         await self._siblings.start()
         await self.models.start()
+        if config.fronts.several:  # until then connections go to the others
+            await self._listen(frontend)
         self._started = True
+
+    async def _listen(self, frontend: Frontend) -> None:
+        await frontend.listen(self._config.http_port)
+        if self.security.access.open and not is_loopback(self._config.host):
+            log.warning(
+                f"http {self.address} is open: whoever reaches it may have requests answered"
+                " (--auth-tokens or --tls-client-ca)"
+            )
 
     def turn_away(self) -> None:
         """Say by health that nobody should come any more, and go on serving."""

@@ -190,12 +190,10 @@ class Server:
         stack.callback(self.router.close)
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
-        # Ports first: they are what fails, and nothing has been started yet.
-        self._grpc.bind(config.host, config.port)
-        await self._http.start(config.host, config.http_port, shared=config.fronts.several)
         stack.push_async_callback(self._http.close)
-        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
-            log.warning(line)
+        if not config.fronts.several:
+            # Ports first: they are what fails, and nothing has been started yet.
+            await self._listen()
         self.metrics.loop_lag.start()
         stack.callback(self.metrics.loop_lag.close)
         self.security.watch.start()
@@ -236,12 +234,23 @@ class Server:
         await self.siblings.start()
         await self._changes.catch_up()
         self.dispatcher.start()
+        if config.fronts.several:
+            # Ports last: until this process can serve, connections are to go to the others.
+            await self.pool.wait_for_probes()
+            await self._listen()
         await self._grpc.start()
         if self.attached is not None:
             await self.attached.start()
         await self.pool.wait_for_probes()
         self._on_workers()
         self._started = True
+
+    async def _listen(self) -> None:
+        config = self._config
+        self._grpc.bind(config.host, config.port)
+        await self._http.start(config.host, config.http_port, shared=config.fronts.several)
+        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
+            log.warning(line)
 
     def turn_away(self) -> None:
         """Say by health that nobody should send requests here any more, and go on serving them."""

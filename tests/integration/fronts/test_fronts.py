@@ -224,8 +224,8 @@ async def test_a_worker_with_a_request_of_any_process_is_not_removed(
     one = engine()
     served, clients = await serving(stack, tmp_path, one)
     one.script = stall
-    calls = [client.call(prompt(f"r{number}")) for number, client in clients.items()]
-    for call in calls:
+    calls = {number: client.call(prompt(f"r{number}")) for number, client in clients.items()}
+    for call in calls.values():
         assert await call.read()
     (worker,) = await served.workers()
     calls[0].cancel()
