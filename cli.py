@@ -93,6 +93,7 @@ BENCHES: Mapping[str, Entry] = {
     "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
     "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
+    "fronts": _bench("Several processes on one port.", "fronts:FrontsBenchConfig"),
     "grid": _bench("A policy in many fleets.", "grid:GridConfig"),
     "live": _bench("Real processes beside the simulation.", "live:LiveConfig"),
     "hostile": _bench(

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
-from ..server.config import FrontsConfig, ServeConfig
+from ..server.config import ServeConfig
 from ..server.mock_process import MockEnginesConfig
 from ..workers.records import STATIC, ModelCard
 from .parsers import (
@@ -84,12 +84,6 @@ class ServeFrontendConfig(ServeConfig):
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig, metadata={"inline": True})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fronts.fronts > 1 and self.frontend.http_frontend is not None:
-            text = f"not with fronts {self.fronts.fronts}: its requests need the deciding process"
-            raise bad_setting("http_frontend", text)
-
 
 def _as_in_serve(name: str) -> Any:
     """The setting of FrontendConfig of this name."""
@@ -135,7 +129,6 @@ class ModelFrontendConfig(ServeConfig):
     endpoint: str = _not_served("generate")
     model_id: str | None = _not_served(None)
     index_snapshot: str | None = _not_served(None)
-    fronts: FrontsConfig = _not_served(FrontsConfig())
     index_snapshot_interval_s: float = _not_served(60.0)
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class Frontend:
         workers: int,
     ) -> None:
         """`workers` is for how many a share of the open files is kept."""
-        self._host = config.host
+        self._host, self._shared = config.host, config.fronts.several
         self._security = security
         limits = config.peers
         application = Application(
@@ -60,7 +60,8 @@ class Frontend:
     async def listen(self, port: int) -> None:
         """Begin to serve; port 0 takes a free one. ConfigError if it cannot be had."""
         tls = self._security.server_tls
-        await self._listener.start(self._host, port, None if tls is None else tls.ssl_context())
+        context = None if tls is None else tls.ssl_context()
+        await self._listener.start(self._host, port, context, shared=self._shared)
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
@@ -95,7 +96,9 @@ class AttachedFrontend(Frontend):
             card=None if config.backend == STATIC else lambda: server.card,
         )
         super().__init__(
-            ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,
+            ModelRoutes(
+                OneModel(completions, pool), reader=pool.reader, fronts=server.siblings.health
+            ).routes,
             config,
             server.security,
             pool.hits,

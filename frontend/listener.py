@@ -26,12 +26,20 @@ class HttpListener:
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        """Listen; port 0 takes a free one. ConfigError if it cannot be had."""
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, shared: bool = False
+    ) -> None:
+        """Listen; port 0 takes a free one. ConfigError if it cannot be had. `shared`: with other
+        processes of this user."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self._connection, host, port, ssl=tls, backlog=BACKLOG
+                self._connection,
+                host,
+                port,
+                ssl=tls,
+                backlog=BACKLOG,
+                reuse_port=shared or None,
             )
         except OSError as error:
             text = f"cannot listen on {host}:{port}: {error.strerror or error}"

@@ -19,6 +19,7 @@ from ..server.access import Security, is_loopback
 from ..server.admin import Reloader, changes_as_json
 from ..server.config import ServeConfig
 from ..server.dispatch import NoTrace, RequestReader
+from ..server.fronts import SharedReload, Siblings, share_metrics, share_replicas
 from ..server.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
 from ..server.pool import MOST_WORKERS, LiveSettings, WorkerPlane
 from ..server.tracing import span_export_of
@@ -51,9 +52,12 @@ class ModelServer:
         config: ModelFrontendConfig,
         source: SettingsSource[ModelFrontendConfig] | None = None,
         output: LogOutput | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
-        """`source`: where the settings are read again from; None: nowhere."""
+        """`source`: where the settings are read again from; None: nowhere. `siblings`: the other
+        processes of this frontend, which has its port with them."""
         self._config = config
+        self._siblings = siblings = siblings or Siblings()
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self.security = Security(config, self._clock)
@@ -72,6 +76,9 @@ class ModelServer:
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._apply)
+        self._reload = SharedReload(self._reloader, siblings)
+        self._metrics.siblings = share_metrics(siblings, self._metrics)
+        siblings.state = self._state
 
     @property
     def config(self) -> ServeConfig:
@@ -128,8 +135,8 @@ class ModelServer:
         reader = RequestReader(config.router.block_size, config.peers, hits)
         stack.callback(reader.close)
         routes = {
-            **ModelRoutes(self.models, reader=reader).routes,
-            **PoolDashboard(self.models).routes,
+            **ModelRoutes(self.models, reader=reader, fronts=self._siblings.health).routes,
+            **PoolDashboard(self.models, self._siblings).routes,
             "GET /metrics": self._show_metrics,
             "POST /reload": self._on_reload,
         }
@@ -137,14 +144,23 @@ class ModelServer:
             routes, config, self.security, hits, workers=MOST_WORKERS
         )
         stack.push_async_callback(frontend.close)
-        await frontend.listen(config.http_port)
-        if self.security.access.open and not is_loopback(config.host):
+        if not config.fronts.several:
+            await self._listen(frontend)
+        share_replicas(self._siblings, config.router_id, self._pools)
+        stack.push_async_callback(self._siblings.close)
+        await self._siblings.start()
+        await self.models.start()
+        if config.fronts.several:  # until then connections go to the others
+            await self._listen(frontend)
+        self._started = True
+
+    async def _listen(self, frontend: Frontend) -> None:
+        await frontend.listen(self._config.http_port)
+        if self.security.access.open and not is_loopback(self._config.host):
             log.warning(
                 f"http {self.address} is open: whoever reaches it may have requests answered"
                 " (--auth-tokens or --tls-client-ca)"
             )
-        await self.models.start()
-        self._started = True
 
     def turn_away(self) -> None:
         """Say by health that nobody should come any more, and go on serving."""
@@ -170,16 +186,23 @@ class ModelServer:
         await send_whole(call.send, 200, page.body, {**headers, **call.told})
 
     async def _on_reload(self, call: HttpCall) -> None:
-        if self._reloader is None:
-            raise ApiError(409, "there are no settings to be read again")
         try:
-            changes = self._reloader.reload()
+            changes = await self._reload.reload()
         except ConfigError as error:
             raise ApiError(409, str(error)) from None
         await answer_json(call, changes_as_json(changes))
 
     def _apply(self, new: ServeConfig, keys: frozenset[str]) -> None:
         self._live.apply(replace(new, **self._found), keys)
+
+    def _state(self) -> dict[str, Any]:
+        """For /health of all processes."""
+        pools = self.models.pools
+        return {
+            "in_flight": sum(pool.in_flight for pool in pools),
+            "requests": sum(pool.requests for pool in pools),
+            "draining": self.models.draining,
+        }
 
     def _pools(self) -> Sequence[ModelPool]:
         return self.models.pools

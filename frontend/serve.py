@@ -1,14 +1,17 @@
 """dynamo-router serve, with a frontend for OpenAI clients if one was asked for; and frontend."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ConfigError
 from ..engines.mocker import OWN_MODEL
 from ..process.logs import LogOutput
+from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
 from ..server.command import Service, run_service
 from ..server.command import run as run_router
+from ..server.fronts import Siblings
 from ..server.server import Attachment, Server
 from .config import ModelFrontendConfig, ServeFrontendConfig
 
@@ -22,9 +25,23 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
     """The command: 1, and a line on why, if it cannot start."""
 
     def attach(server: Server) -> Attachment | None:
-        return frontend_of(server, config)
+        settled = server.config  # its port may be one that several processes share
+        assert isinstance(settled, ServeFrontendConfig)
+        return frontend_of(server, settled)
 
-    return run_router(config, source, attach)
+    def vocab_size() -> int | None:
+        if config.frontend.http_frontend is None:
+            return None
+        check_installed("http_frontend")
+        from .processor import ModelText
+
+        off_loop = OffLoop()
+        try:
+            return ModelText(Path(config.frontend.model_path or OWN_MODEL), off_loop).vocab_size
+        finally:
+            off_loop.close()
+
+    return run_router(config, source, attach, vocab_size)
 
 
 def frontend_of(server: Server, config: ServeFrontendConfig) -> "AttachedFrontend | None":
@@ -55,10 +72,15 @@ def run_models(
 ) -> int:
     """The command `frontend`: 1, and a line on why, if it cannot start."""
 
-    def make(output: LogOutput) -> Service:
+    def make(
+        config: ModelFrontendConfig,
+        source: SettingsSource[ModelFrontendConfig] | None,
+        output: LogOutput,
+        siblings: Siblings,
+    ) -> Service:
         check_installed("http_port")
         from .model_server import ModelServer
 
-        return ModelServer(config, source, output)
+        return ModelServer(config, source, output, siblings)
 
-    return run_service(config, make)
+    return run_service(config, source, make)

@@ -1,13 +1,14 @@
-"""dynamo-router serve: runs a Server until a signal, then drains it."""
+"""What runs the commands `serve` and `frontend`: serve until a signal, then drain."""
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import structlog
 import uvloop
@@ -19,6 +20,7 @@ from ..process.settings import SettingsSource
 from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
+from .fronts import SHOW_STACK, FrontPlace, PlacedSettings, Pulse, Siblings, Supervisor
 from .server import Attachment, Server
 
 GC_THRESHOLDS = (2_000, 50, 100)
@@ -29,6 +31,7 @@ OPEN_FILES = 1 << 16
 log = structlog.get_logger(__name__)
 
 
+C = TypeVar("C", bound=ServeConfig)
 Attach = Callable[[Server], Attachment | None]
 """What else is to serve a server's requests."""
 
@@ -62,15 +65,32 @@ class Service(Protocol):
         """End what is left. Idempotent."""
 
 
+Make = Callable[[C, SettingsSource[C] | None, LogOutput, Siblings], Service]
+"""Makes what one process serves of a configuration, where that is read again from, where it logs,
+and the other processes that serve the same."""
+
+
 def run(
     config: ServeConfig,
     source: SettingsSource[ServeConfig] | None = None,
     attach: Attach = lambda server: None,
+    vocab_size: Callable[[], int | None] = lambda: None,
 ) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
 
-    `source` is where the configuration came from, to be read again at each SIGHUP.
+    `source` is where the configuration came from, to be read again at each SIGHUP; `vocab_size`:
+    what mock engines for several processes generate from.
     """
+
+    def make(
+        config: ServeConfig,
+        source: SettingsSource[ServeConfig] | None,
+        output: LogOutput,
+        siblings: Siblings,
+    ) -> Service:
+        server = Server(config, source, output, siblings)
+        server.attached = attach(server)
+        return server
 
     def warn() -> None:
         for text in vain_settings(source.current) if source is not None else ():
@@ -78,23 +98,39 @@ def run(
         if config.index_snapshot is not None:
             check_snapshot_path(config.index_snapshot)
 
-    def make(output: LogOutput) -> Server:
-        warn()
-        server = Server(config, source, output)
-        server.attached = attach(server)
-        return server
-
-    return run_service(config, make)
+    return run_service(config, source, make, warn, vocab_size)
 
 
-def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> int:
-    """Serve what `make` makes, on the event loop, until a signal; the process's exit code."""
+def run_service(
+    config: C,
+    source: SettingsSource[C] | None,
+    make: Make[C],
+    warn: Callable[[], None] = lambda: None,
+    vocab_size: Callable[[], int | None] = lambda: None,
+) -> int:
+    """Serve what `make` makes, on the event loop, until a signal; the process's exit code. With
+    several processes this one is their parent, or one of them. `warn` says once what is amiss with
+    the configuration."""
+    place = FrontPlace.take()
+    if place is not None:
+        faulthandler.register(SHOW_STACK)
+        structlog.contextvars.bind_contextvars(process=f"front {place.number}")
+        source = None if source is None else PlacedSettings(source, place)
+        config = place.applied_to(config) if source is None else source.current.config
     output = config.observability.open_log()
     allow_open_files(OPEN_FILES)  # a connection for each worker and each client
     # gRPC's core logs each fork and each peer that goes; we say what matters of that ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+    def made() -> Service:
+        if place is None:
+            warn()
+        if place is None and config.fronts.several:
+            return Supervisor(config, source, vocab_size)
+        return make(config, source, output, Siblings(place))
+
     try:
-        uvloop.run(serve_until_signal(partial(make, output)))
+        uvloop.run(serve_until_signal(made, place))
     except ConfigError as error:
         print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
         return 1
@@ -103,14 +139,16 @@ def run_service(config: ServeConfig, make: Callable[[LogOutput], Service]) -> in
     return 0
 
 
-async def serve_until_signal(make: Callable[[], Service]) -> None:
+async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
     says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
     has the configuration read again.
 
-    Prints one line when it is ready. ConfigError if it cannot start.
+    Prints one line when it is ready. ConfigError if it cannot start. `place`: whose parent looks
+    whether this event loop runs.
     """
     server = make()
+    pulse = None if place is None else Pulse(Path(place.folder), place.number)
     with StopSignals() as signals, on_hangup(server.reload):
         try:
             await run_until(asyncio.create_task(server.start()), signals.drain)
@@ -133,3 +171,5 @@ async def serve_until_signal(make: Callable[[], Service]) -> None:
                 await run_until(draining, signals.end)
         finally:
             await server.close()
+            if pulse is not None:
+                await pulse.close()

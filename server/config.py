@@ -9,7 +9,7 @@ from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfi
 from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
-from ..workers.records import STATIC, DiscoveryConfig, EventPlaneConfig
+from ..workers.records import DiscoveryConfig, EventPlaneConfig
 from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig
@@ -23,28 +23,27 @@ SHORTEST_EXPIRY_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class FrontsConfig:
-    """Several processes on the gRPC port. Raises ConfigError, naming the key, on a bad value."""
+    """Several processes on the same ports. Raises ConfigError, naming the key, on a bad value."""
 
     fronts: int = option(
         1,
-        "Processes that share the gRPC port, parse and stream, with one more that decides; 1: one"
-        " process does all of it.",
-    )
-    decider_timeout_s: float = option(
-        1.0,
-        "With several fronts: how long the deciding process may be silent before requests go by"
-        " the loads known last.",
+        "Processes that serve the same ports, each a whole router; they share what they have"
+        " booked, and are started again when they end.",
     )
     front_hang_timeout_s: float = option(
         30.0,
-        "With several fronts: a process whose event loop has stood still for so long is killed and"
+        "With several processes: one whose event loop has stood still for so long is killed and"
         " started again; 0: never.",
     )
+
+    @property
+    def several(self) -> bool:
+        """Whether ports are shared with other processes of this router."""
+        return self.fronts > 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.fronts <= MOST_FRONTS:
             raise bad_setting("fronts", f"{self.fronts} must be in 1..{MOST_FRONTS}")
-        require_at_least("decider_timeout_s", self.decider_timeout_s, SHORTEST_S)
         if self.front_hang_timeout_s:
             require_at_least("front_hang_timeout_s", self.front_hang_timeout_s, SHORTEST_HANG_S)
 
@@ -198,8 +197,6 @@ class ServeConfig:
         if self.event_sources == "jetstream":
             object.__setattr__(self, "durable_kv_events", True)
         self._check_durable()
-        if self.fronts.fronts > 1:
-            self._check_fronts()
         if self.plane.is_zmq and self.event_sources == "nats":
             raise bad_setting("event_sources", "nats is not there with event_plane zmq")
         if self.event_sources == "none" and self.router.use_kv_events:
@@ -224,20 +221,6 @@ class ServeConfig:
                 f"{expiry!r} must be at least {SHORTEST_EXPIRY_S:g}: bookings of requests in "
                 "flight are renewed each second",
             )
-
-    def _check_fronts(self) -> None:
-        """Refuse what several fronts cannot do."""
-        for key, given, instead in (
-            ("mockers", self.mock_engines.mockers, "start engines by dynamo-router mocker"),
-            ("discovery", self.backend != STATIC, "give each worker by its URL"),
-            (
-                "session_affinity_ttl_secs",
-                self.router.affinity.session_affinity_ttl_secs is not None,
-                "sessions need one process",
-            ),
-        ):
-            if given:
-                raise bad_setting(key, f"not with fronts {self.fronts.fronts}: {instead}")
 
     def _check_durable(self) -> None:
         require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)

@@ -118,6 +118,11 @@ class ReplicaSync:
         if self._plane.state is PlaneState.CONNECTED:
             await self._say(leaving)
 
+    def forget(self, name: str) -> None:
+        """The router of this name has ended: nothing is booked for it any more."""
+        self.replica.forget(name)
+        self._on_load_fell()
+
     def _on_pending(self) -> None:
         """There is something to send; called from whatever thread books."""
         loop = self._loop

@@ -1,7 +1,6 @@
 """Server: puts the service together, runs it, and takes it apart again."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -14,8 +13,18 @@ from ..workers.records import ModelCard
 from .access import Security
 from .admin import AdminRoutes, Reloader, WorkerList
 from .config import ServeConfig
-from .dashboard import DashboardRoutes
+from .dashboard import DashboardRoutes, PageData
 from .dispatch import NoTrace
+from .fronts import (
+    SharedChanges,
+    SharedPages,
+    SharedReload,
+    Siblings,
+    share_aborts,
+    share_bookings,
+    share_metrics,
+    share_replicas,
+)
 from .mock_process import MockProcess
 from .pool import MOST_WORKERS, LiveSettings, WorkerDiscovery, WorkerPool, is_discovering
 from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
@@ -55,14 +64,12 @@ class Server:
         config: ServeConfig,
         source: SettingsSource[ServeConfig] | None = None,
         output: LogOutput | None = None,
-        *,
-        listens: bool = True,
+        siblings: Siblings | None = None,
     ) -> None:
-        """`listens`: on the gRPC port. Else requests come by what is attached."""
+        """`siblings`: the other processes of this router, which has its ports with them."""
         self._config = config
-        self._listens = listens
-        self.more_health: list[Callable[[], tuple[bool, dict[str, Any]]]] = []
-        """whether requests can be taken as far as it knows, and what /health is to say besides"""
+        self.siblings = siblings = siblings or Siblings()
+        siblings.state = self._state
         self._started = False
         self.attached: Attachment | None = None
         self._clock = SystemClock()
@@ -85,6 +92,11 @@ class Server:
         self._reloader = None
         if source is not None:
             self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
+        self._changes = SharedChanges(pool.admin, self.router.limits, siblings)
+        share_replicas(siblings, config.router_id, lambda: [pool])
+        self.metrics.page.siblings = share_metrics(siblings, self.metrics.page)
+        page_data = PageData(pool.dashboard, pool.reader, self._health)
+        pages = SharedPages(siblings, lambda name: page_data)
         calls = CallLimits(config.peers, pool.hits, self.metrics.requests.on_refused)
         self.metrics.watch_process(
             self.security,
@@ -102,9 +114,11 @@ class Server:
             reader=pool.reader,
             workers=workers,
             more_routes=[
-                *AdminRoutes(self.admin, self._reloader).routes,
-                *DashboardRoutes(pool.dashboard, pool.reader, self._health).routes,
+                *AdminRoutes(self._changes, SharedReload(self._reloader, siblings)).routes,
+                *DashboardRoutes(pages.data("", page_data)).routes,
             ],
+            change_limits=self._changes.change_limits,
+            fronts=siblings.health,
         )
         self._grpc = GrpcServer(
             TrtllmService(
@@ -113,13 +127,20 @@ class Server:
                 model_id=config.model_id,
                 mode=config.router.mode,
                 policy=config.router.policy_name,
+                abort_elsewhere=share_aborts(siblings, self.dispatcher),
             ),
-            RouterService(self.router, pool.reader, self.admin),
+            RouterService(
+                self.router,
+                pool.reader,
+                self._changes,
+                booked_elsewhere=share_bookings(siblings, self.router),
+            ),
             access=self.security.access,
             calls=calls,
             workers=workers,
             max_message_bytes=config.connection.max_message_bytes,
             tls=self.security.server_tls,
+            shares_port=config.fronts.several,
         )
         self.monitor.listeners.append(self._on_workers)
 
@@ -169,14 +190,10 @@ class Server:
         stack.callback(self.router.close)
         if self._spans is not None:
             stack.push_async_callback(self._spans.close)
-        # Ports first: they are what fails, and nothing has been started yet.
-        if self._listens:
-            self._grpc.bind(config.host, config.port)
-        await self._http.start(config.host, config.http_port)
         stack.push_async_callback(self._http.close)
-        port = self._grpc.port if self._listens else config.port
-        for line in self.security.exposed(port, self._http.port, self._http.admin):
-            log.warning(line)
+        if not config.fronts.several:
+            # Ports first: they are what fails, and nothing has been started yet.
+            await self._listen()
         self.metrics.loop_lag.start()
         stack.callback(self.metrics.loop_lag.close)
         self.security.watch.start()
@@ -213,14 +230,27 @@ class Server:
         if self._discovery is not None:
             stack.push_async_callback(self._discovery.stop)
             await self._discovery.start()
+        stack.push_async_callback(self.siblings.close)
+        await self.siblings.start()
+        await self._changes.catch_up()
         self.dispatcher.start()
-        if self._listens:
-            await self._grpc.start()
+        if config.fronts.several:
+            # Ports last: until this process can serve, connections are to go to the others.
+            await self.pool.wait_for_probes()
+            await self._listen()
+        await self._grpc.start()
         if self.attached is not None:
             await self.attached.start()
         await self.pool.wait_for_probes()
         self._on_workers()
         self._started = True
+
+    async def _listen(self) -> None:
+        config = self._config
+        self._grpc.bind(config.host, config.port)
+        await self._http.start(config.host, config.http_port, shared=config.fronts.several)
+        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
+            log.warning(line)
 
     def turn_away(self) -> None:
         """Say by health that nobody should send requests here any more, and go on serving them."""
@@ -254,8 +284,12 @@ class Server:
             "data_path": "nghttp2",
             "draining": self._draining,
         }
-        ready = bool(more["workers"].get("ready")) and not self._draining
-        for tell in self.more_health:
-            able, told = tell()
-            ready, more = ready and able, more | told
-        return ready, more
+        return bool(more["workers"].get("ready")) and not self._draining, more
+
+    def _state(self) -> dict[str, Any]:
+        """For /health of all processes."""
+        return {
+            "in_flight": self.dispatcher.in_flight,
+            "requests": self.metrics.requests.started,
+            "draining": self._draining,
+        }

@@ -41,9 +41,16 @@ class HttpSite:
         return 0 if server is None else len(server.connections)
 
     async def start(
-        self, host: str, port: int, *, key: str, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        key: str,
+        tls: ssl.SSLContext | None = None,
+        shared: bool = False,
     ) -> int:
         """Listen, on one more address if called again; the port taken, a free one for port 0.
+        `shared`: with other processes of this user, which get a part of the connections each.
 
         ConfigError, naming the setting `key`, if it cannot; then no address is listened on.
         """
@@ -55,7 +62,12 @@ class HttpSite:
         assert serve is not None  # it is set up
         try:
             listener = await loop.create_server(
-                lambda: self._wrap(serve()), host, port, ssl=tls, backlog=BACKLOG
+                lambda: self._wrap(serve()),
+                host,
+                port,
+                ssl=tls,
+                backlog=BACKLOG,
+                reuse_port=shared or None,
             )
         except OSError as error:
             await self.close()

@@ -28,6 +28,7 @@ from ...server.dashboard import PageData
 from ...server.dispatch import Dispatcher, Tracing
 from ...server.metrics import MetricsPage
 from ...server.pool import LiveSettings, WorkerPool
+from ...server.replica_sync import ReplicaSync
 from ...workers.records import (
     PREFILL,
     CardFile,
@@ -136,6 +137,11 @@ class ModelPool:
         return self._failure or ("" if self._completions is None else self._parsers.reason)
 
     @property
+    def replicas(self) -> ReplicaSync | None:
+        """What other frontends have booked, if that is heard of."""
+        return None if self._workers is None else self._workers.replicas
+
+    @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""
         return {} if self._workers is None else self._workers.states
@@ -175,6 +181,11 @@ class ModelPool:
     @property
     def in_flight(self) -> int:
         return 0 if self._workers is None else self._workers.dispatcher.in_flight
+
+    @property
+    def requests(self) -> int:
+        """Requests that arrived, ever."""
+        return 0 if self._workers is None else self._workers.metrics.requests.started
 
     @property
     def context_limit(self) -> int:

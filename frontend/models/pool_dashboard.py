@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ...server.dashboard import PageData, PageFiles
+from ...server.fronts import SharedPages, Siblings
 from ..application import Handler, HttpCall, answer_json
 from ..asgi import send_whole
 from ..openai import ApiError
@@ -18,8 +19,9 @@ class PoolDashboard:
     """Handlers by route. A request names its pool, by model and label; without a name it is the
     first one that serves."""
 
-    def __init__(self, models: ModelManager) -> None:
+    def __init__(self, models: ModelManager, siblings: Siblings) -> None:
         self._models = models
+        self._shared = SharedPages(siblings, self._own_data)
         self._files = PageFiles()
 
     @property
@@ -44,7 +46,7 @@ class PoolDashboard:
         asked, pools = _query(call), self._pools
         pool = self._chosen(asked, pools)
         told: dict[str, Any] = {}
-        if pool is not None and (data := pool.page_data) is not None:
+        if pool is not None and (data := self._data_of(pool)) is not None:
             # A worker is drained where it is registered: nothing is changed from here.
             told = await data.state(asked, call.caller.roles, changes=False)
         told["pools"] = [_told(each) for each in pools]
@@ -53,7 +55,7 @@ class PoolDashboard:
         await answer_json(call, told)
 
     async def _on_caches(self, call: HttpCall) -> None:
-        await answer_json(call, self._data(call).caches())
+        await answer_json(call, await self._data(call).caches())
 
     async def _on_receipt(self, call: HttpCall) -> None:
         status, told = await self._data(call).receipt(_query(call))
@@ -69,10 +71,18 @@ class PoolDashboard:
 
     def _data(self, call: HttpCall) -> PageData:
         pool = self._chosen(_query(call), self._pools)
-        data = None if pool is None else pool.page_data
+        data = None if pool is None else self._data_of(pool)
         if data is None:
             raise ApiError(404, "there is no such pool, or it does not serve yet")
         return data
+
+    def _data_of(self, pool: ModelPool) -> PageData | None:
+        own = pool.page_data
+        return None if own is None else self._shared.data(_key(pool), own)
+
+    def _own_data(self, key: str) -> PageData | None:
+        found = (pool.page_data for pool in self._models.pools if _key(pool) == key)
+        return next(found, None)
 
     def _chosen(self, asked: dict[str, str], pools: Sequence[ModelPool]) -> ModelPool | None:
         wanted = asked.get("pool", "")

@@ -5,7 +5,7 @@ Which models there are, and who answers for each, is for a Directory to say.
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -132,10 +132,12 @@ class ModelRoutes:
         rng: random.Random | None = None,
         *,
         reader: RequestReader | None = None,
+        fronts: Callable[[], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
-        """`reader` takes token ids out of bodies; without one their decoders find them there."""
+        """`reader` takes token ids out of bodies; without one their decoders find them there.
+        `fronts` tells of the processes that serve these routes, for /health."""
         self._directory = directory
-        self._reader = reader
+        self._reader, self._fronts = reader, fronts
         self._rng = rng or random.Random()
         self._created = int(time.time())
 
@@ -196,7 +198,9 @@ class ModelRoutes:
 
     async def _health(self, call: HttpCall) -> None:
         ready = self._directory.any_ready
-        told = {"status": "ready" if ready else "not ready", "models": self._names}
+        told: dict[str, Any] = {"status": "ready" if ready else "not ready", "models": self._names}
+        if self._fronts is not None:
+            told |= await self._fronts()
         await answer_json(call, told, status=200 if ready else 503)
 
     async def _live(self, call: HttpCall) -> None:

@@ -108,6 +108,11 @@ class Replica:
                 self._asked = True
         return isinstance(message, Batch | Picture)
 
+    def forget(self, name: str) -> None:
+        """The router of this name has ended."""
+        with self._load.lock:
+            self.peers.forget_named(name)
+
     # When time has passed, and when the way to the others is there or not
 
     def tick(self, now: float) -> list[Message]:

@@ -19,7 +19,7 @@ from .reload import (
 )
 from .routes import AdminRoutes
 from .rpcs import WorkerRpcs
-from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .worker_admin import AdminError, WorkerAdmin, WorkerChanges, WorkerStatus, check_deadline
 from .worker_list import WorkerList, check_worker_lists
 
 __all__ = [
@@ -35,10 +35,12 @@ __all__ = [
     "DiscoveredWorkers",
     "Reloader",
     "WorkerAdmin",
+    "WorkerChanges",
     "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",
     "changes_as_json",
     "check_changes",
+    "check_deadline",
     "check_worker_lists",
 ]

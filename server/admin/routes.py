@@ -2,15 +2,15 @@
 POST /reload.
 """
 
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from ...base.errors import ConfigError, StatusCode
 from ...transport.http_site import json_response
-from .reload import Reloader, changes_as_json
-from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .reload import Change, changes_as_json
+from .worker_admin import AdminError, WorkerChanges, WorkerStatus
 
 _HTTP_STATUS = {
     StatusCode.INVALID_ARGUMENT: 400,
@@ -36,12 +36,19 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
     weight: float
 
 
-class AdminRoutes:
-    """Routes of a WorkerAdmin and of a Reloader, if there is one, for the HTTP server, which guards
-    them."""
+class Reload(Protocol):
+    """Who reads the settings again."""
 
-    def __init__(self, admin: WorkerAdmin, reloader: Reloader | None = None) -> None:
-        self._admin, self._reloader = admin, reloader
+    async def reload(self) -> list[Change]:
+        """What changed. ConfigError if it cannot be."""
+        ...
+
+
+class AdminRoutes:
+    """Routes for the HTTP server, which guards them."""
+
+    def __init__(self, admin: WorkerChanges, settings: Reload) -> None:
+        self._admin, self._settings = admin, settings
 
     @property
     def routes(self) -> list[web.RouteDef]:
@@ -72,7 +79,7 @@ class AdminRoutes:
     async def _on_change(self, request: web.Request) -> web.Response:
         try:
             body = await _read(request, _Change)
-            status = self._admin.set_weight(request.match_info["id"], body.weight)
+            status = await self._admin.set_weight(request.match_info["id"], body.weight)
         except AdminError as error:
             return _refusal(error)
         return _answer(status)
@@ -88,10 +95,8 @@ class AdminRoutes:
         return _answer(status)
 
     async def _on_reload(self, request: web.Request) -> web.Response:
-        if self._reloader is None:
-            return json_response({"error": "there are no settings to be read again"}, 409)
         try:
-            changes = self._reloader.reload()
+            changes = await self._settings.reload()
         except ConfigError as error:
             return json_response({"error": str(error)}, 409)
         return json_response(changes_as_json(changes))

@@ -5,19 +5,19 @@ from collections.abc import Awaitable, Callable
 from ...base.errors import StatusCode
 from ...router.proto import router_pb2 as pb
 from ...transport.http2 import ServerCall
-from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .worker_admin import AdminError, WorkerChanges, WorkerStatus
 
 
 class WorkerRpcs:
     """The part of RouterService that changes workers; UNIMPLEMENTED without an admin."""
 
-    def __init__(self, admin: WorkerAdmin | None) -> None:
+    def __init__(self, admin: WorkerChanges | None) -> None:
         self._admin = admin
 
     async def AddWorker(self, request: pb.AddWorkerRequest, context: ServerCall) -> pb.WorkerChange:
         weight = request.weight if request.HasField("weight") else None
 
-        async def add(admin: WorkerAdmin) -> WorkerStatus:
+        async def add(admin: WorkerChanges) -> WorkerStatus:
             return (await admin.add(request.url, weight))[0]
 
         return await self._answer(context, add)
@@ -38,13 +38,13 @@ class WorkerRpcs:
     async def SetWorkerWeight(
         self, request: pb.SetWorkerWeightRequest, context: ServerCall
     ) -> pb.WorkerChange:
-        async def change(admin: WorkerAdmin) -> WorkerStatus:
-            return admin.set_weight(str(request.worker_id), request.weight)
+        async def change(admin: WorkerChanges) -> WorkerStatus:
+            return await admin.set_weight(str(request.worker_id), request.weight)
 
         return await self._answer(context, change)
 
     async def _answer(
-        self, context: ServerCall, call: Callable[[WorkerAdmin], Awaitable[WorkerStatus]]
+        self, context: ServerCall, call: Callable[[WorkerChanges], Awaitable[WorkerStatus]]
     ) -> pb.WorkerChange:
         try:
             if self._admin is None:

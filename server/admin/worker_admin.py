@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -47,6 +48,19 @@ class WorkerStatus:
     def drained(self) -> bool:
         """Whether it gets no requests and has none."""
         return self.state == WorkerState.DRAINING.value and not self.in_flight
+
+
+class WorkerChanges(Protocol):
+    """What admin calls may change of the workers. A name is a worker's id, in digits, or its
+    address. Errors are AdminErrors."""
+
+    async def add(self, url: str, weight: float | None = None) -> tuple[WorkerStatus, bool]: ...
+
+    async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus: ...
+
+    async def remove(self, name: str, *, force: bool = False) -> WorkerStatus: ...
+
+    async def set_weight(self, name: str, weight: float) -> WorkerStatus: ...
 
 
 class WorkerAdmin:
@@ -103,9 +117,7 @@ class WorkerAdmin:
 
         Nothing is ended at the deadline; the answer says what is still there.
         """
-        if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
-            text = f"deadline {deadline_s!r} must be finite and at least 0"
-            raise AdminError(StatusCode.INVALID_ARGUMENT, text)
+        check_deadline(deadline_s)
         engine = self._find(name)
         self._monitor.drain(engine)
         if deadline_s is not None:
@@ -129,7 +141,11 @@ class WorkerAdmin:
             said.worker_id, said.address, "removed", said.weight, count, "", self._warn_if_last()
         )
 
-    def set_weight(self, name: str, weight: float) -> WorkerStatus:
+    def show(self, name: str) -> WorkerStatus:
+        """A worker as it is."""
+        return self._status(self._find(name))
+
+    async def set_weight(self, name: str, weight: float) -> WorkerStatus:
         """Give a worker another weight."""
         _check_weight(weight)
         engine = self._find(name)
@@ -215,6 +231,13 @@ class WorkerAdmin:
         end = self._now() + at_most_s
         while not condition() and (left := end - self._now()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left))
+
+
+def check_deadline(deadline_s: float | None) -> None:
+    """AdminError if nobody can wait for so long."""
+    if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
+        text = f"deadline {deadline_s!r} must be finite and at least 0"
+        raise AdminError(StatusCode.INVALID_ARGUMENT, text)
 
 
 def _check_weight(weight: float) -> None:

@@ -90,7 +90,7 @@ class PageData:
         }
         return told
 
-    def caches(self) -> dict[str, Any]:
+    async def caches(self) -> dict[str, Any]:
         return self._dashboard.caches()
 
     async def receipt(self, asked: Mapping[str, str]) -> tuple[int, dict[str, Any]]:

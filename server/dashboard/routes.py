@@ -4,16 +4,14 @@ from aiohttp import hdrs, web
 
 from ...transport.http_site import json_response
 from ..access import current_caller
-from ..dispatch import RequestReader
-from .dashboard import Dashboard
-from .pages import Health, PageData, PageFiles
+from .pages import PageData, PageFiles
 
 
 class DashboardRoutes:
     """The page is for everybody who gets here: it has nothing in it. Its data needs a role."""
 
-    def __init__(self, dashboard: Dashboard, reader: RequestReader, health: Health) -> None:
-        self._data = PageData(dashboard, reader, health)
+    def __init__(self, data: PageData) -> None:
+        self._data = data
         self._files = PageFiles()
 
     @property
@@ -43,7 +41,7 @@ class DashboardRoutes:
         return json_response(await self._data.state(request.query, current_caller().roles))
 
     async def _on_caches(self, request: web.Request) -> web.Response:
-        return json_response(self._data.caches())
+        return json_response(await self._data.caches())
 
     async def _on_receipt(self, request: web.Request) -> web.Response:
         status, told = await self._data.receipt(request.query)

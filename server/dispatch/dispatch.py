@@ -230,6 +230,10 @@ class Dispatcher:
             self._observer.on_end(request, code)
             trace.ended(request, code, details)
 
+    def has(self, request_id: str, caller: Caller) -> bool:
+        """Whether a request that the caller gave this id is in flight here."""
+        return generation_id(caller, request_id) in self._requests
+
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
         """Stop a request that the caller has in flight: (whether there was one, a word on it)."""
         request = self._requests.get(generation_id(caller, request_id))

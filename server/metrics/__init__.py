@@ -4,22 +4,22 @@ that is made of them without holding anybody up.
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
-from .collectors import dispatch_metrics, fault_metrics
-from .page import MetricsPage, Source, Table
+from .merged import Family, FrontPages, families_of
+from .page import MetricsPage, Source
 from .pooled import pooled_metrics
 from .process import build_metrics, process_metrics
 from .router_metrics import RouterMetrics
-from .worker_requests import WorkerCounts
+from .table import Table
 
 __all__ = [
+    "Family",
+    "FrontPages",
     "MetricsPage",
     "RouterMetrics",
     "Source",
     "Table",
-    "WorkerCounts",
     "build_metrics",
-    "dispatch_metrics",
-    "fault_metrics",
+    "families_of",
     "pooled_metrics",
     "process_metrics",
 ]

@@ -7,7 +7,8 @@ from typing import ParamSpec, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from .page import Source, Table
+from .page import Source
+from .table import Table
 
 P = ParamSpec("P")
 Row: TypeAlias = tuple[str, str, float]

@@ -7,44 +7,21 @@ must not wait for all of them: after `SLICE_S` of work everybody else gets a tur
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from ..loop_share import answer_share
+from .merged import FrontPages, merged
+from .table import SLICE_S, Table
 
-SLICE_S = 0.001
 LINES_AT_ONCE = 128
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
 _END = b"# EOF\n"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A family with many samples, as columns: no object is made for each of them.
-
-    `labels` are the samples' labels as text, sorted by name; `values` are numbers, or (count, sum)
-    for a summary. Neither label values nor `help` may need escaping.
-    """
-
-    name: str
-    """without the _total of a counter"""
-    kind: Literal["gauge", "counter", "summary"]
-    help: str
-    labels: Sequence[str]
-    values: Sequence[Any]
-
-    @property
-    def sample_names(self) -> tuple[str, ...]:
-        """Of its samples."""
-        if self.kind == "summary":
-            return f"{self.name}_count", f"{self.name}_sum"
-        return (f"{self.name}_total" if self.kind == "counter" else self.name,)
 
 
 Source = Callable[[], Iterable[Metric | Table | None]]
@@ -64,7 +41,8 @@ class MetricsPage:
 
     def __init__(self, *sources: Source, now: Callable[[], float] = time.perf_counter) -> None:
         self._sources = list(sources)
-        self._source: Source = self._all
+        self.siblings: Callable[[], Awaitable[FrontPages]] | None = None
+        """asked for what other processes tell, which is on the page too"""
         self._now = now
         self._share = answer_share()
         self._lock = asyncio.Lock()
@@ -73,10 +51,6 @@ class MetricsPage:
 
     def add(self, source: Source) -> None:
         self._sources.append(source)
-
-    def through(self, change: Callable[[Source], Source]) -> None:
-        """From now on tell what `change` makes of all that the sources tell."""
-        self._source = change(self._source)
 
     async def render(self, accept: str = "", accept_encoding: str = "") -> Rendered:
         """The page as the headers Accept and Accept-Encoding ask for it.
@@ -105,17 +79,17 @@ class MetricsPage:
 
     def steps(self) -> Iterator[Metric | Table | None]:
         """As `families`, with None where others may have a turn."""
-        yield from self._source()
-
-    def _all(self) -> Iterator[Metric | Table | None]:
         for source in self._sources:
             yield from source()
 
     async def _render(self, is_openmetrics: bool, gzip: bool) -> Rendered:
         parts: list[bytes] = []
         packed = zlib.compressobj(1, wbits=31) if gzip else None
+        families = self.steps()
+        if self.siblings is not None:
+            families = merged(families, await self.siblings())
         turn = self._now()
-        for text in self._texts(is_openmetrics):
+        for text in _texts(families, is_openmetrics):
             if text:
                 parts.append(packed.compress(text) if packed else text)
             spent = self._now() - turn
@@ -129,17 +103,18 @@ class MetricsPage:
         kind = OPENMETRICS_TYPE if is_openmetrics else TEXT_TYPE
         return Rendered(b"".join(parts), kind, gzip)
 
-    def _texts(self, is_openmetrics: bool) -> Iterator[bytes]:
-        """The page in pieces, each some 0.1 ms of work."""
-        for family in self._source():
-            if family is None:
-                yield b""
-            elif isinstance(family, Table):
-                yield from _write_table(family, is_openmetrics)
-            else:
-                yield _write_family(family, is_openmetrics)
-        if is_openmetrics:
-            yield _END
+
+def _texts(families: Iterable[Metric | Table | None], is_openmetrics: bool) -> Iterator[bytes]:
+    """A page in pieces, each some 0.1 ms of work."""
+    for family in families:
+        if family is None:
+            yield b""
+        elif isinstance(family, Table):
+            yield from _write_table(family, is_openmetrics)
+        else:
+            yield _write_family(family, is_openmetrics)
+    if is_openmetrics:
+        yield _END
 
 
 class _Family:

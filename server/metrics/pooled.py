@@ -6,7 +6,8 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from .page import MetricsPage, Source, Table
+from .page import MetricsPage, Source
+from .table import Table
 
 Labels = Mapping[str, str]
 

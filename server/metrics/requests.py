@@ -147,14 +147,18 @@ class RequestMetrics:
         """A request found no room, before anybody looked at it."""
         self._ended[StatusCode.RESOURCE_EXHAUSTED] += 1
 
+    @property
+    def started(self) -> int:
+        """Requests that arrived, ever."""
+        return self._well + self._ended.total() + self._in_flight()
+
     # What Prometheus is told
 
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
         self._of_decided.fold()
-        started = self._well + self._ended.total() + self._in_flight()
         yield from counters(
-            "dynamo_component_router_", ("requests_started", "Requests that arrived.", started)
+            "dynamo_component_router_", ("requests_started", "Requests that arrived.", self.started)
         )
         ended = self._ended.copy()
         if self._well:

@@ -13,7 +13,7 @@ from ...router.views import WorkerView
 from ...workers.registry import WorkerEntry, WorkerState
 from ...workers.request_reports import RequestReports
 from .families import gauge_by, gauges, source
-from .page import Table
+from .table import Table
 from .worker_requests import WorkerCounts, WorkerRequests
 
 OTHERS = "other"

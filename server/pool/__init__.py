@@ -5,7 +5,7 @@ Entered by whoever serves a set of workers.
 
 from .live_settings import LiveSettings
 from .worker_discovery import MOST_WORKERS, WorkerDiscovery, WorkerPlane, is_discovering
-from .worker_pool import WorkerPool, wait_for_probes
+from .worker_pool import WorkerPool
 
 __all__ = [
     "MOST_WORKERS",
@@ -14,5 +14,4 @@ __all__ = [
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",
-    "wait_for_probes",
 ]

@@ -18,7 +18,7 @@ from ...router.kv_router import KvRouter
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
-from ...workers.registry import WorkerRegistry, WorkerState
+from ...workers.registry import WorkerState
 from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
@@ -229,7 +229,22 @@ class WorkerPool:
 
     async def wait_for_probes(self, at_most_s: float = FIRST_PROBES_S) -> None:
         """Wait until every worker was probed once, at most so long."""
-        await wait_for_probes(self.monitor, self.router.registry, at_most_s)
+        probed = asyncio.Event()
+
+        def look() -> None:
+            states = [entry.state for entry in self.router.registry.entries()]
+            if WorkerState.CONNECTING not in states:
+                probed.set()
+
+        self.monitor.listeners.append(look)
+        look()
+        try:
+            async with asyncio.timeout(at_most_s):
+                await probed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.monitor.listeners.remove(look)
 
     async def close_workers(self) -> None:
         """End what runs, and watch nobody any more. Idempotent."""
@@ -258,25 +273,3 @@ class WorkerPool:
 
 def dispatch_limits(config: ServeConfig) -> DispatchLimits:
     return DispatchLimits(config.limits, config.max_attempts, config.request_timeout_s)
-
-
-async def wait_for_probes(
-    monitor: HealthMonitor, registry: WorkerRegistry, at_most_s: float = FIRST_PROBES_S
-) -> None:
-    """Wait until every worker of a registry was probed once, at most so long."""
-    probed = asyncio.Event()
-
-    def look() -> None:
-        states = [entry.state for entry in registry.entries()]
-        if WorkerState.CONNECTING not in states:
-            probed.set()
-
-    monitor.listeners.append(look)
-    look()
-    try:
-        async with asyncio.timeout(at_most_s):
-            await probed.wait()
-    except TimeoutError:
-        pass
-    finally:
-        monitor.listeners.remove(look)

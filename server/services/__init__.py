@@ -7,7 +7,7 @@ from .call_limits import CallLimits
 from .connections import HttpConnections, plan_connections
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
-from .router_service import RouterService, router_service_paths
+from .router_service import RouterService
 from .trtllm_service import (
     METADATA_KEYS,
     MODE_KEY,
@@ -30,5 +30,4 @@ __all__ = [
     "TrtllmService",
     "plan_connections",
     "read_metadata",
-    "router_service_paths",
 ]

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from typing import Protocol
 
 import structlog
 from grpc_health.v1 import health
@@ -22,6 +21,7 @@ from .checked_calls import CheckedCalls
 from .connection_share import ConnectionShare
 from .connections import plan_connections, share_of
 from .router_service import SERVICE as ROUTER_SERVICE
+from .router_service import RouterService
 from .standard_services import HealthService, reflection_methods
 from .trtllm_service import TrtllmService
 
@@ -33,20 +33,13 @@ MORE_METADATA = 2
 """So much more metadata than we take come as far as to be refused by us, and counted."""
 
 
-class Methodical(Protocol):
-    """A service: its methods by their paths."""
-
-    @property
-    def methods(self) -> Methods: ...
-
-
 class GrpcServer:
     """Listens from `bind`, answers from `start` until `stop`."""
 
     def __init__(
         self,
         generate: TrtllmService,
-        select: Methodical,
+        select: RouterService,
         *,
         access: Access | None = None,
         calls: CallLimits | None = None,

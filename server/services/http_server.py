@@ -60,7 +60,11 @@ class HttpServer:
         reader: RequestReader,
         workers: int = 0,
         more_routes: Sequence[web.RouteDef] = (),
+        change_limits: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
+        fronts: Callable[[], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
+        """`change_limits` changes busy thresholds, here if it is not given; `fronts` tells of the
+        processes of this router, for /health."""
         self._security = security
         self._reader = reader
         most = plan_connections(reader.limits, workers).http
@@ -71,6 +75,7 @@ class HttpServer:
         self._router = router
         self._metrics = metrics
         self._health = health
+        self._change_limits, self._fronts = change_limits, fronts
         self._decoder = msgspec.json.Decoder(_OverlapsBody)
         self._share = answer_share()
         self._guard = security.http_guard()
@@ -101,15 +106,18 @@ class HttpServer:
         """Connections."""
         return self._site.connections
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one. ConfigError if it, or the admin port, cannot be had."""
+    async def start(self, host: str, port: int, *, shared: bool = False) -> None:
+        """Listen; port 0 takes a free one. ConfigError if it, or the admin port, cannot be had.
+        `shared`: with other processes of this user."""
         tls = self._security.server_tls
         context = None if tls is None else tls.ssl_context()
-        await self._site.start(host, port, key="http_port", tls=context)
+        await self._site.start(host, port, key="http_port", tls=context, shared=shared)
         guard = self._guard
         guard.admin, apart = self._security.admin_listener(self.port)
         if apart:
-            taken = await self._site.start(*guard.admin, key="admin_port", tls=context)
+            taken = await self._site.start(
+                *guard.admin, key="admin_port", tls=context, shared=shared
+            )
             guard.admin = self.admin = Listener(guard.admin.host, taken)
 
     async def close(self) -> None:
@@ -135,6 +143,8 @@ class HttpServer:
 
     async def _on_health(self, request: web.Request) -> web.Response:
         ready, more = self._health()
+        if self._fronts is not None:
+            more |= await self._fronts()
         return json_response(
             {"status": "ready" if ready else "not ready", **more}, 200 if ready else 503
         )
@@ -170,7 +180,11 @@ class HttpServer:
     async def _on_new_thresholds(self, request: web.Request) -> web.Response:
         try:
             body = msgspec.json.decode(await request.read(), type=_BusyThresholds)
-            self._router.limits.change(**msgspec.to_builtins(body))
+            changed = msgspec.to_builtins(body)
+            if self._change_limits is not None:
+                await self._change_limits(changed)
+            else:
+                self._router.limits.change(**changed)
         except msgspec.DecodeError as error:
             return json_response({"error": f"bad body: {error}"}, 400)
         except RouterError as error:

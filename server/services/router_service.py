@@ -1,6 +1,6 @@
 """Selection over gRPC: dynamo_router.v1.RouterService, documented in proto/router.proto."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +20,7 @@ from ...router.views import PotentialLoad, WorkerView
 from ...transport.grpc_methods import AnswerAtOnce, Metadata, Method, Methods
 from ...transport.http2 import ServerCall
 from ..access import current_account, current_caller, selection_id
-from ..admin import WorkerAdmin, WorkerRpcs
+from ..admin import WorkerChanges, WorkerRpcs
 from ..dispatch import LONG_BYTES, RequestReader, status_of
 from ..loop_share import answer_share, finish_in_turns, in_turns, made_in_turns
 from ._selection import write_selection
@@ -31,6 +31,11 @@ SHORT_BYTES = LONG_BYTES // 4
 _KNOWN = [pb.BookingResponse(known=known).SerializeToString() for known in (False, True)]
 
 
+BookedElsewhere = Callable[[str, str], Awaitable[bool]]
+"""Frees a booking ("free") or notes its first token ("prefilled") in another process; whether one
+has it."""
+
+
 class RouterService(WorkerRpcs):
     """Answers from one KvRouter, on the event loop.
 
@@ -38,17 +43,23 @@ class RouterService(WorkerRpcs):
     """
 
     def __init__(
-        self, router: KvRouter, reader: RequestReader, admin: WorkerAdmin | None = None
+        self,
+        router: KvRouter,
+        reader: RequestReader,
+        admin: WorkerChanges | None = None,
+        booked_elsewhere: BookedElsewhere | None = None,
     ) -> None:
+        """`booked_elsewhere` is asked about bookings that are not known here."""
         super().__init__(admin)
+        self._booked_elsewhere = booked_elsewhere
         self._router = router
         self._reader = reader
         self._share = answer_share()
         self._prompt_methods: dict[str, _AskedMethod] = {}
         self._at_once: dict[str, AnswerAtOnce] = {
             "SelectWorker": self._select_at_once,
-            "MarkPrefillComplete": partial(_booked_at_once, self._mark_prefill_complete),
-            "Free": partial(_booked_at_once, self._free),
+            "MarkPrefillComplete": partial(self._booked_at_once, router.mark_prefill_complete),
+            "Free": partial(self._booked_at_once, router.free),
         }
         service = pb.DESCRIPTOR.services_by_name["RouterService"]
         self.methods: Methods = {
@@ -185,16 +196,32 @@ class RouterService(WorkerRpcs):
     async def MarkPrefillComplete(
         self, request: pb.BookedRequest, context: ServerCall
     ) -> pb.BookingResponse:
-        return pb.BookingResponse(known=self._mark_prefill_complete(request.request_id))
+        booking = _booking(request.request_id)
+        known = self._router.mark_prefill_complete(booking)
+        return await self._known("prefilled", booking, known)
 
     async def Free(self, request: pb.BookedRequest, context: ServerCall) -> pb.BookingResponse:
-        return pb.BookingResponse(known=self._free(request.request_id))
+        booking = _booking(request.request_id)
+        return await self._known("free", booking, self._router.free(booking))
 
-    def _mark_prefill_complete(self, request_id: str) -> bool:
-        return self._router.mark_prefill_complete(_booking(request_id))
+    async def _known(self, action: str, booking: str, known: bool) -> pb.BookingResponse:
+        """Whether a booking is known, here or elsewhere, where it is changed then."""
+        if not known and self._booked_elsewhere is not None:
+            known = await self._booked_elsewhere(action, booking)
+        return pb.BookingResponse(known=known)
 
-    def _free(self, request_id: str) -> bool:
-        return self._router.free(_booking(request_id))
+    def _booked_at_once(
+        self, change: Callable[[str], bool], body: bytes, metadata: Metadata
+    ) -> bytes | None:
+        """MarkPrefillComplete or Free, of a booking that is known here."""
+        if len(body) > SHORT_BYTES:
+            return None
+        try:
+            request = pb.BookedRequest.FromString(body)
+        except DecodeError:
+            return None  # whoever decodes it then says what is wrong
+        known = change(_booking(request.request_id))
+        return _KNOWN[known] if known or self._booked_elsewhere is None else None
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: ServerCall
@@ -233,25 +260,6 @@ class _AskedMethod(NamedTuple):
     blank: Any
     """a request of nothing but a prompt; not to be changed"""
     has_id: bool
-
-
-def router_service_paths() -> list[str]:
-    """The paths of its methods."""
-    service = pb.DESCRIPTOR.services_by_name["RouterService"]
-    return [f"/{SERVICE}/{each.name}" for each in service.methods]
-
-
-def _booked_at_once(
-    concern: Callable[[str], bool], body: bytes, metadata: Metadata
-) -> bytes | None:
-    """MarkPrefillComplete or Free."""
-    if len(body) > SHORT_BYTES:
-        return None
-    try:
-        request = pb.BookedRequest.FromString(body)
-    except DecodeError:
-        return None  # whoever decodes it then says what is wrong
-    return _KNOWN[concern(request.request_id)]
 
 
 def _asked(metadata: Metadata) -> tuple[Objectives, Session | None]:

@@ -5,7 +5,7 @@ Generate carries bytes from end to end. Everything else is rare, and typed.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from ...workers.health import HealthMonitor
 from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
-from ..access import current_account, current_caller
+from ..access import Caller, current_account, current_caller
 from ..dispatch import ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
@@ -48,6 +48,9 @@ MAX_TRAILING_BYTES = 4096
 
 _NOTHING: tuple[Metadata, WorkerWithDpRank | None, Urgency] = (), None, NORMAL
 
+AbortElsewhere = Callable[[str, Caller], Awaitable[tuple[bool, str] | None]]
+"""Stops a caller's request in another process; None if it is in flight nowhere."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -62,10 +65,13 @@ class TrtllmService:
         model_id: str | None = None,
         mode: str = "",
         policy: str = "",
+        abort_elsewhere: AbortElsewhere | None = None,
     ) -> None:
+        """`abort_elsewhere` is asked about requests that are not in flight here."""
         self._dispatcher = dispatcher
         self._monitor = monitor
         self._model_id = model_id
+        self._abort_elsewhere = abort_elsewhere
         self._about = tuple((k, v) for k, v in ((MODE_KEY, mode), (POLICY_KEY, policy)) if v)
         self.methods: Methods = {f"/{SERVICE}/{name}": m for name, m in self._handlers().items()}
 
@@ -100,7 +106,11 @@ class TrtllmService:
         return pb.HealthCheckResponse(status="OK" if ready else "no workers ready")
 
     async def _abort(self, request: Any, context: ServerCall) -> Any:
-        success, message = await self._dispatcher.abort(request.request_id, current_caller())
+        request_id, caller = request.request_id, current_caller()
+        found = None
+        if self._abort_elsewhere is not None and not self._dispatcher.has(request_id, caller):
+            found = await self._abort_elsewhere(request_id, caller)
+        success, message = found or await self._dispatcher.abort(request_id, caller)
         return pb.AbortResponse(success=success, message=message)
 
     async def _get_model_info(self, request: Any, context: ServerCall) -> Any:

@@ -165,6 +165,11 @@ class PeerBook:
         for router_id in list(self._peers):
             self._forget(router_id)
 
+    def forget_named(self, name: str) -> None:
+        """The routers of this name have ended."""
+        for router_id in [known for known, peer in self._peers.items() if peer.name == name]:
+            self._forget(router_id)
+
     def _heard(self, router_id: int, now: float) -> _Peer | None:
         if router_id == self.own_id:
             return None

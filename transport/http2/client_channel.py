@@ -20,6 +20,7 @@ from .wire import Metadata, encode_metadata, encode_timeout
 
 USER_AGENT = b"dynamo-router"
 ALPN = "h2"
+UNIX = "unix:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ class ClientConnection(Connection):
 
 
 class ClientChannel:
-    """Calls methods of the peer at HOST:PORT, one connection at a time.
+    """Calls methods of the peer at HOST:PORT or unix:PATH, one connection at a time.
 
     A call waits while a connection is made; while none can be, it fails with Fault.CONNECT, and
     so do those that come before the next attempt is due.
@@ -270,6 +271,8 @@ class ClientChannel:
     def _head(self, path: str) -> tuple[tuple[bytes, bytes], ...]:
         """The headers that all calls of a method have."""
         name = self._tls.name if self._tls is not None else None
+        if name is None and self.address.startswith(UNIX):
+            name = "localhost"
         return (
             (b":method", b"POST"),
             (b":scheme", b"http" if self._tls is None else b"https"),
@@ -321,9 +324,7 @@ class ClientChannel:
 
     async def _open(self) -> ClientConnection:
         """A connection whose peer has sent its settings. OSError if there is none."""
-        limits, tls = self._limits, self._tls
-        host, _, port = self.address.rpartition(":")
-        host = host.strip("[]")
+        limits = self._limits
         session = make_session(
             server=False,
             window_bytes=limits.window_bytes,
@@ -335,17 +336,7 @@ class ClientChannel:
         self._connections.add(connection)
         connection.closed.add_done_callback(lambda _: self._connections.discard(connection))
         try:
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                host,
-                int(port),
-                ssl=None if tls is None else tls.context(),
-                server_hostname=None if tls is None else tls.name or host,
-            )
-            if tls is not None:
-                spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-                if spoken != ALPN:
-                    raise ConnectionError(f"it does not offer HTTP/2 over TLS, but {spoken}")
+            await self._connect_transport(connection)
             await connection.ready
         except BaseException:
             connection.discard()
@@ -353,6 +344,26 @@ class ClientChannel:
                 await connection.closed
             raise
         return connection
+
+    async def _connect_transport(self, connection: ClientConnection) -> None:
+        loop, tls = asyncio.get_running_loop(), self._tls
+        if self.address.startswith(UNIX):
+            path = self.address.removeprefix(UNIX)
+            await loop.create_unix_connection(lambda: connection, path)
+            return
+        host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
+        transport, _ = await loop.create_connection(
+            lambda: connection,
+            host,
+            int(port),
+            ssl=None if tls is None else tls.context(),
+            server_hostname=None if tls is None else tls.name or host,
+        )
+        if tls is not None:
+            spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+            if spoken != ALPN:
+                raise ConnectionError(f"it does not offer HTTP/2 over TLS, but {spoken}")
 
     def _on_leaving(self, connection: ClientConnection) -> None:
         if self._connection is connection:

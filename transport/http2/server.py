@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import random
 import socket
 import ssl
@@ -111,6 +112,19 @@ class Http2Server:
             self._sockets.append(listener)
             port = listener.getsockname()[1]
         return port
+
+    def bind_unix(self, path: str) -> None:
+        """Listen on a Unix socket, for processes of this user alone. OSError if it cannot."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._sockets.append(listener)
 
     async def start(
         self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
@@ -230,7 +244,7 @@ class Http2Server:
                 self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
                 self.on_limit("descriptors", f"a further connection ({error.strerror})")
                 return
-            self._open(accepted, str(address[0]))
+            self._open(accepted, str(address[0]) if address else "unix")
 
     def _open(self, accepted: socket.socket, host: str) -> None:
         number = self._numbers = self._numbers + 1

@@ -76,7 +76,8 @@ class ServerConnection(Connection):
         """What gRPC calls the client's address."""
         if not self._peer:
             assert self._transport is not None
-            self._peer = peer_name(*self._transport.get_extra_info("peername")[:2])
+            address = self._transport.get_extra_info("peername")
+            self._peer = peer_name(*address[:2]) if address else "unix:"
         return self._peer
 
     @property

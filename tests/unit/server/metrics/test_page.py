@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric
 from support.observability.exposition import families, samples
 
 from dynamo_router.server.metrics.histogram import Histogram
-from dynamo_router.server.metrics.page import LINES_AT_ONCE, SLICE_S, MetricsPage, Table
+from dynamo_router.server.metrics.page import LINES_AT_ONCE, MetricsPage
+from dynamo_router.server.metrics.table import SLICE_S, Table
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
 ROWS = 3 * LINES_AT_ONCE + 5

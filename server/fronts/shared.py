@@ -1,0 +1,205 @@
+"""What the processes of one router do for each other: bookings, aborts, metrics, the dashboard."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from ...base.errors import ConfigError
+from ...router.kv_router import KvRouter
+from ..access import Caller, Role
+from ..admin import Change, Reloader
+from ..dashboard import PageData
+from ..dispatch import Dispatcher
+from ..metrics import Family, FrontPages, MetricsPage, families_of
+from ..replica_sync import ReplicaSync
+from .siblings import Siblings
+
+ABORT_TIMEOUT_S = 3.0
+"""The engine is asked in that time."""
+
+
+class ReplicaPool(Protocol):
+    """A pool whose bookings other processes count."""
+
+    @property
+    def replicas(self) -> ReplicaSync | None: ...
+
+
+def share_replicas(
+    siblings: Siblings, router_id: str, pools: Callable[[], Iterable[ReplicaPool]]
+) -> None:
+    """Free what a sibling had booked as soon as its process ends. `router_id` is that of this
+    process; the others' differ in the number at their end."""
+    name = router_id.rpartition("-")[0]
+
+    def forget(number: int) -> None:
+        for pool in pools():
+            if pool.replicas is not None:
+                pool.replicas.forget(f"{name}-{number}")
+
+    siblings.on_lost.append(forget)
+
+
+def share_bookings(
+    siblings: Siblings, router: KvRouter
+) -> Callable[[str, str], Awaitable[bool]] | None:
+    """Asks siblings to change a booking that this process does not know: what to do, and its name.
+    False if none of them knows it. None without siblings."""
+    if not siblings.others:
+        return None
+    actions: dict[str, Callable[[str], bool]]
+    actions = {"free": router.free, "prefilled": router.mark_prefill_complete}
+
+    async def here(asked: tuple[str, str]) -> bool:
+        action, booking = asked
+        return action in actions and actions[action](booking)
+
+    siblings.answer("Booking", tuple[str, str], here)
+
+    async def elsewhere(action: str, booking: str) -> bool:
+        return bool(await siblings.first("Booking", (action, booking), bool, bool))
+
+    return elsewhere
+
+
+def share_aborts(
+    siblings: Siblings, dispatcher: Dispatcher
+) -> Callable[[str, Caller], Awaitable[tuple[bool, str] | None]] | None:
+    """Asks siblings to stop a request that this process does not have: None if none of them has it.
+    None without siblings."""
+    if not siblings.others:
+        return None
+
+    async def here(asked: tuple[str, str]) -> tuple[bool, str] | None:
+        request_id, caller = asked[0], Caller(asked[1])
+        if not dispatcher.has(request_id, caller):
+            return None
+        return await dispatcher.abort(request_id, caller)
+
+    siblings.answer("Abort", tuple[str, str], here)
+
+    async def elsewhere(request_id: str, caller: Caller) -> tuple[bool, str] | None:
+        asked = (request_id, caller.name)
+        return await siblings.first("Abort", asked, tuple[bool, str], bool, ABORT_TIMEOUT_S)
+
+    return elsewhere
+
+
+def share_metrics(
+    siblings: Siblings, page: MetricsPage
+) -> Callable[[], Awaitable[FrontPages]] | None:
+    """Asks siblings for their metrics. None without siblings."""
+    if not siblings.others:
+        return None
+
+    async def here(_: None) -> list[Family]:
+        return await families_of(page.steps())
+
+    siblings.answer("Metrics", type(None), here)
+
+    async def elsewhere() -> FrontPages:
+        found = await siblings.ask_all("Metrics", None, list[Family])
+        return FrontPages(siblings.number, found)
+
+    return elsewhere
+
+
+class SharedReload:
+    """Has the settings read again by all processes."""
+
+    def __init__(self, reloader: Reloader | None, siblings: Siblings) -> None:
+        self._reloader, self._siblings = reloader, siblings
+        siblings.answer("Reload", type(None), self._answer)
+
+    async def reload(self) -> list[Change]:
+        """What changed. ConfigError if nothing could, or not in each process."""
+        if self._reloader is None:
+            raise ConfigError("there are no settings to be read again")
+        changes = self._reloader.reload()
+        answers = await self._siblings.ask_all("Reload", None, str)
+        for number, failure in answers.items():
+            if failure != "":
+                text = "it does not answer" if failure is None else failure
+                raise ConfigError(f"read again here, but not by front {number}: {text}")
+        return changes
+
+    async def _answer(self, _: None) -> str:
+        if self._reloader is None:
+            return "there are no settings to be read again"
+        try:
+            self._reloader.reload()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+
+class _PageQuestion(msgspec.Struct, array_like=True):
+    page: str
+    what: str
+    asked: dict[str, str] = {}
+    roles: list[str] = []
+    changes: bool = True
+    body: bytes = b""
+
+
+class SharedPages:
+    """Gives the pages of a dashboard the data of one process, so that they do not change with the
+    process that a connection leads to: that of number 0, or their own while it does not answer."""
+
+    def __init__(self, siblings: Siblings, page: Callable[[str], PageData | None]) -> None:
+        """`page` finds the data that this process has, by the name of a pool."""
+        self._siblings, self._page = siblings, page
+        siblings.answer("Page", _PageQuestion, self._answer)
+
+    def data(self, name: str, own: PageData) -> PageData:
+        """What the page of a pool is to read."""
+        return _ElsewherePage(self._siblings, name, own) if self._siblings.number else own
+
+    async def _answer(self, question: _PageQuestion) -> bytes:
+        data = self._page(question.page)
+        return b"" if data is None else msgspec.json.encode(await _told(data, question))
+
+
+class _ElsewherePage(PageData):
+    def __init__(self, siblings: Siblings, name: str, own: PageData) -> None:
+        self._siblings, self._name, self._own = siblings, name, own
+
+    async def state(
+        self, asked: Mapping[str, str], roles: frozenset[Role], *, changes: bool = True
+    ) -> dict[str, Any]:
+        given = [role.value for role in roles]
+        told: dict[str, Any] = await self._ask(
+            "state", asked=dict(asked), roles=given, changes=changes
+        )
+        return told
+
+    async def caches(self) -> dict[str, Any]:
+        told: dict[str, Any] = await self._ask("caches")
+        return told
+
+    async def receipt(self, asked: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+        status, told = await self._ask("receipt", asked=dict(asked))
+        return status, told
+
+    async def what_if(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        status, told = await self._ask("what_if", body=body)
+        return status, told
+
+    async def _ask(self, what: str, **more: Any) -> Any:
+        question = _PageQuestion(self._name, what, **more)
+        found = await self._siblings.ask(0, "Page", question, bytes)
+        return await _told(self._own, question) if not found else msgspec.json.decode(found)
+
+
+async def _told(data: PageData, question: _PageQuestion) -> Any:
+    match question.what:
+        case "state":
+            roles = frozenset(map(Role, question.roles))
+            return await data.state(question.asked, roles, changes=question.changes)
+        case "caches":
+            return await data.caches()
+        case "receipt":
+            return await data.receipt(question.asked)
+        case _:
+            return await data.what_if(question.body)
