@@ -7,6 +7,8 @@ import msgspec
 
 LAST_CHUNK = b"[DONE]"
 """What ends a stream, in place of a chunk."""
+_TEXT_END = b',"logprobs":null,"finish_reason":null}]}'
+_CHAT_TEXT_END = b"}" + _TEXT_END
 _encode = msgspec.json.Encoder().encode
 
 
@@ -75,7 +77,7 @@ class Answer:
     with_logprobs: bool = False
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
-    _text_chunks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _begins: dict[int, bytes] = field(default_factory=dict)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""
@@ -94,20 +96,19 @@ class Answer:
         return _encode(chunk)
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        """The same of text alone, as nearly all chunks are: one object is written again."""
-        kept = self._text_chunks.get(index)
-        if kept is None:
-            content: dict[str, Any] = {"delta": {}} if self.kind == "chat" else {"text": ""}
-            choice = {"index": index, **content, "logprobs": None}
-            kept = {**self._head(True), "choices": [choice]}, choice
-            self._text_chunks[index] = kept
-        chunk, choice = kept
-        if self.kind == "chat":
-            choice["delta"]["content"] = text
-        else:
-            choice["text"] = text
-        choice["finish_reason"] = finish_reason
-        return _encode(chunk)
+        """The same of text alone, as nearly all chunks are: only that is encoded."""
+        chat = self.kind == "chat"
+        begin = self._begins.get(index)
+        if begin is None:
+            head, name = (
+                _encode(self._head(True))[:-1],
+                b'"delta":{"content"' if chat else b'"text"',
+            )
+            begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
+        end = _CHAT_TEXT_END if chat else _TEXT_END
+        if finish_reason is not None:
+            end = end.replace(b"null}]", _encode(finish_reason) + b"}]")
+        return b"".join((begin, _encode(text), end))
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
         fields: dict[str, Any] = {} if not delta.text else {"content": delta.text}
