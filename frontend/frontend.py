@@ -5,72 +5,46 @@ from pathlib import Path
 
 from ..base.limit_hits import LimitHits
 from ..process.off_loop import OffLoop
-from ..server.access import PageCheck, Security, is_loopback
+from ..server.access import Security
 from ..server.config import ServeConfig
 from ..server.server import Server
-from ..server.services import HttpConnections, plan_connections
-from .application import Application, Handler
+from ..server.services import HttpServer
+from ..transport.http1 import Routes
 from .completions import Completions
 from .config import ServeFrontendConfig
-from .listener import HttpListener
 from .models import ModelRoutes, OneModel
+from .openai import error_answer
 from .processor import ModelText
 
 
-class Frontend:
-    """Answers OpenAI clients by the handlers of its routes, from `start` to `close`."""
-
-    def __init__(
-        self,
-        routes: dict[str, Handler],
-        config: ServeConfig,
-        security: Security,
-        hits: LimitHits,
-        *,
-        workers: int,
-    ) -> None:
-        """`workers` is for how many a share of the open files is kept."""
-        self._host = config.host
-        self._security = security
-        limits = config.peers
-        application = Application(
-            routes,
-            access=security.access,
-            pages=PageCheck(security.access, config.allowed_hosts),
-            max_body_bytes=limits.max_body_bytes,
-            admin=is_loopback(config.host) or not security.access.open,
-        )
-        connections = HttpConnections(
-            plan_connections(limits, workers).http,
-            limits.connection_idle_s,
-            hits,
-            limits.max_connection_share,
-        )
-        self._listener = HttpListener(application, connections.bounded)
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    @property
-    def address(self) -> str:
-        return f"{self._host}:{self.port}"
-
-    async def listen(self, port: int) -> None:
-        """Begin to serve; port 0 takes a free one. ConfigError if it cannot be had."""
-        tls = self._security.server_tls
-        await self._listener.start(self._host, port, None if tls is None else tls.ssl_context())
-
-    async def drain(self, grace_s: float) -> None:
-        """Take no more requests, and let those in flight end for at most `grace_s`."""
-        await self._listener.drain(grace_s)
-
-    async def close(self) -> None:
-        """End what is left. Idempotent."""
-        await self._listener.close()
+def openai_server(
+    routes: Routes,
+    config: ServeConfig,
+    security: Security,
+    hits: LimitHits,
+    *,
+    port: int,
+    key: str,
+    workers: int,
+) -> HttpServer:
+    """The listener for OpenAI clients. `key` is the setting of its port."""
+    return HttpServer(
+        routes,
+        security,
+        config.peers,
+        hits,
+        name="openai",
+        host=config.host,
+        port=port,
+        key=key,
+        admin_at=security.own_admin_address,
+        form=error_answer,
+        workers=workers,
+        drains=True,
+    )
 
 
-class AttachedFrontend(Frontend):
+class AttachedFrontend:
     """In front of a server's one model; attached to the server, it lives as long.
 
     ConfigError if the model's files are no good.
@@ -78,7 +52,6 @@ class AttachedFrontend(Frontend):
 
     def __init__(self, server: Server, config: ServeFrontendConfig, own_tokenizer: Path) -> None:
         self._off_loop = OffLoop()
-        self._wanted_port = config.frontend.http_frontend
         given = config.frontend.model_path
         text = ModelText(own_tokenizer if given is None else Path(given), self._off_loop)
         self.vocab_size = text.vocab_size
@@ -93,22 +66,31 @@ class AttachedFrontend(Frontend):
             config.model_id,
             card=lambda: server.card,
         )
-        super().__init__(
+        assert config.frontend.http_frontend is not None
+        self._http = openai_server(
             ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,
             config,
             server.security,
             pool.hits,
+            port=config.frontend.http_frontend,
+            key="http_frontend",
             workers=len(config.workers) + config.mock_engines.mockers,
         )
 
     @property
+    def address(self) -> str:
+        return self._http.address
+
+    @property
     def description(self) -> str:
-        return f"openai {self.address} "
+        return f"{self._http.description} "
 
     async def start(self) -> None:
-        assert self._wanted_port is not None
-        await self.listen(self._wanted_port)
+        await self._http.listen()
+
+    async def drain(self, grace_s: float) -> None:
+        await self._http.drain(grace_s)
 
     async def close(self) -> None:
-        await super().close()
+        await self._http.close()
         self._off_loop.close()

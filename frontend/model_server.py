@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 
 from ..base.clock import SystemClock
-from ..base.errors import ConfigError
 from ..base.limit_hits import LimitHits
 from ..base.urls import DEFAULT_NATS_URL, redact_url
 from ..process.logs import LogOutput
@@ -16,26 +15,24 @@ from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
 from ..runtime.event_planes import probe
 from ..server.access import Security, is_loopback
-from ..server.admin import Reloader, changes_as_json
+from ..server.admin import Reloader, ReloadRoute
 from ..server.config import ServeConfig
+from ..server.dashboard import DashboardRoutes
 from ..server.dispatch import NoTrace, RequestReader
 from ..server.metrics import MetricsPage, build_metrics, pooled_metrics, process_metrics
 from ..server.pool import MOST_WORKERS, LiveSettings, WorkerPlane
+from ..server.services import HttpServer, MetricsRoute
 from ..server.tracing import span_export_of
-from .application import HttpCall, answer_json
-from .asgi import send_whole
 from .config import ModelFrontendConfig
-from .frontend import Frontend
+from .frontend import openai_server
 from .models import (
     ModelManager,
     ModelPool,
     ModelRoutes,
     ModelWatcher,
     NamespaceFilter,
-    PoolDashboard,
     Shared,
 )
-from .openai import ApiError
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +58,7 @@ class ModelServer:
         self._plane = WorkerPlane(config, self.security.nats)
         self._off_loop = OffLoop()
         self._started = False
-        self._frontend: Frontend | None = None
+        self._frontend: HttpServer | None = None
         self._events = "from engines"
         self._metrics = MetricsPage(
             process_metrics, build_metrics, pooled_metrics(lambda: self.models.metrics_pages())
@@ -129,15 +126,21 @@ class ModelServer:
         stack.callback(reader.close)
         routes = {
             **ModelRoutes(self.models, reader=reader).routes,
-            **PoolDashboard(self.models).routes,
-            "GET /metrics": self._show_metrics,
-            "POST /reload": self._on_reload,
+            **DashboardRoutes(self._shown_pools, self._refused_cards).routes,
+            **ReloadRoute(self._reloader).routes,
+            **MetricsRoute(self._metrics).routes,
         }
-        frontend = self._frontend = Frontend(
-            routes, config, self.security, hits, workers=MOST_WORKERS
+        frontend = self._frontend = openai_server(
+            routes,
+            config,
+            self.security,
+            hits,
+            port=config.http_port,
+            key="http_frontend",
+            workers=MOST_WORKERS,
         )
         stack.push_async_callback(frontend.close)
-        await frontend.listen(config.http_port)
+        await frontend.listen()
         if self.security.access.open and not is_loopback(config.host):
             log.warning(
                 f"http {self.address} is open: whoever reaches it may have requests answered"
@@ -160,23 +163,11 @@ class ModelServer:
         """End what is left. No task, thread or socket of it survives. Idempotent."""
         await self._stack.aclose()
 
-    async def _show_metrics(self, call: HttpCall) -> None:
-        """Those of the process, and those of all pools with their labels."""
-        asked = call.headers
-        page = await self._metrics.render(asked.get("accept", ""), asked.get("accept-encoding", ""))
-        headers = {"content-type": page.content_type, "vary": "Accept, Accept-Encoding"}
-        if page.gzip:
-            headers["content-encoding"] = "gzip"
-        await send_whole(call.send, 200, page.body, {**headers, **call.told})
+    def _shown_pools(self) -> Sequence[ModelPool]:
+        return sorted(self.models.pools, key=lambda pool: pool.name)
 
-    async def _on_reload(self, call: HttpCall) -> None:
-        if self._reloader is None:
-            raise ApiError(409, "there are no settings to be read again")
-        try:
-            changes = self._reloader.reload()
-        except ConfigError as error:
-            raise ApiError(409, str(error)) from None
-        await answer_json(call, changes_as_json(changes))
+    def _refused_cards(self) -> dict[str, Any]:
+        return {"refused_cards": len(self.models.report["refused"])}
 
     def _apply(self, new: ServeConfig, keys: frozenset[str]) -> None:
         self._live.apply(replace(new, **self._found), keys)

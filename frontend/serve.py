@@ -15,7 +15,7 @@ from .config import ModelFrontendConfig, ServeFrontendConfig
 if TYPE_CHECKING:
     from .frontend import AttachedFrontend
 
-NEEDED = ("httptools", "jinja2", "tokenizers")
+NEEDED = ("jinja2", "tokenizers")
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:

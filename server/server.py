@@ -12,13 +12,22 @@ from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
 from ..workers.records import ModelCard
 from .access import Security
-from .admin import AdminRoutes, Reloader, WorkerList
+from .admin import AdminRoutes, Reloader, ReloadRoute, WorkerList
 from .config import ServeConfig
-from .dashboard import DashboardRoutes
+from .dashboard import DashboardRoutes, PageData, PagedPool
 from .dispatch import NoTrace
 from .mock_process import MockProcess
 from .pool import MOST_WORKERS, Discovery, LiveSettings, WorkerPool, is_discovering
-from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
+from .services import (
+    CallLimits,
+    GrpcServer,
+    HealthRoutes,
+    HttpServer,
+    MetricsRoute,
+    PoolRoutes,
+    RouterService,
+    TrtllmService,
+)
 from .tracing import span_export_of
 
 log = structlog.get_logger(__name__)
@@ -94,17 +103,25 @@ class Server:
         )
         workers = len(config.workers) + config.mock_engines.mockers
         workers += MOST_WORKERS if self._discovery is not None else 0
+        shown = PagedPool(PageData(pool.dashboard, pool.reader, self._health))
         self._http = HttpServer(
-            self.router,
-            self.metrics.page,
-            self._health,
-            security=self.security,
-            reader=pool.reader,
+            {
+                **MetricsRoute(self.metrics.page).routes,
+                **HealthRoutes(self._health).routes,
+                **PoolRoutes(self.router, pool.reader).routes,
+                **AdminRoutes(self.admin).routes,
+                **ReloadRoute(self._reloader).routes,
+                **DashboardRoutes(lambda: [shown]).routes,
+            },
+            self.security,
+            config.peers,
+            pool.hits,
+            name="http",
+            host=config.host,
+            port=config.http_port,
+            key="http_port",
+            admin_at=self.security.admin_address,
             workers=workers,
-            more_routes=[
-                *AdminRoutes(self.admin, self._reloader).routes,
-                *DashboardRoutes(pool.dashboard, pool.reader, self._health).routes,
-            ],
         )
         self._grpc = GrpcServer(
             TrtllmService(
@@ -150,10 +167,8 @@ class Server:
 
     @property
     def ready_line(self) -> str:
-        admin, events = self._http.admin, self.pool.events
-        listeners = f"grpc {self.grpc_address} http {self.http_address} "
-        if admin is not None:
-            listeners += f"admin {admin.host}:{admin.port} "
+        events = self.pool.events
+        listeners = f"grpc {self.grpc_address} {self._http.description} "
         return (
             f"dynamo-router ready: {listeners}{self.attached.description if self.attached else ''}"
             f"mode {self._config.router.mode} workers {len(self.router.registry)} "
@@ -172,7 +187,7 @@ class Server:
         # Ports first: they are what fails, and nothing has been started yet.
         if self._listens:
             self._grpc.bind(config.host, config.port)
-        await self._http.start(config.host, config.http_port)
+        await self._http.listen()
         stack.push_async_callback(self._http.close)
         port = self._grpc.port if self._listens else config.port
         for line in self.security.exposed(port, self._http.port, self._http.admin):

@@ -7,7 +7,6 @@ from .directory import OneModel
 from .model_manager import ModelManager
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
-from .pool_dashboard import PoolDashboard
 from .routes import ModelRoutes
 from .worker_sets import NamespaceFilter
 
@@ -18,6 +17,5 @@ __all__ = [
     "ModelWatcher",
     "NamespaceFilter",
     "OneModel",
-    "PoolDashboard",
     "Shared",
 ]

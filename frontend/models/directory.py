@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...server.pool import WorkerPool
-from ..application import Handler
+from ...transport.http1 import Handler
 from ..completions import Completions
 
 

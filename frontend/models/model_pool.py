@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
@@ -28,6 +28,7 @@ from ...server.dashboard import PageData
 from ...server.dispatch import Dispatcher, Tracing
 from ...server.metrics import MetricsPage
 from ...server.pool import LiveSettings, WorkerPool
+from ...transport.http1 import Handler
 from ...workers.records import (
     PREFILL,
     CardFile,
@@ -36,7 +37,6 @@ from ...workers.records import (
     adapter_id,
     checked_folder,
 )
-from ..application import Handler
 from ..completions import Completions
 from ..config import FrontendConfig
 from ..parsers import ModelParsers
@@ -171,6 +171,22 @@ class ModelPool:
     def page_data(self) -> PageData | None:
         """What its dashboard tells; None before it is built."""
         return self._page_data if self.is_built else None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Its line in the dashboard's list of pools."""
+        return {
+            "key": f"{self.name.model} {self.label}",
+            "model": self.name.model,
+            "endpoint": str(self.name.endpoint),
+            "card": self.name.checksum[:8],
+            "block_size": self.found.card.block_size,
+            "state": self.state,
+            "reason": self.reason,
+            "share": self.share,
+            "workers": sum(self.states.values()),
+            "in_flight": self.in_flight,
+        }
 
     @property
     def in_flight(self) -> int:

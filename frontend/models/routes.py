@@ -10,14 +10,11 @@ import msgspec
 
 from ...base.errors import InvalidRequestError, StatusCode
 from ...server.dispatch import RequestReader, status_of
-from ...server.services import PINNED_WORKER_KEY
-from ..application import Handler, HttpCall, answer_json
-from ..asgi import Message
+from ...server.services import PINNED_WORKER_KEY, HealthRoutes
+from ...transport.http1 import HttpCall, Message, Routes, answer_json
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES
 from ..openai import ApiError, unknown_model
 from .directory import Answering, Directory, ModelEntry, in_order
-
-_MODELS = "/v1/models/"
 
 
 class _Named(msgspec.Struct):
@@ -44,14 +41,13 @@ class ModelRoutes:
         self._created = int(time.time())
 
     @property
-    def routes(self) -> dict[str, Handler]:
+    def routes(self) -> Routes:
         return {
             **{route: partial(self._forward, route) for route in MODEL_ROUTES},
             "GET /v1/models": self._list_models,
             "GET /v1/models/{id}": self._show_model,
-            "GET /health": self._health,
-            "GET /live": self._live,
             "GET /pools": self._show_pools,
+            **HealthRoutes(self._health).routes,
         }
 
     async def _forward(self, route: str, call: HttpCall) -> None:
@@ -91,20 +87,15 @@ class ModelRoutes:
         await answer_json(call, {"object": "list", "data": data})
 
     async def _show_model(self, call: HttpCall) -> None:
-        name = call.path.removeprefix(_MODELS)
+        name = call.values["id"]
         for entry in self._directory.entries:
             if entry.name == name:
                 await answer_json(call, self._model(entry))
                 return
         raise unknown_model(name, self._names)
 
-    async def _health(self, call: HttpCall) -> None:
-        ready = self._directory.any_ready
-        told = {"status": "ready" if ready else "not ready", "models": self._names}
-        await answer_json(call, told, status=200 if ready else 503)
-
-    async def _live(self, call: HttpCall) -> None:
-        await answer_json(call, {"status": "live"})
+    def _health(self) -> tuple[bool, dict[str, Any]]:
+        return self._directory.any_ready, {"models": self._names}
 
     async def _show_pools(self, call: HttpCall) -> None:
         await answer_json(call, self._directory.report)

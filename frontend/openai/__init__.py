@@ -1,7 +1,15 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
 from .answers import DONE, KEEP_ALIVE, Answer, Delta, FunctionCall, TokenLogprob, Usage, sse
-from .errors import BAD_BODY, ApiError, api_error, bad_body, too_long, unknown_model
+from .errors import (
+    BAD_BODY,
+    ApiError,
+    api_error,
+    bad_body,
+    error_answer,
+    too_long,
+    unknown_model,
+)
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice, tool_choice_of
@@ -24,6 +32,7 @@ __all__ = [
     "Usage",
     "api_error",
     "bad_body",
+    "error_answer",
     "read_request",
     "sse",
     "tool_choice_of",

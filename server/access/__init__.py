@@ -16,7 +16,7 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
-from .http_guard import HttpGuard, Listener, certificate_names
+from .http_guard import AdminAddress, HttpGuard
 from .page_check import PageCheck, is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 from .security import Security
@@ -27,15 +27,14 @@ __all__ = [
     "RULES",
     "Access",
     "AccessError",
+    "AdminAddress",
     "Caller",
     "GrpcGuard",
     "HttpGuard",
-    "Listener",
     "PageCheck",
     "Role",
     "Rule",
     "Security",
-    "certificate_names",
     "check_id",
     "current_account",
     "current_caller",

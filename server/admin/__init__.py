@@ -14,10 +14,9 @@ from .reload import (
     REQUESTS,
     Change,
     Reloader,
-    changes_as_json,
     check_changes,
 )
-from .routes import AdminRoutes
+from .routes import AdminRoutes, ReloadRoute
 from .rpcs import WorkerRpcs
 from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
 from .worker_list import WorkerList, check_worker_lists
@@ -33,12 +32,12 @@ __all__ = [
     "AdminRoutes",
     "Change",
     "DiscoveredWorkers",
+    "ReloadRoute",
     "Reloader",
     "WorkerAdmin",
     "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",
-    "changes_as_json",
     "check_changes",
     "check_worker_lists",
 ]

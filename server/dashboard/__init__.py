@@ -4,7 +4,7 @@ Entered by `serve`, and by a frontend that has a tokenizer.
 """
 
 from .dashboard import Dashboard
-from .pages import PageData, PageFiles
-from .routes import DashboardRoutes
+from .pages import PageData
+from .routes import DashboardRoutes, PagedPool
 
-__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PageFiles"]
+__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PagedPool"]

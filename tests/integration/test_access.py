@@ -268,6 +268,27 @@ async def test_a_web_page_cannot_change_a_router_on_loopback(
             assert said in told[1]["error"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (None, 409),
+        ("application/octet-stream", 409),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain; charset=utf-8", 415),
+        ("multipart/form-data", 415),
+    ],
+)
+async def test_without_a_body_no_type_is_needed_but_a_forms_is_refused(
+    kind: str | None, status: int
+) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    async with serving() as doors:
+        told = await doors.http(
+            "POST", "/reload", headers=headers, skip_auto_headers=["Content-Type"]
+        )
+        assert told[0] == status, told
+
+
 async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
     async with serving() as doors:
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
@@ -276,6 +297,7 @@ async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
         named = {"Host": "router.svc.cluster.local"}
         for path, status in (("/live", 200), ("/health", 503), ("/metrics", 200)):
             assert (await doors.http("GET", path, headers=named))[0] == status
+            assert (await doors.http("HEAD", path, headers=named))[0] == status
 
 
 async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself() -> None:

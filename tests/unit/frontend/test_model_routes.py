@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
-from dynamo_router.frontend.application import Handler, HttpCall
-from dynamo_router.frontend.asgi import Client
 from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.directory import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.server.access import Caller
 from dynamo_router.server.dispatch import RequestReader
+from dynamo_router.transport.http1 import Client, Handler, HttpCall
 
 ROUTE = "POST /v1/completions"
 

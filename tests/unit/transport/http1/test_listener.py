@@ -1,4 +1,4 @@
-"""The frontend's listener: what runs when it ends."""
+"""A listener of HTTP: what runs when it ends."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,7 @@ import pytest
 from support.polling import until
 from support.servers.http1_server import answer, bodies, post
 
-from dynamo_router.frontend.asgi import Receive, Scope, Send
-from dynamo_router.frontend.listener import HttpListener
+from dynamo_router.transport.http1 import HttpListener, Receive, Scope, Send
 
 
 class Application:
@@ -27,9 +26,9 @@ class Application:
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_what_was_sent_ahead_is_answered_before_it_ends() -> None:
     application: Any = Application()
-    listener = HttpListener(application, lambda inner: inner)
-    await listener.start("127.0.0.1", 0, None)
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    listener = HttpListener(application)
+    port = await listener.start("127.0.0.1", 0, key="port")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(b"") * 3)
     await until(lambda: application.begun == 1)
     draining = asyncio.create_task(listener.drain(60))
@@ -42,15 +41,15 @@ async def test_what_was_sent_ahead_is_answered_before_it_ends() -> None:
     writer.close()
     await listener.close()
     with pytest.raises(OSError):
-        await asyncio.open_connection("127.0.0.1", listener.port)
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_what_does_not_end_is_ended() -> None:
     application: Any = Application()
-    listener = HttpListener(application, lambda inner: inner)
-    await listener.start("127.0.0.1", 0, None)
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    listener = HttpListener(application)
+    port = await listener.start("127.0.0.1", 0, key="port")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(b"") * 3)
     await until(lambda: application.begun == 1)
     await listener.drain(0)

@@ -1,4 +1,4 @@
-"""The little of ASGI that the frontend needs: a request's parts, answers, and who is gone.
+"""The little of ASGI that our HTTP servers need: a request's parts, answers, and who is gone.
 
 A web framework would stand between each token and its client; the interface itself is enough.
 """
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .openai import ApiError
+from .errors import HttpError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -38,7 +38,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(receive: Receive, most: int) -> bytes:
-    """The whole body; ApiError 413 once it is longer than `most` bytes."""
+    """The whole body; HttpError 413 once it is longer than `most` bytes."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -48,16 +48,24 @@ async def read_body(receive: Receive, most: int) -> bytes:
         parts.append(message.get("body", b""))
         length += len(parts[-1])
         if length > most:
-            raise ApiError(413, f"the body is longer than {most} bytes")
+            raise HttpError(413, f"the body is longer than {most} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """An answer in one piece."""
-    told = {"content-type": JSON, "content-length": str(len(body)), **headers}
+async def send_whole(
+    send: Send,
+    status: int,
+    body: bytes | memoryview,
+    headers: Mapping[str, str],
+    length: int | None = None,
+) -> None:
+    """An answer in one piece, or, with the `length` of all of it, its first piece."""
+    length = len(body) if length is None else length
+    told = {"content-type": JSON, "content-length": str(length), **headers}
     await send({"type": "http.response.start", "status": status, "headers": _encoded(told)})
-    await send({"type": "http.response.body", "body": body})
+    more = len(body) < length
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def send_json(

@@ -1,0 +1,48 @@
+"""HTTP/1.1 of a server, on llhttp (httptools): connections, routes, and answers of any kind."""
+
+from .application import Application, Asked
+from .asgi import (
+    Client,
+    ClientLeftError,
+    EventStream,
+    Headers,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    send_whole,
+)
+from .connection import App, HttpConnection, OpenConnections
+from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
+from .limits import HttpLimits
+from .listener import HttpListener
+from .routes import Handler, HttpCall, Routes, RouteTable, answer_json, answer_whole
+
+__all__ = [
+    "App",
+    "Application",
+    "Asked",
+    "Client",
+    "ClientLeftError",
+    "ErrorAnswer",
+    "ErrorForm",
+    "EventStream",
+    "Handler",
+    "Headers",
+    "HttpCall",
+    "HttpConnection",
+    "HttpError",
+    "HttpLimits",
+    "HttpListener",
+    "Message",
+    "OpenConnections",
+    "Receive",
+    "RouteTable",
+    "Routes",
+    "Scope",
+    "Send",
+    "answer_json",
+    "answer_whole",
+    "plain_error",
+    "send_whole",
+]
