@@ -126,8 +126,12 @@ class ModelFrontendConfig(ServeConfig):
         env=("DYN_NAMESPACE_PREFIX",),
     )
     port: int = _not_served(8000)
-    admin_host: str | None = _not_served(None)
-    admin_port: int | None = _not_served(None)
+    admin_host: str | None = option(
+        None, "Address of the admin routes. Not given: that of OpenAI's API."
+    )
+    admin_port: int | None = option(
+        None, "HTTP port of the admin routes; 0 takes a free one. Not given: that of OpenAI's API."
+    )
     workers: tuple[str, ...] = _not_served(())
     dns_refresh_s: float = _not_served(10.0)
     mock_engines: MockEnginesConfig = _not_served(MockEnginesConfig())

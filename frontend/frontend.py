@@ -1,96 +1,129 @@
-"""Frontend: a listener for OpenAI clients, and the one of `serve` in front of its router."""
+"""The listener for OpenAI clients: in front of the one pool of `serve`, and in front of all pools
+of the models that `frontend` finds."""
 
 from functools import partial
 from pathlib import Path
 
-from ..base.limit_hits import LimitHits
-from ..process.off_loop import OffLoop
-from ..server.access import Security
-from ..server.config import ServeConfig
+from ..engines.mocker import OWN_MODEL
+from ..server.access import current_account, is_loopback
+from ..server.admin import AdminRoutes, PoolAdmins, ReloadRoute
+from ..server.dashboard import DashboardRoutes
+from ..server.live_settings import LiveSettings
+from ..server.pool import MOST_WORKERS, ConfiguredPool
+from ..server.router_server import watch_servers
 from ..server.server import Server
-from ..server.services import HttpServer
-from ..transport.http1 import Routes
-from .completions import Completions
-from .config import ServeFrontendConfig
-from .models import ModelRoutes, OneModel
+from ..server.server_parts import ServerParts
+from ..server.services import CallLimits, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..transport.http1 import Handler, HttpCall, HttpError, Routes
+from .completions import MODEL_ROUTES, Completions
+from .config import FrontendConfig, ModelFrontendConfig
+from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
 from .processor import ModelText
 
 
 def openai_server(
-    routes: Routes,
-    config: ServeConfig,
-    security: Security,
-    hits: LimitHits,
+    parts: ServerParts,
+    models: ModelRoutes,
+    calls: CallLimits,
+    more: Routes,
     *,
     port: int,
     key: str,
     workers: int,
 ) -> HttpServer:
-    """The listener for OpenAI clients. `key` is the setting of its port."""
+    """The listener. `more` are its routes beside OpenAI's; `key` is the setting of its port."""
+    routes = dict(models.routes)
+    routes |= {route: partial(_within_limits, routes[route], calls) for route in MODEL_ROUTES}
     return HttpServer(
-        routes,
-        security,
-        config.peers,
-        hits,
+        {**routes, **HealthRoutes(models.health, parts).routes, **more},
+        parts.security,
+        parts.config.peers,
+        parts.hits,
         name="openai",
-        host=config.host,
+        host=parts.config.host,
         port=port,
         key=key,
-        admin_at=security.own_admin_address,
+        admin_at=parts.security.own_admin_address,
         form=error_answer,
         workers=workers,
+        reuse_port=parts.reuse_port,
         drains=True,
     )
 
 
-class AttachedFrontend:
-    """In front of a server's one model; attached to the server, it lives as long.
+async def _within_limits(handler: Handler, calls: CallLimits, call: HttpCall) -> None:
+    """Answer a request if there is capacity for it; it counts until it is answered."""
+    caller, size = current_account(), len(call.body)
+    refusal = calls.take_request(caller, size)
+    if refusal is not None:
+        raise HttpError(429, f"no capacity for the request: {refusal}")
+    try:
+        await handler(call)
+    finally:
+        calls.give_back_request(caller, size)
 
-    ConfigError if the model's files are no good.
-    """
 
-    def __init__(self, server: Server, config: ServeFrontendConfig, own_tokenizer: Path) -> None:
-        self._off_loop = OffLoop()
-        given = config.frontend.model_path
-        text = ModelText(own_tokenizer if given is None else Path(given), self._off_loop)
-        self.vocab_size = text.vocab_size
-        server.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
-        pool = server.pool
-        completions = Completions(
-            pool.dispatcher,
-            pool.monitor,
-            pool.reader,
-            text,
-            config.frontend,
-            config.model_id,
-            card=lambda: server.card,
-        )
-        assert config.frontend.http_frontend is not None
-        self._http = openai_server(
-            ModelRoutes(OneModel(completions, pool), reader=pool.reader).routes,
-            config,
-            server.security,
-            pool.hits,
-            port=config.frontend.http_frontend,
-            key="http_frontend",
-            workers=len(config.workers) + config.mock_engines.mockers,
-        )
+def model_text(config: FrontendConfig, parts: ServerParts) -> ModelText:
+    """The text of the one model of `serve`. ConfigError if its files are no good."""
+    given = config.model_path
+    return ModelText(OWN_MODEL if given is None else Path(given), parts.off_loop)
 
-    @property
-    def address(self) -> str:
-        return self._http.address
 
-    @property
-    def description(self) -> str:
-        return f"{self._http.description} "
+def router_listener(
+    parts: ServerParts, pool: ConfiguredPool, text: ModelText, config: FrontendConfig, port: int
+) -> HttpServer:
+    """In front of a router's one model."""
+    workers = pool.workers
+    completions = Completions(
+        workers.dispatcher,
+        workers.monitor,
+        workers.reader,
+        text,
+        config,
+        parts.config.model_id,
+        card=lambda: pool.card,
+    )
+    models = ModelRoutes(OneModel(completions, workers), reader=workers.reader)
+    return openai_server(
+        parts,
+        models,
+        pool.calls,
+        {},
+        port=port,
+        key="http_frontend",
+        workers=pool.most_workers,
+    )
 
-    async def start(self) -> None:
-        await self._http.listen()
 
-    async def drain(self, grace_s: float) -> None:
-        await self._http.drain(grace_s)
+def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
+    """The server of `frontend`: OpenAI's API, and all that is to be seen, on one port."""
+    models = ModelManager(config, parts)
+    page, settings = parts.metrics.page(models.metrics_pages), LiveSettings(parts, models)
+    routes = {
+        **DashboardRoutes(lambda: models.shown, models.refused_cards).routes,
+        **WorkersRoute(models.routers).routes,
+        **AdminRoutes(PoolAdmins(models.admins)).routes,
+        **ReloadRoute(settings.reloader).routes,
+        **MetricsRoute(page).routes,
+    }
+    listener = openai_server(
+        parts,
+        ModelRoutes(models, reader=models.reader),
+        models.calls,
+        routes,
+        port=config.http_port,
+        key="http_port",
+        workers=MOST_WORKERS,
+    )
+    watch_servers(parts, models.calls, [listener])
 
-    async def close(self) -> None:
-        await self._http.close()
-        self._off_loop.close()
+    def exposed() -> list[str]:
+        if not parts.security.access.open or is_loopback(config.host):
+            return []
+        return [
+            f"http {listener.address} is open: whoever reaches it may have requests answered"
+            " (--auth-tokens or --tls-client-ca)"
+        ]
+
+    return Server(parts, models, [listener], settings, exposed=exposed)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 import uvloop
@@ -20,7 +20,6 @@ from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .fronts import Supervisor
-from .server import Attachment, Server
 
 GC_THRESHOLDS = (2_000, 50, 100)
 """The collector stops the loop for some 0.1 us an object, on a busy machine for ten times that: it
@@ -28,10 +27,6 @@ looks at a few at a time, and seldom again at what it saw. Requests make no cycl
 OPEN_FILES = 1 << 16
 
 log = structlog.get_logger(__name__)
-
-
-Attach = Callable[[Server], Attachment | None]
-"""What else is to serve a server's requests."""
 
 
 class Service(Protocol):
@@ -65,12 +60,12 @@ class Service(Protocol):
 
 def run(
     config: ServeConfig,
-    source: SettingsSource[ServeConfig] | None = None,
-    attach: Attach = lambda server: None,
+    source: SettingsSource[Any] | None,
+    make_server: Callable[[LogOutput], Service],
 ) -> int:
     """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
 
-    `source` is where the configuration came from, to be read again at each SIGHUP.
+    `source` is where the configuration came from. `make_server` makes what one process serves.
     """
 
     def supervise(output: LogOutput) -> Supervisor:
@@ -83,11 +78,9 @@ def run(
         if config.index_snapshot is not None:
             check_snapshot_path(config.index_snapshot)
 
-    def make(output: LogOutput) -> Server:
+    def make(output: LogOutput) -> Service:
         warn()
-        server = Server(config, source, output)
-        server.attached = attach(server)
-        return server
+        return make_server(output)
 
     return run_service(config, supervise if config.fronts.fronts > 1 else make)
 

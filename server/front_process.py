@@ -13,11 +13,14 @@ from pathlib import Path
 
 import structlog
 
-from ..base.clock import SystemClock
 from ..process.logs import LogOutput
 from .command import run_service
 from .fronts import SHOW_STACK, Decider, Front, FrontPlace, read_config
+from .live_settings import LiveSettings
+from .pool import ConfiguredPool
+from .router_server import admin_server, watch_servers
 from .server import Server
+from .server_parts import ServerParts
 
 
 def main(words: list[str]) -> int:
@@ -29,13 +32,22 @@ def main(words: list[str]) -> int:
         # Nobody comes to it but fronts: there is nothing to wait for.
         config = replace(config, lame_duck_s=0.0, drain_timeout_s=0.0)
 
-        def decider(output: LogOutput) -> Server:
-            server = Server(config, output=output, listens=False)
-            server.attached = Decider(server, folder, config.fronts.fronts, SystemClock())
-            return server
+        def make(output: LogOutput) -> Server:
+            parts = ServerParts(config, output=output, processes=lambda: decider.health())
+            pool = ConfiguredPool(parts)
+            page, settings = parts.metrics.page(pool.metrics_pages), LiveSettings(parts, pool)
+            http = admin_server(parts, pool, page, settings)
+            watch_servers(parts, pool.calls, [http])
+            fronts = config.fronts.fronts
+            decider = Decider(pool.workers, page, parts.turn_away, folder, fronts, parts.clock)
+
+            def exposed() -> list[str]:
+                return parts.security.exposed(config.port, http.port, http.admin)
+
+            return Server(parts, pool, [http, decider], settings, exposed=exposed)
 
         structlog.contextvars.bind_contextvars(process="decider")
-        return run_service(config, decider)
+        return run_service(config, make)
     number = int(words[2])
     structlog.contextvars.bind_contextvars(process=f"front {number}")
     place = FrontPlace(number, config.port, folder)

@@ -5,17 +5,12 @@ Entered by the frontends.
 
 from .directory import OneModel
 from .model_manager import ModelManager
-from .model_pool import ModelPool, Shared
-from .model_watcher import ModelWatcher
+from .model_pool import ModelPool
 from .routes import ModelRoutes
-from .worker_sets import NamespaceFilter
 
 __all__ = [
     "ModelManager",
     "ModelPool",
     "ModelRoutes",
-    "ModelWatcher",
-    "NamespaceFilter",
     "OneModel",
-    "Shared",
 ]

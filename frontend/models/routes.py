@@ -10,7 +10,7 @@ import msgspec
 
 from ...base.errors import InvalidRequestError, StatusCode
 from ...server.dispatch import RequestReader, status_of
-from ...server.services import PINNED_WORKER_KEY, HealthRoutes
+from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import HttpCall, Message, Routes, answer_json
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES
 from ..openai import ApiError, unknown_model
@@ -47,7 +47,6 @@ class ModelRoutes:
             "GET /v1/models": self._list_models,
             "GET /v1/models/{id}": self._show_model,
             "GET /pools": self._show_pools,
-            **HealthRoutes(self._health).routes,
         }
 
     async def _forward(self, route: str, call: HttpCall) -> None:
@@ -94,7 +93,8 @@ class ModelRoutes:
                 return
         raise unknown_model(name, self._names)
 
-    def _health(self) -> tuple[bool, dict[str, Any]]:
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether a model can be had, and what /health shows."""
         return self._directory.any_ready, {"models": self._names}
 
     async def _show_pools(self, call: HttpCall) -> None:

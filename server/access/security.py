@@ -55,8 +55,11 @@ class Security:
     def own_admin_address(self, port: int) -> tuple[AdminAddress | None, bool]:
         """The same where there is one port for all routes, which others reach: admin routes are
         served there if callers are asked who they are, or only this machine can call."""
-        own = is_loopback(self._config.host) or not self.access.open
-        return (AdminAddress(self._config.host, port) if own else None), False
+        config = self._config
+        if config.admin_host is not None or config.admin_port is not None:
+            return self.admin_address(port)
+        own = is_loopback(config.host) or not self.access.open
+        return (AdminAddress(config.host, port) if own else None), False
 
     def exposed(self, grpc_port: int, http_port: int, apart: AdminAddress | None) -> list[str]:
         """What is open to others, as `open_to_others` says it. `apart`: an admin listener of its

@@ -5,6 +5,7 @@ Entered by the services, whose gRPC methods and HTTP routes are here, and by `se
 """
 
 from .discovered_workers import DiscoveredWorkers
+from .pool_admins import PoolAdmins
 from .reload import (
     ADMISSION,
     HEALTH,
@@ -32,6 +33,7 @@ __all__ = [
     "AdminRoutes",
     "Change",
     "DiscoveredWorkers",
+    "PoolAdmins",
     "ReloadRoute",
     "Reloader",
     "WorkerAdmin",

@@ -11,7 +11,7 @@ import msgspec
 from ...base.errors import ConfigError, StatusCode
 from ...transport.http1 import HttpCall, HttpError, Routes, answer_json
 from .reload import Reloader, changes_as_json
-from .worker_admin import AdminError, WorkerAdmin, WorkerStatus
+from .worker_admin import AdminError, WorkerChanges, WorkerStatus
 
 _HTTP_STATUS = {
     StatusCode.INVALID_ARGUMENT: 400,
@@ -58,9 +58,9 @@ class ReloadRoute:
 
 
 class AdminRoutes:
-    """Routes of a WorkerAdmin."""
+    """Routes by which workers are changed."""
 
-    def __init__(self, admin: WorkerAdmin) -> None:
+    def __init__(self, admin: WorkerChanges) -> None:
         self._admin = admin
 
     @property

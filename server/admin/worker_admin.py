@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -47,6 +48,19 @@ class WorkerStatus:
     def drained(self) -> bool:
         """Whether it gets no requests and has none."""
         return self.state == WorkerState.DRAINING.value and not self.in_flight
+
+
+class WorkerChanges(Protocol):
+    """What admin calls may change of the workers. A name is a worker's id, in digits, or its
+    address. Errors are AdminErrors."""
+
+    async def add(self, url: str, weight: float | None = None) -> tuple[WorkerStatus, bool]: ...
+
+    async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus: ...
+
+    async def remove(self, name: str, *, force: bool = False) -> WorkerStatus: ...
+
+    def set_weight(self, name: str, weight: float) -> WorkerStatus: ...
 
 
 class WorkerAdmin:
@@ -178,12 +192,20 @@ class WorkerAdmin:
         await self._monitor.remove(address)
         log.info("worker removed", address=address, worker_id=worker_id)
 
-    def _find(self, name: str) -> WatchedEngine:
+    def has(self, name: str) -> bool:
+        """Whether a worker of this name is known here."""
+        return self._named(name) is not None
+
+    def _named(self, name: str) -> WatchedEngine | None:
         engine = self._monitor.find(name)
         if engine is None and name.isascii() and name.isdecimal() and len(name) <= 20:
             engine = self._monitor.engine(int(name))
+        return engine
+
+    def _find(self, name: str) -> WatchedEngine:
+        engine = self._named(name)
         if engine is None:
-            raise AdminError(StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
+            raise no_worker(name)
         return engine
 
     def _check_id_is_free(self, worker_id: int | None) -> None:
@@ -215,6 +237,10 @@ class WorkerAdmin:
         end = self._now() + at_most_s
         while not condition() and (left := end - self._now()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left))
+
+
+def no_worker(name: str) -> AdminError:
+    return AdminError(StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
 
 
 def _check_weight(weight: float) -> None:

@@ -3,8 +3,8 @@
 Entered by `serve`, and by a frontend that has a tokenizer.
 """
 
-from .dashboard import Dashboard
+from .dashboard import Dashboard, Tokenize
 from .pages import PageData
 from .routes import DashboardRoutes, PagedPool
 
-__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PagedPool"]
+__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PagedPool", "Tokenize"]

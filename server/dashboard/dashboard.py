@@ -20,6 +20,9 @@ MOST_REQUESTS = 250
 """That one answer tells of; a page that asks each second misses some beyond that, and says so."""
 
 
+Tokenize = Callable[[str], Awaitable[list[int]]]
+
+
 class Known(NamedTuple):
     """How far a page has read: numbers of the newest request, incident and version of workers."""
 
@@ -32,11 +35,15 @@ class Dashboard:
     """What a KvRouter and its dispatcher did lately.
 
     `observe` puts a journal before the dispatcher's observer; `flights` are those under way.
-    `tokenize`, where somebody has a tokenizer, lets people ask about texts. Close it in the end.
+    `tokenize`, where there is a tokenizer, lets people ask about texts. Close it in the end.
     """
 
     def __init__(
-        self, router: KvRouter, clock: Clock, flights: Callable[[], Iterable[Flight]]
+        self,
+        router: KvRouter,
+        clock: Clock,
+        flights: Callable[[], Iterable[Flight]],
+        tokenize: Tokenize | None = None,
     ) -> None:
         self._router = router
         self._now = clock.now
@@ -49,7 +56,7 @@ class Dashboard:
         self._caches = CacheMap(router.index, clock)
         self._answers = answer_share()
         self._journal: RequestJournal | None = None
-        self.tokenize: Callable[[str], Awaitable[list[int]]] | None = None
+        self.tokenize = tokenize
 
     def observe(self, inner: DispatchObserver) -> DispatchObserver:
         self._journal = RequestJournal(self._clock, inner, self.incidents)

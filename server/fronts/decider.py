@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import ConfigError
 from ...process.supervised import stopped, supervise
-from ..server import Server
+from ..metrics import MetricsPage
+from ..pool import WorkerPool
 from ..services import RouterService
 from .front_session import FrontSession
 from .front_totals import FrontTotals
@@ -34,21 +35,26 @@ log = structlog.get_logger(__name__)
 class Decider:
     """Listens on a Unix socket that only our user can reach, for `fronts` front processes.
 
-    Implements Attachment. Fronts are told of engines and loads; what they count goes into the
-    server's metrics, and how they are into its health.
+    Implements Listener. Fronts are told of engines and loads; what they count goes into the
+    metrics, and how they are is `health`. `turn_away` is called once all of them drain.
     """
 
-    vocab_size = 0  # it starts no mock engines
-
-    def __init__(self, server: Server, folder: Path, fronts: int, clock: Clock) -> None:
-        self._server, self._pool = server, server.pool
+    def __init__(
+        self,
+        pool: WorkerPool,
+        page: MetricsPage,
+        turn_away: Callable[[], None],
+        folder: Path,
+        fronts: int,
+        clock: Clock,
+    ) -> None:
+        self._pool, self._turn_away = pool, turn_away
         self._folder, self._fronts = folder, fronts
         self._path = str(folder / SOCKET_FILE)
         self._clock = clock
-        self._methods = RouterService(server.router, self._pool.reader, server.admin).methods
+        self._methods = RouterService(pool.router, pool.reader, pool.admin).methods
         self._totals = FrontTotals()
-        self._pool.metrics.page.through(self._totals.added_to)
-        server.more_health.append(self._health)
+        page.through(self._totals.added_to)
         self._sessions: set[FrontSession] = set()
         self._engines = Engines([])
         self._changed = True
@@ -61,13 +67,16 @@ class Decider:
 
     @property
     def description(self) -> str:
-        return f"fronts {self._fronts} "
+        return f"fronts {self._fronts}"
 
     @property
     def fronts(self) -> list[FrontSession]:
         """Those that are there, by their numbers."""
         known = [session for session in self._sessions if session.hello is not None]
         return sorted(known, key=lambda session: session.hello.front if session.hello else 0)
+
+    async def listen(self) -> None:
+        """Its socket comes with `start`."""
 
     async def start(self) -> None:
         """Listen. Workers have been probed then: a front that comes back finds them."""
@@ -128,7 +137,7 @@ class Decider:
         session.connection.tell(self._loads())
         self._engines = Engines(list(self._engines_now()))
         self._tell_engines(session)
-        return Welcome(VERSION, self._server.router.uses_caches, self._fronts)
+        return Welcome(VERSION, self._pool.router.uses_caches, self._fronts)
 
     def _on_gone(self, session: FrontSession) -> None:
         self._sessions.discard(session)
@@ -151,7 +160,7 @@ class Decider:
                     self._engines = engines
             fronts, loads = self.fronts, self._loads()
             if len(fronts) == self._fronts and all(each.status.draining for each in fronts):
-                self._server.turn_away()
+                self._turn_away()
             for session in fronts:
                 if not session.connection.is_paused:  # else it is told later, and all of it
                     session.connection.tell(loads)
@@ -176,11 +185,11 @@ class Decider:
                     await session.touch()
 
     def _engines_now(self) -> Iterator[Engine]:
-        for engine in self._server.monitor.engines:
+        for engine in self._pool.monitor.engines:
             yield Engine(engine.url, engine.weight, engine.draining, engine.origin)
 
     def _loads(self) -> Loads:
-        router = self._server.router
+        router = self._pool.router
         counts = router.slots.active_requests()
         busy = np.flatnonzero(counts)
         loads: list[tuple[int, int, int]] = []
@@ -189,7 +198,7 @@ class Decider:
             loads.append((worker.worker_id, worker.dp_rank, int(counts[number])))
         return Loads(loads)
 
-    def _health(self) -> tuple[bool, dict[str, Any]]:
+    async def health(self) -> tuple[bool, dict[str, Any]]:
         fronts = self.fronts  # without one nobody takes requests
         in_flight = sum(session.status.in_flight for session in fronts)
         told = {"fronts": [session.health for session in fronts], "in_flight": in_flight}

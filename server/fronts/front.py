@@ -15,7 +15,13 @@ from ...router.kv_router import KvRouter
 from ..access import Security
 from ..config import ServeConfig
 from ..dispatch import NoTrace, RequestReader
-from ..metrics import RouterMetrics, dispatch_metrics, fault_metrics
+from ..metrics import (
+    RouterMetrics,
+    dispatch_metrics,
+    fault_metrics,
+    limit_metrics,
+    loop_metrics,
+)
 from ..pool import new_dispatcher, new_monitor, request_observer, wait_for_probes
 from ..services import CallLimits, GrpcServer, TrtllmService, router_service_paths
 from ..tracing import span_export_of
@@ -110,17 +116,22 @@ class Front:
                 policy=config.router.policy_name,
             ),
             RelayedService(router_service_paths(), self._link),
+            host=config.host,
+            port=place.port,
+            is_ready=lambda: monitor.any_ready and not self._draining,
             access=self._security.access,
             calls=CallLimits(config.peers, hits, self._metrics.requests.on_refused),
             workers=len(config.workers),
             max_message_bytes=config.connection.max_message_bytes,
             tls=self._security.server_tls,
-            shares_port=True,
+            reuse_port=True,
         )
         self._totals = (
             self._metrics.requests.collect,
             dispatch_metrics(self._dispatcher),
             fault_metrics(router, self._dispatcher),
+            limit_metrics(hits),
+            loop_metrics,
         )
         monitor.listeners.append(self._on_workers)
 
@@ -156,7 +167,7 @@ class Front:
         stack.push_async_callback(stopped, beat)
         await self._follower.followed.wait()
         await wait_for_probes(self._monitor, self._router.registry)
-        self._grpc.bind(self._config.host, self._place.port)
+        await self._grpc.listen()
         await self._grpc.start()
         self._on_workers()
 
@@ -167,12 +178,12 @@ class Front:
     async def drain(self, grace_s: float) -> None:
         self.turn_away()
         self._tell_status()
-        await self._grpc.stop(grace_s)
+        await self._grpc.drain(grace_s)
 
     async def close(self) -> None:
         """End what is left; the decider hears of all that was counted. Idempotent."""
         self._draining = True
-        await self._grpc.stop(0.0)
+        await self._grpc.close()
         self._tell_totals()
         await self._stack.aclose()
 
@@ -213,4 +224,4 @@ class Front:
 
     def _on_workers(self) -> None:
         self._decisions.look()
-        self._grpc.set_serving(self._monitor.any_ready and not self._draining)
+        self._grpc.update()

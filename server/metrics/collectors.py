@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...base.limit_hits import LimitHits
 from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
@@ -124,21 +125,9 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
 
 
 def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iterable[Metric]]:
-    """What went wrong with requests, policies and our own loops, and what was done about it."""
+    """What went wrong with requests and policies, and what was done about it."""
 
     def collect() -> Iterable[Metric]:
-        limits = CounterMetricFamily(
-            "dynamo_router_limits_hit", "Times that a limit was hit.", labels=["limit"]
-        )
-        for limit, count in dispatcher.hits.counts().items():
-            limits.add_metric([limit], count)
-        loops = CounterMetricFamily(
-            "dynamo_router_loop_failures",
-            "Exceptions that a background loop went on after.",
-            labels=["loop"],
-        )
-        for loop, count in supervised.failures.items():
-            loops.add_metric([loop.partition("-")[0]], count)
         retrying = GaugeMetricFamily(
             "dynamo_router_retry_budget_used",
             "Requests on a further attempt that count.",
@@ -174,11 +163,37 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Callable[[], Iter
             router.limits.requests_shed,
         )
         return (
-            *(limits, loops, retrying, hedges, migrations, refused, policies, shed),
+            *(retrying, hedges, migrations, refused, policies, shed),
             *_prefetches(dispatcher.prefetcher.plan.counts),
         )
 
     return collect
+
+
+def limit_metrics(hits: LimitHits) -> Callable[[], Iterable[Metric]]:
+    """How often each limit was hit."""
+
+    def collect() -> Iterable[Metric]:
+        limits = CounterMetricFamily(
+            "dynamo_router_limits_hit", "Times that a limit was hit.", labels=["limit"]
+        )
+        for limit, count in hits.counts().items():
+            limits.add_metric([limit], count)
+        return (limits,)
+
+    return collect
+
+
+def loop_metrics() -> Iterable[Metric]:
+    """Failures of this process's background loops."""
+    loops = CounterMetricFamily(
+        "dynamo_router_loop_failures",
+        "Exceptions that a background loop went on after.",
+        labels=["loop"],
+    )
+    for loop, count in supervised.failures.items():
+        loops.add_metric([loop.partition("-")[0]], count)
+    return (loops,)
 
 
 def _prefetches(counts: PrefetchCounts) -> Iterable[Metric]:

@@ -3,15 +3,15 @@
 Entered by whoever serves a set of workers.
 """
 
+from .configured_pool import ConfiguredPool
 from .discovery import MOST_WORKERS, Discovery, WorkerPlane, is_discovering
-from .live_settings import LiveSettings
 from .parts import new_dispatcher, new_monitor, request_observer
 from .worker_pool import WorkerPool, wait_for_probes
 
 __all__ = [
     "MOST_WORKERS",
+    "ConfiguredPool",
     "Discovery",
-    "LiveSettings",
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",

@@ -22,7 +22,7 @@ from ...workers.registry import WorkerRegistry, WorkerState
 from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
-from ..dashboard import Dashboard
+from ..dashboard import Dashboard, Tokenize
 from ..dispatch import RequestReader, RouterDecisions, Tracing, admission_of
 from ..metrics import RouterMetrics
 from .parts import new_dispatcher, new_monitor, request_observer
@@ -50,10 +50,13 @@ class WorkerPool:
         pool: str = "",
         elsewhere: Callable[[], Collection[int]] = frozenset,
         reset: StateReset | None = None,
+        hits: LimitHits | None = None,
+        tokenize: Tokenize | None = None,
     ) -> None:
         """`pool`: which set of the endpoint's workers these are, by a name that every router has
         for it, empty: all; `elsewhere`: those that are of another set; `reset` is shared by all
-        pools of a process."""
+        pools of a process; `hits`: what limits are counted by, if the pool does not show them;
+        `tokenize`: how its model reads text, if that is known."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.events: EventIntake | None = None
@@ -64,12 +67,12 @@ class WorkerPool:
         self.monitor = new_monitor(config, security, self.router.registry, clock)
         self.metrics = RouterMetrics(self.router, clock, lambda: self.dispatcher.in_flight)
         observer = request_observer(config, self.metrics.requests, self.router, clock)
-        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights)
+        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.flights, tokenize)
         observer = self.dashboard.observe(observer)
         self.admission = admission_of(self.router)
         self.decisions = RouterDecisions(self.router, clock, self.admission)
         self.decisions.before_decision = self.dashboard.receipts.before_decision
-        self.hits = LimitHits()
+        self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
@@ -89,6 +92,7 @@ class WorkerPool:
             self.monitor.reports,
             max_workers=config.observability.metrics_max_workers,
             queue=None if self.admission is None else self.admission.queue,
+            hits=self.hits if hits is None else None,
         )
         self.admin = WorkerAdmin(
             self.monitor,

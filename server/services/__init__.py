@@ -6,7 +6,7 @@ Entered by `serve` alone.
 from .call_limits import CallLimits
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
-from .pool_routes import PoolRoutes
+from .pool_routes import PoolRoutes, WorkersRoute
 from .router_service import RouterService, router_service_paths
 from .state_routes import Health, HealthRoutes, MetricsRoute
 from .trtllm_service import (
@@ -32,6 +32,7 @@ __all__ = [
     "POLICY_KEY",
     "RouterService",
     "TrtllmService",
+    "WorkersRoute",
     "read_metadata",
     "router_service_paths",
 ]

@@ -87,6 +87,9 @@ class HttpServer:
             admin = self.admin = AdminAddress(admin.host, taken)
         self._guard.admin = admin
 
+    async def start(self) -> None:
+        """It answers since it listens."""
+
     async def drain(self, grace_s: float) -> None:
         """Of client requests: take no more, and let those in flight end for at most `grace_s`."""
         if self._drains:

@@ -1,7 +1,6 @@
-"""What is to be seen of one pool over HTTP, and its thresholds: /workers, /overlaps,
-/busy_threshold."""
+"""What is to be seen of pools over HTTP: /workers of all, /overlaps and /busy_threshold of one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
 from ...transport.http1 import HttpCall, HttpError, Routes, answer_json
 from ..dispatch import RequestReader
+from ..metrics import Labels
 
 
 class _OverlapsBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,27 +36,41 @@ _OVERLAPS = msgspec.json.Decoder(_OverlapsBody)
 _THRESHOLDS = msgspec.json.Decoder(_BusyThresholds)
 
 
+LabelledRouters = Callable[[], Iterable[tuple[Labels, KvRouter]]]
+
+
+class WorkersRoute:
+    """The workers of all pools, each with the labels of its pool."""
+
+    def __init__(self, routers: LabelledRouters) -> None:
+        self._routers = routers
+        self._share = answer_share()
+
+    @property
+    def routes(self) -> Routes:
+        return {"GET /workers": self._on_workers}
+
+    async def _on_workers(self, call: HttpCall) -> None:
+        workers: list[dict[str, Any]] = []
+        for labels, router in self._routers():
+            async for views in in_turns(router.workers_in_steps(), self._share):
+                workers += [{**_worker(view), **labels} for view in views]
+        await answer_json(call, {"workers": workers})
+
+
 class PoolRoutes:
     """The routes of one KvRouter."""
 
     def __init__(self, router: KvRouter, reader: RequestReader) -> None:
         self._router, self._reader = router, reader
-        self._share = answer_share()
 
     @property
     def routes(self) -> Routes:
         return {
-            "GET /workers": self._on_workers,
             "POST /overlaps": self._on_overlaps,
             "GET /busy_threshold": self._on_thresholds,
             "POST /busy_threshold": self._on_new_thresholds,
         }
-
-    async def _on_workers(self, call: HttpCall) -> None:
-        workers: list[dict[str, Any]] = []
-        async for views in in_turns(self._router.workers_in_steps(), self._share):
-            workers += map(_worker, views)
-        await answer_json(call, {"workers": workers})
 
     async def _on_overlaps(self, call: HttpCall) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...transport.http1 import HttpCall, Routes, answer_json, answer_whole
 from ..metrics import MetricsPage
+from ..server_parts import ServerParts
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 """Whether requests can be served now, and more on it for people."""
@@ -42,8 +43,9 @@ class MetricsRoute:
 class HealthRoutes:
     """Whether a server serves, and whether it runs."""
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, health: Health, parts: ServerParts) -> None:
+        """`health` is that of the workers."""
+        self._health, self._parts = health, parts
 
     @property
     def routes(self) -> Routes:
@@ -51,7 +53,9 @@ class HealthRoutes:
 
     async def _on_health(self, call: HttpCall) -> None:
         ready, more = self._health()
-        told = {"status": "ready" if ready else "not ready", **more}
+        able, shown = await self._parts.processes()
+        ready = ready and able and not self._parts.draining
+        told = {"status": "ready" if ready else "not ready", **more, **shown}
         await answer_json(call, told, status=200 if ready else 503)
 
     async def _on_live(self, call: HttpCall) -> None:

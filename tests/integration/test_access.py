@@ -302,7 +302,7 @@ async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
 
 async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself() -> None:
     async with serving(admin_port=0) as doors:
-        admin = doors.server._http.admin
+        admin = doors.server.http.admin
         assert admin is not None and f" admin 127.0.0.1:{admin.port} " in doors.server.ready_line
         status, told = await doors.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
         assert status == 403

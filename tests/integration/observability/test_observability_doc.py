@@ -48,7 +48,7 @@ async def test_every_metric_is_documented_with_its_type_and_labels(tmp_path: Pat
 
 
 def test_every_alert_is_documented_with_its_severity() -> None:
-    path = ROOT / "router" / "metrics" / "dashboards" / "dynamo-router-alerts.yaml"
+    path = ROOT / "server" / "metrics" / "dashboards" / "dynamo-router-alerts.yaml"
     rules = yaml.safe_load(path.read_text())["groups"][0]["rules"]
     rows = re.findall(r"^\| `(\w+)` \| (info|warning|critical) \|", DOC, re.MULTILINE)
     assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules]

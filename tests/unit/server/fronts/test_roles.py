@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from dynamo_router.base.clock import SystemClock
 from dynamo_router.server.config import ServeConfig
 from dynamo_router.server.fronts import Decider, Front, FrontPlace
-from dynamo_router.server.server import Server
+from dynamo_router.server.pool import ConfiguredPool
+from dynamo_router.server.server_parts import ServerParts
 
 
 async def test_a_front_shows_engines_the_key_that_they_ask_for(tmp_path: Path) -> None:
@@ -22,8 +22,11 @@ async def test_a_front_shows_engines_the_key_that_they_ask_for(tmp_path: Path) -
 
 
 async def test_the_decider_asks_no_engine_to_load_for_requests_of_fronts(tmp_path: Path) -> None:
-    server = Server(ServeConfig(), listens=False)
-    assert server.pool.decisions.on_held is not None
-    Decider(server, tmp_path, 2, SystemClock())
-    assert server.pool.decisions.on_held is None
-    await server.close()
+    parts = ServerParts(ServeConfig())
+    pool = ConfiguredPool(parts)
+    workers, page = pool.workers, parts.metrics.page(pool.metrics_pages)
+    assert workers.decisions.on_held is not None
+    Decider(workers, page, parts.turn_away, tmp_path, 2, parts.clock)
+    assert workers.decisions.on_held is None
+    await pool.close()
+    await parts.close()
