@@ -25,6 +25,7 @@ def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return mapped or found
 
 
+@lru_cache(256)  # asked for each request, of our own addresses
 def is_loopback(host: str) -> bool:
     """Whether a host to listen on, or to reach us by, is this machine alone."""
     found = parse_ip(host)

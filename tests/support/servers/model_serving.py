@@ -37,6 +37,11 @@ class ModelServer:
         (self._listener,) = listeners
         self.start, self.close, self.reload = server.start, server.close, server.reload
         self.turn_away = server.turn_away
+        self._server = server
+
+    @property
+    def ready_line(self) -> str:
+        return self._server.ready_line
 
     @property
     def config(self) -> ServeConfig:
