@@ -30,7 +30,7 @@ class Pools(LivePools, Protocol):
         """Wait until every worker that is there was probed once, or that takes long."""
 
     async def close(self) -> None:
-        """Undo what `start` did. Idempotent."""
+        """End all of them, started or not. Idempotent."""
 
 
 class Listener(Protocol):
@@ -55,7 +55,7 @@ class Listener(Protocol):
 
 
 class Server:
-    """A whole service. `close` undoes whatever `start` did, in reverse."""
+    """A whole service. `close` ends all that it was made of, started or not."""
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class Server:
         self._parts, self.pools, self.listeners = parts, pools, listeners
         self._settings, self._exposed = settings, exposed
         self._stack = AsyncExitStack()
+        self._stack.push_async_callback(parts.close)
+        self._stack.push_async_callback(pools.close)
         self._started = False
 
     @property
@@ -96,14 +98,12 @@ class Server:
 
         ConfigError if something of that cannot be had. Call `close` in any case.
         """
-        self._stack.push_async_callback(self._parts.close)
         # Ports first: they are what fails, and nothing has been started yet.
         for listener in self.listeners:
             await listener.listen()
         for line in self._exposed():
             log.warning(line)
         self._parts.start()
-        self._stack.push_async_callback(self.pools.close)
         await self.pools.start()
         for listener in self.listeners:
             await listener.start()

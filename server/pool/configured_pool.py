@@ -34,6 +34,7 @@ class ConfiguredPool:
         refused = self.workers.metrics.requests.on_refused
         self.calls = CallLimits(config.peers, parts.hits, refused)
         """of all listeners"""
+        self._stack.callback(self.workers.router.close)
         admin, monitor = self.workers.admin, self.workers.monitor
         self._discovery: Discovery | None = None
         if is_discovering(config):
@@ -99,7 +100,6 @@ class ConfiguredPool:
         ConfigError if the event plane or the store cannot be had.
         """
         pool, stack, discovery = self.workers, self._stack, self._discovery
-        stack.callback(pool.router.close)
         if discovery is not None:
             stack.push_async_callback(discovery.close)
             await discovery.open()
@@ -126,7 +126,7 @@ class ConfiguredPool:
         await self.workers.wait_for_probes()
 
     async def close(self) -> None:
-        """Undo what `start` did, in reverse. Idempotent."""
+        """End it, started or not. Idempotent."""
         await self._stack.aclose()
 
     def _mock_process(self, nats_url: str | None) -> MockProcess | None:

@@ -107,7 +107,7 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
 async def test_a_taken_port_is_named_and_nothing_is_left(setting: str, taken_port: int) -> None:
     ports = {"port": 0, "http_port": 0, setting: taken_port}
     server = ServedRouter(
-        ServeConfig(**ports, mock_engines=MockEnginesConfig(mockers=1), router=QUIET)
+        ServeConfig(**ports, mock_engines=MockEnginesConfig(mockers=1), router=EVENTS)
     )
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}") as caught:
         await server.start()
@@ -115,6 +115,7 @@ async def test_a_taken_port_is_named_and_nothing_is_left(setting: str, taken_por
     assert caught.value.key == setting
     assert own_children() == []
     await until(lambda: not own_tasks())
+    assert not [t.name for t in threading.enumerate() if "index" in t.name]
 
 
 async def test_an_address_that_is_none_is_named() -> None:

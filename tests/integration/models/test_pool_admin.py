@@ -1,9 +1,30 @@
-"""Workers of a frontend's pools, changed by admin calls."""
+"""A frontend's port, and workers of its pools, changed by admin calls."""
 
+import asyncio
+import socket
 from typing import Any
 
+import pytest
+from support.polling import until
 from support.servers.discovered_fleet import Backend, registered
-from support.servers.model_serving import TINY, ModelClient, model_serving
+from support.servers.model_serving import TINY, ModelClient, ModelServer, model_serving
+
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.frontend.config import ModelFrontendConfig
+
+
+async def test_a_taken_port_is_named_and_nothing_is_left(backend: Backend) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = ModelServer(ModelFrontendConfig(http_port=port, discovery=backend.config))
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}") as caught:
+            await server.start()
+        await server.close()
+    assert caught.value.key == "http_port"
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await until(lambda: all(task.done() for task in others))
 
 
 async def call(client: ModelClient, method: str, path: str, body: Any = None) -> tuple[int, Any]:
