@@ -106,6 +106,7 @@ def _not_served(default: Any) -> Any:
 class ModelFrontendConfig(ServeConfig):
     """What `dynamo-router frontend` runs. Raises ConfigError, naming the key, on a bad value."""
 
+    has_grpc = False
     http_port: int = option(8080, "Port of OpenAI's HTTP API; 0 takes a free one.")
     model_path: str | None = option(
         None,

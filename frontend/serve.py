@@ -4,11 +4,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import structlog
+
 from ..base.errors import ConfigError
 from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
 from ..server.command import Service, run_service
 from ..server.command import run as run_router
+from ..server.config_check import vain_settings
 from ..server.pool import ConfiguredPool
 from ..server.router_server import router_server
 from ..server.server import Server
@@ -16,6 +19,8 @@ from ..server.server_parts import ServerParts
 from .config import ModelFrontendConfig, ServeFrontendConfig
 
 NEEDED = ("jinja2", "tokenizers")
+
+log = structlog.get_logger(__name__)
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
@@ -62,6 +67,8 @@ def run_models(
 
     def make(output: LogOutput) -> Service:
         check_installed("http_port")
+        for text in vain_settings(source.current) if source is not None else ():
+            log.warning(text)
         from .frontend import frontend_server
 
         return frontend_server(config, ServerParts(config, source, output))
