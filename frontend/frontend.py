@@ -37,17 +37,13 @@ def openai_server(
     routes |= {route: partial(_within_limits, routes[route], calls) for route in MODEL_ROUTES}
     return HttpServer(
         {**routes, **HealthRoutes(models.health, parts).routes, **more},
-        parts.security,
-        parts.config.peers,
-        parts.hits,
+        parts,
         name="openai",
-        host=parts.config.host,
         port=port,
         key=key,
         admin_at=parts.security.own_admin_address,
         form=error_answer,
         workers=workers,
-        reuse_port=parts.reuse_port,
         drains=True,
     )
 

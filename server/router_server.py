@@ -70,7 +70,7 @@ def admin_server(
     parts: ServerParts, pool: ConfiguredPool, page: MetricsPage, settings: LiveSettings
 ) -> HttpServer:
     """What there is to see and to change of the pool and the process."""
-    config, workers = parts.config, pool.workers
+    workers = pool.workers
     return HttpServer(
         {
             **MetricsRoute(page).routes,
@@ -81,16 +81,12 @@ def admin_server(
             **ReloadRoute(settings.reloader).routes,
             **DashboardRoutes(lambda: pool.shown).routes,
         },
-        parts.security,
-        config.peers,
-        parts.hits,
+        parts,
         name="http",
-        host=config.host,
-        port=config.http_port,
+        port=parts.config.http_port,
         key="http_port",
         admin_at=parts.security.admin_address,
         workers=pool.most_workers,
-        reuse_port=parts.reuse_port,
     )
 
 

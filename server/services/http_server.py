@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from ...base.limit_hits import LimitHits
 from ...transport.http1 import Application, ErrorForm, HttpListener, Routes, plain_error
-from ..access import AdminAddress, Security
-from ..peer_limits import PeerLimits
+from ..access import AdminAddress
+from ..server_parts import ServerParts
 from .connections import HttpConnections, plan_connections
 
 AdminAt = Callable[[int], tuple[AdminAddress | None, bool]]
@@ -19,28 +18,23 @@ class HttpServer:
     def __init__(
         self,
         routes: Routes,
-        security: Security,
-        limits: PeerLimits,
-        hits: LimitHits,
+        parts: ServerParts,
         *,
         name: str,
-        host: str,
         port: int,
         key: str,
         admin_at: AdminAt,
+        workers: int,
         form: ErrorForm = plain_error,
-        workers: int = 0,
-        reuse_port: bool = False,
         drains: bool = False,
     ) -> None:
-        """`name` is that of the ready line, `key` the setting of the port; 0 takes a free one.
-        `form` is that of errors. For `workers` a share of the open files is kept. `reuse_port`:
-        other processes of ours listen there too. `drains`: it carries the requests of clients, and
-        takes no more of them when it drains."""
-        self._name, self._host, self._wanted, self._key = name, host, port, key
-        self._security, self._admin_at = security, admin_at
-        self._reuse_port, self._drains = reuse_port, drains
-        self._guard = security.http_guard()
+        """`name` is that of the ready line, `key` the setting of the port; 0 takes a free one. For
+        `workers` a share of the open files is kept. `form` is that of errors. `drains`: it carries
+        the requests of clients, and takes no more of them when it drains."""
+        limits, hits = parts.config.peers, parts.hits
+        self._name, self._host, self._wanted, self._key = name, parts.config.host, port, key
+        self._reuse_port, self._admin_at, self._drains = parts.reuse_port, admin_at, drains
+        self._tls, self._guard = parts.security.server_tls, parts.security.http_guard()
         self._connections = HttpConnections(
             plan_connections(limits, workers).http,
             limits.connection_idle_s,
@@ -76,14 +70,15 @@ class HttpServer:
 
     async def listen(self) -> None:
         """Take the port, and serve. ConfigError if it, or the admin port, cannot be had."""
-        tls = self._security.server_tls
-        context = None if tls is None else tls.ssl_context()
+        context = None if self._tls is None else self._tls.ssl_context()
         self.port = await self._listener.start(
             self._host, self._wanted, key=self._key, tls=context, reuse_port=self._reuse_port
         )
         admin, apart = self._admin_at(self.port)
         if admin is not None and apart:
-            taken = await self._listener.start(*admin, key="admin_port", tls=context)
+            taken = await self._listener.start(
+                *admin, key="admin_port", tls=context, reuse_port=self._reuse_port
+            )
             admin = self.admin = AdminAddress(admin.host, taken)
         self._guard.admin = admin
 

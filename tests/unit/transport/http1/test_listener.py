@@ -7,6 +7,7 @@ import pytest
 from support.polling import until
 from support.servers.http1_server import answer, bodies, post
 
+from dynamo_router.base.errors import ConfigError
 from dynamo_router.transport.http1 import HttpListener, Receive, Scope, Send
 
 
@@ -60,3 +61,29 @@ async def test_what_does_not_end_is_ended() -> None:
         raise ConnectionResetError  # it came as an end
     assert application.begun == 1
     writer.close()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_several_processes_may_share_a_port_if_all_of_them_want_to() -> None:
+    application: Any = Application()
+    first, second, alone = (HttpListener(application) for _ in range(3))
+    port = await first.start("127.0.0.1", 0, key="port", reuse_port=True)
+    assert await second.start("127.0.0.1", port, key="port", reuse_port=True) == port
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}") as caught:
+        await alone.start("127.0.0.1", port, key="http_port")
+    assert caught.value.key == "http_port"
+    for listener in (first, second, alone):
+        await listener.close()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_if_one_address_cannot_be_had_none_is_listened_on() -> None:
+    application: Any = Application()
+    listener, other = HttpListener(application), HttpListener(application)
+    taken = await other.start("127.0.0.1", 0, key="port")
+    port = await listener.start("127.0.0.1", 0, key="http_port")
+    with pytest.raises(ConfigError, match="cannot listen"):
+        await listener.start("127.0.0.1", taken, key="admin_port")
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await other.close()
