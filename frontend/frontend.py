@@ -1,11 +1,10 @@
 """The listener for OpenAI clients: in front of the one pool of `serve`, and in front of all pools
 of the models that `frontend` finds."""
 
-from functools import partial
 from pathlib import Path
 
 from ..engines.mocker import OWN_MODEL
-from ..server.access import current_account, is_loopback
+from ..server.access import is_loopback
 from ..server.admin import AdminRoutes, PoolAdmins, ReloadRoute
 from ..server.dashboard import DashboardRoutes
 from ..server.live_settings import LiveSettings
@@ -13,9 +12,9 @@ from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
 from ..server.server import Server
 from ..server.server_parts import ServerParts
-from ..server.services import CallLimits, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
-from ..transport.http1 import Handler, HttpCall, HttpError, Routes
-from .completions import MODEL_ROUTES, Completions
+from ..server.services import HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..transport.http1 import Routes
+from .completions import Completions
 from .config import FrontendConfig, ModelFrontendConfig
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
@@ -25,7 +24,6 @@ from .processor import ModelText
 def openai_server(
     parts: ServerParts,
     models: ModelRoutes,
-    calls: CallLimits,
     more: Routes,
     *,
     port: int,
@@ -33,10 +31,8 @@ def openai_server(
     workers: int,
 ) -> HttpServer:
     """The listener. `more` are its routes beside OpenAI's; `key` is the setting of its port."""
-    routes = dict(models.routes)
-    routes |= {route: partial(_within_limits, routes[route], calls) for route in MODEL_ROUTES}
     return HttpServer(
-        {**routes, **HealthRoutes(models.health, parts).routes, **more},
+        {**models.routes, **HealthRoutes(models.health, parts).routes, **more},
         parts,
         name="openai",
         port=port,
@@ -46,18 +42,6 @@ def openai_server(
         workers=workers,
         drains=True,
     )
-
-
-async def _within_limits(handler: Handler, calls: CallLimits, call: HttpCall) -> None:
-    """Answer a request if there is capacity for it; it counts until it is answered."""
-    caller, size = current_account(), len(call.body)
-    refusal = calls.take_request(caller, size)
-    if refusal is not None:
-        raise HttpError(429, f"no capacity for the request: {refusal}")
-    try:
-        await handler(call)
-    finally:
-        calls.give_back_request(caller, size)
 
 
 def model_text(config: FrontendConfig, parts: ServerParts) -> ModelText:
@@ -80,11 +64,10 @@ def router_listener(
         parts.config.model_id,
         card=lambda: pool.card,
     )
-    models = ModelRoutes(OneModel(completions, workers), reader=workers.reader)
+    models = ModelRoutes(OneModel(completions, workers), pool.calls, reader=workers.reader)
     return openai_server(
         parts,
         models,
-        pool.calls,
         {},
         port=port,
         key="http_frontend",
@@ -105,8 +88,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     }
     listener = openai_server(
         parts,
-        ModelRoutes(models, reader=models.reader),
-        models.calls,
+        ModelRoutes(models, models.calls, reader=models.reader),
         routes,
         port=config.http_port,
         key="http_port",

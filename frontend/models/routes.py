@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from ...base.errors import InvalidRequestError, StatusCode
+from ...server.access import current_account
 from ...server.dispatch import RequestReader, status_of
-from ...server.services import PINNED_WORKER_KEY
+from ...server.services import PINNED_WORKER_KEY, CallLimits
 from ...transport.http1 import HttpCall, Message, Routes, answer_json
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES
 from ..openai import ApiError, unknown_model
@@ -30,12 +31,14 @@ class ModelRoutes:
     def __init__(
         self,
         directory: Directory,
+        calls: CallLimits,
         rng: random.Random | None = None,
         *,
         reader: RequestReader | None = None,
     ) -> None:
-        """`reader` takes token ids out of bodies; without one their decoders find them there."""
-        self._directory = directory
+        """A request counts by `calls` until it is answered. `reader` takes token ids out of bodies;
+        without one their decoders find them there."""
+        self._directory, self._calls = directory, calls
         self._reader = reader
         self._rng = rng or random.Random()
         self._created = int(time.time())
@@ -43,11 +46,22 @@ class ModelRoutes:
     @property
     def routes(self) -> Routes:
         return {
-            **{route: partial(self._forward, route) for route in MODEL_ROUTES},
+            **{route: partial(self._answer, route) for route in MODEL_ROUTES},
             "GET /v1/models": self._list_models,
             "GET /v1/models/{id}": self._show_model,
             "GET /pools": self._show_pools,
         }
+
+    async def _answer(self, route: str, call: HttpCall) -> None:
+        """Answer a request if there is capacity for it."""
+        caller, size = current_account(), len(call.body)
+        refusal = self._calls.take_request(caller, size)
+        if refusal is not None:
+            raise ApiError(429, f"no capacity for the request: {refusal}")
+        try:
+            await self._forward(route, call)
+        finally:
+            self._calls.give_back_request(caller, size)
 
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in

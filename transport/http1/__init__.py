@@ -1,6 +1,15 @@
 """HTTP/1.1 of a server, on llhttp (httptools): connections, routes, and answers of any kind."""
 
-from .application import Application, Asked
+from .application import (
+    Application,
+    Asked,
+    Handler,
+    HttpCall,
+    Routes,
+    RouteTable,
+    answer_json,
+    answer_whole,
+)
 from .asgi import (
     Client,
     ClientLeftError,
@@ -16,7 +25,6 @@ from .connection import App, HttpConnection, OpenConnections
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
 from .limits import HttpLimits
 from .listener import HttpListener
-from .routes import Handler, HttpCall, Routes, RouteTable, answer_json, answer_whole
 
 __all__ = [
     "App",
