@@ -17,7 +17,7 @@ from .callers import (
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
 from .http_guard import AdminAddress, HttpGuard
-from .page_check import PageCheck, is_loopback
+from .loopback import is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 from .security import Security
 
@@ -31,7 +31,6 @@ __all__ = [
     "Caller",
     "GrpcGuard",
     "HttpGuard",
-    "PageCheck",
     "Role",
     "Rule",
     "Security",

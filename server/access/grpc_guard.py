@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from ...transport.http2 import ServerCall
 from .access import Access
 from .callers import AccessError, set_caller
-from .page_check import is_loopback
+from .loopback import is_loopback
 from .roles import rule_of
 
 _NAMES = ("x509_common_name", "x509_subject_alternative_name", "peer_uri")

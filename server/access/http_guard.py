@@ -1,13 +1,21 @@
-"""Access to HTTP routes: roles, the admin address, and web pages kept out."""
+"""Access to HTTP routes: roles, the admin address, and web pages kept out.
 
+A browser sends requests for any page that is open in it, also to loopback. Such a request is known
+by an Origin that is not ours; one whose page's name was made to point at us (DNS rebinding) by a
+Host that is no address and no name of ours.
+"""
+
+import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from ...transport.http1 import Asked, HttpError
 from .access import Access
 from .callers import AccessError, Caller, set_account, set_caller
-from .page_check import PageCheck, is_loopback, parse_ip
-from .roles import rule_of
+from .loopback import is_loopback, parse_ip
+from .roles import CLOSED, RULES
 
 JSON = "application/json"
 _READING = ("GET", "HEAD")
@@ -30,6 +38,35 @@ class AdminAddress(NamedTuple):
         if ours is None:  # a name: localhost, or one that is told apart by its port
             return self.host != "localhost" or (theirs is not None and theirs.is_loopback)
         return ours.is_unspecified or ours == theirs or is_loopback(self.host) and is_loopback(host)
+
+
+class PageCheck:
+    """Refuses what a web page of others sent: AccessError, counted by its reason. Of the names of
+    hosts addresses are ours, localhost, this machine's own and those given."""
+
+    def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
+        own = (socket.gethostname(), *names)
+        self._access = access
+        self._names = {name.lower() for name in own if name}
+
+    def check_origin(self, origin: str | None, scheme: str, host: str | None) -> None:
+        """`host` is the header that names the address asked."""
+        if origin is not None and not is_own_origin(origin, scheme, host or ""):
+            self._refuse("origin", "a web page of another origin may not ask this router")
+
+    def check_host(self, host: str | None) -> None:
+        """`host` is the header."""
+        if not self.is_ours(host):
+            text = "the Host is no address or name of this router: see --allowed-host"
+            self._refuse("host", text)
+
+    def is_ours(self, host: str | None) -> bool:
+        name, always = _name_in(host or "")
+        return always or name in self._names
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self._access.refused[reason] += 1
+        raise AccessError(text, reason=reason, authenticated=True)
 
 
 class HttpGuard:
@@ -58,7 +95,7 @@ class HttpGuard:
         return caller
 
     def _admit(self, asked: Asked) -> Caller:
-        rule, headers, access = rule_of(asked.route), asked.headers, self._access
+        rule, headers, access = RULES.get(asked.route, CLOSED), asked.headers, self._access
         scope, named = asked.scope, headers.get("host")
         self._pages.check_origin(headers.get("origin"), scope["scheme"], named)
         if rule.open:
@@ -103,3 +140,20 @@ def _authorization(asked: Asked) -> str | None:
     if sum(name == b"authorization" for name, _ in asked.scope["headers"]) > 1:
         return ""
     return asked.headers["authorization"]
+
+
+@lru_cache(256)  # a client has the same one in all of its requests
+def _name_in(host: str) -> tuple[str, bool]:
+    """The name in a Host header, empty if it has none; whether nobody else can have it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return "", False
+    name = name.rstrip(".").lower()
+    loopback = name == "localhost" or name.endswith(".localhost")
+    return name, loopback or parse_ip(name) is not None
+
+
+def is_own_origin(origin: str, scheme: str, host: str) -> bool:
+    """Whether a page of this origin was served at the address it now sends a request to."""
+    return origin.lower() == f"{scheme}://{host}".lower()

@@ -14,7 +14,7 @@ from ..config import ServeConfig
 from .access import Access
 from .exposure import open_to_others
 from .http_guard import AdminAddress, HttpGuard
-from .page_check import is_loopback, parse_ip
+from .loopback import is_loopback, parse_ip
 
 LOOPBACK = "127.0.0.1"
 

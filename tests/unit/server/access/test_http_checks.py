@@ -4,8 +4,8 @@ import pytest
 
 from dynamo_router.server.access import Access
 from dynamo_router.server.access.exposure import open_to_others
-from dynamo_router.server.access.http_guard import AdminAddress
-from dynamo_router.server.access.page_check import PageCheck, is_loopback, is_own_origin
+from dynamo_router.server.access.http_guard import AdminAddress, PageCheck, is_own_origin
+from dynamo_router.server.access.loopback import is_loopback
 from dynamo_router.server.access.security import admin_address
 
 
