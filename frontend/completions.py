@@ -8,10 +8,9 @@ import msgspec
 
 from ..base.errors import NoWorkersError
 from ..server.dispatch import Dispatcher, RequestReader
+from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
-from .application import Handler, HttpCall, answer_json
-from .asgi import send_whole
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
 from .engine_requests import MOST_PROMPTS, Choice, PromptReader, Tokens
@@ -259,7 +258,7 @@ class Completions:
         await answer(self._workers, self._text, request, choices, origin, keep)
         nvext = _extras(choices, origin) if origin.extras else None
         body = form.whole(deltas, _usage(request, choices), nvext)
-        await send_whole(call.send, 200, body, call.told)
+        await answer_whole(call, body, {})
 
     async def _stream(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened

@@ -100,6 +100,7 @@ def _not_served(default: Any) -> Any:
 class ModelFrontendConfig(ServeConfig):
     """What `dynamo-router frontend` runs. Raises ConfigError, naming the key, on a bad value."""
 
+    has_grpc = False
     http_port: int = option(8080, "Port of OpenAI's HTTP API; 0 takes a free one.")
     model_path: str | None = option(
         None,
@@ -120,8 +121,12 @@ class ModelFrontendConfig(ServeConfig):
         env=("DYN_NAMESPACE_PREFIX",),
     )
     port: int = _not_served(8000)
-    admin_host: str | None = _not_served(None)
-    admin_port: int | None = _not_served(None)
+    admin_host: str | None = option(
+        None, "Address of the admin routes. Not given: that of OpenAI's API."
+    )
+    admin_port: int | None = option(
+        None, "HTTP port of the admin routes; 0 takes a free one. Not given: that of OpenAI's API."
+    )
     workers: tuple[str, ...] = _not_served(())
     dns_refresh_s: float = _not_served(10.0)
     mock_engines: MockEnginesConfig = _not_served(MockEnginesConfig())

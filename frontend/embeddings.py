@@ -9,9 +9,9 @@ import numpy as np
 from ..base.errors import StatusCode
 from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
+from ..transport.http1 import HttpCall, answer_json
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .application import HttpCall, answer_json
 from .engine_requests import PromptReader, Tokens
 from .openai import BAD_BODY, ApiError, bad_body
 

@@ -1,118 +1,112 @@
-"""Frontend: a listener for OpenAI clients, and the one of `serve` in front of its router."""
+"""The listener for OpenAI clients: in front of the one pool of `serve`, and in front of all pools
+of the models that `frontend` finds."""
 
-from functools import partial
 from pathlib import Path
 
-from ..base.limit_hits import LimitHits
+from ..engines.mocker import OWN_MODEL
 from ..process.off_loop import OffLoop
-from ..server.access import PageCheck, Security, is_loopback
-from ..server.config import ServeConfig
+from ..server.access import is_loopback
+from ..server.admin import AdminRoutes, PoolAdmins, ReloadRoute
+from ..server.dashboard import DashboardRoutes
+from ..server.fronts import SharedChanges, SharedPages
+from ..server.live_settings import LiveSettings
+from ..server.pool import MOST_WORKERS, ConfiguredPool
+from ..server.router_server import watch_servers
 from ..server.server import Server
-from ..server.services import HttpConnections, plan_connections
+from ..server.server_parts import ServerParts
+from ..server.services import HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..transport.http1 import Routes
 from ..workers.records import STATIC
-from .application import Application, Handler
 from .completions import Completions
-from .config import ServeFrontendConfig
-from .listener import HttpListener
-from .models import ModelRoutes, OneModel
+from .config import FrontendConfig, ModelFrontendConfig
+from .models import ModelManager, ModelRoutes, OneModel
+from .openai import error_answer
 from .processor import ModelText
 
 
-class Frontend:
-    """Answers OpenAI clients by the handlers of its routes, from `start` to `close`."""
-
-    def __init__(
-        self,
-        routes: dict[str, Handler],
-        config: ServeConfig,
-        security: Security,
-        hits: LimitHits,
-        *,
-        workers: int,
-    ) -> None:
-        """`workers` is for how many a share of the open files is kept."""
-        self._host, self._shared = config.host, config.fronts.several
-        self._security = security
-        limits = config.peers
-        application = Application(
-            routes,
-            access=security.access,
-            pages=PageCheck(security.access, config.allowed_hosts),
-            max_body_bytes=limits.max_body_bytes,
-            admin=is_loopback(config.host) or not security.access.open,
-        )
-        connections = HttpConnections(
-            plan_connections(limits, workers).http,
-            limits.connection_idle_s,
-            hits,
-            limits.max_connection_share,
-        )
-        self._listener = HttpListener(application, connections.bounded)
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    @property
-    def address(self) -> str:
-        return f"{self._host}:{self.port}"
-
-    async def listen(self, port: int) -> None:
-        """Begin to serve; port 0 takes a free one. ConfigError if it cannot be had."""
-        tls = self._security.server_tls
-        context = None if tls is None else tls.ssl_context()
-        await self._listener.start(self._host, port, context, shared=self._shared)
-
-    async def drain(self, grace_s: float) -> None:
-        """Take no more requests, and let those in flight end for at most `grace_s`."""
-        await self._listener.drain(grace_s)
-
-    async def close(self) -> None:
-        """End what is left. Idempotent."""
-        await self._listener.close()
+def openai_server(
+    parts: ServerParts,
+    models: ModelRoutes,
+    more: Routes,
+    *,
+    port: int,
+    key: str,
+    workers: int,
+) -> HttpServer:
+    """The listener. `more` are its routes beside OpenAI's; `key` is the setting of its port."""
+    return HttpServer(
+        {**models.routes, **HealthRoutes(models.health, parts).routes, **more},
+        parts,
+        name="openai",
+        port=port,
+        key=key,
+        admin_at=parts.security.own_admin_address,
+        form=error_answer,
+        workers=workers,
+        drains=True,
+    )
 
 
-class AttachedFrontend(Frontend):
-    """In front of a server's one model; attached to the server, it lives as long.
+def model_text(config: FrontendConfig, off_loop: OffLoop) -> ModelText:
+    """The text of the one model of `serve`. ConfigError if its files are no good."""
+    given = config.model_path
+    return ModelText(OWN_MODEL if given is None else Path(given), off_loop)
 
-    ConfigError if the model's files are no good.
-    """
 
-    def __init__(self, server: Server, config: ServeFrontendConfig, own_tokenizer: Path) -> None:
-        self._off_loop = OffLoop()
-        self._wanted_port = config.frontend.http_frontend
-        given = config.frontend.model_path
-        text = ModelText(own_tokenizer if given is None else Path(given), self._off_loop)
-        self.vocab_size = text.vocab_size
-        server.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
-        pool = server.pool
-        completions = Completions(
-            pool.dispatcher,
-            pool.monitor,
-            pool.reader,
-            text,
-            config.frontend,
-            config.model_id,
-            card=None if config.backend == STATIC else lambda: server.card,
-        )
-        super().__init__(
-            ModelRoutes(
-                OneModel(completions, pool), reader=pool.reader, fronts=server.siblings.health
-            ).routes,
-            config,
-            server.security,
-            pool.hits,
-            workers=len(config.workers) + config.mock_engines.mockers,
-        )
+def router_listener(
+    parts: ServerParts, pool: ConfiguredPool, text: ModelText, config: FrontendConfig, port: int
+) -> HttpServer:
+    """In front of a router's one model."""
+    workers = pool.workers
+    completions = Completions(
+        workers.dispatcher,
+        workers.monitor,
+        workers.reader,
+        text,
+        config,
+        parts.config.model_id,
+        card=None if parts.config.backend == STATIC else lambda: pool.card,
+    )
+    models = ModelRoutes(OneModel(completions, workers), pool.calls, reader=workers.reader)
+    return openai_server(
+        parts,
+        models,
+        {},
+        port=port,
+        key="http_frontend",
+        workers=pool.most_workers,
+    )
 
-    @property
-    def description(self) -> str:
-        return f"openai {self.address} "
 
-    async def start(self) -> None:
-        assert self._wanted_port is not None
-        await self.listen(self._wanted_port)
+def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
+    """The server of `frontend`: OpenAI's API, and all that is to be seen, on one port."""
+    models = ModelManager(config, parts)
+    page, settings = parts.metrics_page(models.metrics_pages), LiveSettings(parts, models)
+    changes = SharedChanges(PoolAdmins(models.admins), None, parts.siblings)
+    shared = SharedPages(parts.siblings, lambda: models.shown)
+    routes = {
+        **DashboardRoutes(shared.shown, models.refused_cards).routes,
+        **WorkersRoute(models.routers).routes,
+        **AdminRoutes(changes).routes,
+        **ReloadRoute(settings.shared).routes,
+        **MetricsRoute(page).routes,
+    }
+    listener = openai_server(
+        parts,
+        ModelRoutes(models, models.calls, reader=models.reader),
+        routes,
+        port=config.http_port,
+        key="http_port",
+        workers=MOST_WORKERS,
+    )
+    watch_servers(parts, models.calls, [listener])
 
-    async def close(self) -> None:
-        await super().close()
-        self._off_loop.close()
+    def exposed() -> list[str]:
+        if not parts.security.access.open or is_loopback(config.host):
+            return []
+        return [
+            f"http {listener.address} is open: whoever reaches it may have requests answered"
+            " (--auth-tokens or --tls-client-ca)"
+        ]
+
+    return Server(parts, models, [listener], settings, changes, exposed=exposed)

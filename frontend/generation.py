@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
+from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .asgi import Client
 from .engine_requests import Choice, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin

@@ -1,60 +1,66 @@
-"""dynamo-router serve, with a frontend for OpenAI clients if one was asked for; and frontend."""
+"""dynamo-router serve, with a listener for OpenAI clients if one was asked for; and frontend."""
 
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.errors import ConfigError
-from ..engines.mocker import OWN_MODEL
 from ..process.logs import LogOutput
 from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
 from ..server.command import Service, run_service
-from ..server.command import run as run_router
 from ..server.fronts import Siblings
-from ..server.server import Attachment, Server
+from ..server.pool import ConfiguredPool
+from ..server.router_server import router_server
+from ..server.server import Server
+from ..server.server_parts import ServerParts
 from .config import ModelFrontendConfig, ServeFrontendConfig
 
-if TYPE_CHECKING:
-    from .frontend import AttachedFrontend
-
-NEEDED = ("httptools", "jinja2", "tokenizers")
+NEEDED = ("jinja2", "tokenizers")
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
-    """The command: 1, and a line on why, if it cannot start."""
+    """The command `serve`: 1, and a line on why, if it cannot start."""
 
-    def attach(server: Server) -> Attachment | None:
-        settled = server.config  # its port may be one that several processes share
-        assert isinstance(settled, ServeFrontendConfig)
-        return frontend_of(server, settled)
+    def make(
+        config: ServeFrontendConfig,
+        source: SettingsSource[Any] | None,
+        output: LogOutput,
+        siblings: Siblings,
+    ) -> Service:
+        return new_router(config, ServerParts(config, source, output, siblings))
 
     def vocab_size() -> int | None:
         if config.frontend.http_frontend is None:
             return None
         check_installed("http_frontend")
-        from .processor import ModelText
+        from .frontend import model_text
 
         off_loop = OffLoop()
         try:
-            return ModelText(Path(config.frontend.model_path or OWN_MODEL), off_loop).vocab_size
+            return model_text(config.frontend, off_loop).vocab_size
         finally:
             off_loop.close()
 
-    return run_router(config, source, attach, vocab_size)
+    return run_service(config, source, make, vocab_size)
 
 
-def frontend_of(server: Server, config: ServeFrontendConfig) -> "AttachedFrontend | None":
-    """The frontend of a server that was not started; None if none was asked for.
+def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
+    """The server of `serve`.
 
-    ConfigError if the extra `frontend` is not installed, or the model's files are no good.
+    ConfigError if OpenAI clients are to be served and the extra `frontend` is not installed, or the
+    model's files are no good.
     """
-    if config.frontend.http_frontend is None:
-        return None
+    port = config.frontend.http_frontend
+    if port is None:
+        return router_server(parts, ConfiguredPool(parts))
     check_installed("http_frontend")
-    from .frontend import AttachedFrontend  # not before: the router alone needs none of them
+    from .frontend import model_text, router_listener  # not before: the router alone needs none
 
-    return AttachedFrontend(server, config, OWN_MODEL)
+    text = model_text(config.frontend, parts.off_loop)
+    tokenize = partial(text.encode, add_special_tokens=True)
+    pool = ConfiguredPool(parts, tokenize=tokenize, vocab_size=text.vocab_size)
+    return router_server(parts, pool, [router_listener(parts, pool, text, config.frontend, port)])
 
 
 def check_installed(key: str) -> None:
@@ -79,8 +85,8 @@ def run_models(
         siblings: Siblings,
     ) -> Service:
         check_installed("http_port")
-        from .model_server import ModelServer
+        from .frontend import frontend_server
 
-        return ModelServer(config, source, output, siblings)
+        return frontend_server(config, ServerParts(config, source, output, siblings))
 
     return run_service(config, source, make)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from .asgi import Client, Send, encoded
+from ..transport.http1 import Client, Send, encoded
 
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 import uvloop
@@ -21,7 +21,6 @@ from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .fronts import SHOW_STACK, FrontPlace, PlacedSettings, Pulse, Siblings, Supervisor
-from .server import Attachment, Server
 
 GC_THRESHOLDS = (2_000, 50, 100)
 """The collector stops the loop for some 0.1 us an object, on a busy machine for ten times that: it
@@ -32,8 +31,6 @@ log = structlog.get_logger(__name__)
 
 
 C = TypeVar("C", bound=ServeConfig)
-Attach = Callable[[Server], Attachment | None]
-"""What else is to serve a server's requests."""
 
 
 class Service(Protocol):
@@ -70,47 +67,18 @@ Make = Callable[[C, SettingsSource[C] | None, LogOutput, Siblings], Service]
 and the other processes that serve the same."""
 
 
-def run(
-    config: ServeConfig,
-    source: SettingsSource[ServeConfig] | None = None,
-    attach: Attach = lambda server: None,
-    vocab_size: Callable[[], int | None] = lambda: None,
-) -> int:
-    """The command: serve until a signal, then drain. 1, and a line on why, if it cannot start.
-
-    `source` is where the configuration came from, to be read again at each SIGHUP; `vocab_size`:
-    what mock engines for several processes generate from.
-    """
-
-    def make(
-        config: ServeConfig,
-        source: SettingsSource[ServeConfig] | None,
-        output: LogOutput,
-        siblings: Siblings,
-    ) -> Service:
-        server = Server(config, source, output, siblings)
-        server.attached = attach(server)
-        return server
-
-    def warn() -> None:
-        for text in vain_settings(source.current) if source is not None else ():
-            log.warning(text)
-        if config.index_snapshot is not None:
-            check_snapshot_path(config.index_snapshot)
-
-    return run_service(config, source, make, warn, vocab_size)
-
-
 def run_service(
     config: C,
     source: SettingsSource[C] | None,
     make: Make[C],
-    warn: Callable[[], None] = lambda: None,
     vocab_size: Callable[[], int | None] = lambda: None,
 ) -> int:
-    """Serve what `make` makes, on the event loop, until a signal; the process's exit code. With
-    several processes this one is their parent, or one of them. `warn` says once what is amiss with
-    the configuration."""
+    """Serve what `make` makes until a signal, then drain. 1, and a line on why, if it cannot start.
+
+    `source` is where the configuration came from, to be read again at each SIGHUP. With several
+    processes this one is their parent, or one of them; `vocab_size` is what mock engines for
+    several generate from.
+    """
     place = FrontPlace.take()
     if place is not None:
         faulthandler.register(SHOW_STACK)
@@ -124,7 +92,7 @@ def run_service(
 
     def made() -> Service:
         if place is None:
-            warn()
+            warn_of(config, source)
         if place is None and config.fronts.several:
             return Supervisor(config, source, vocab_size)
         return make(config, source, output, Siblings(place))
@@ -137,6 +105,14 @@ def run_service(
     finally:
         output.close()
     return 0
+
+
+def warn_of(config: ServeConfig, source: SettingsSource[Any] | None) -> None:
+    """Log which settings have no effect. ConfigError if there is no place for snapshots."""
+    for text in vain_settings(source.current) if source is not None else ():
+        log.warning(text)
+    if config.index_snapshot is not None:
+        check_snapshot_path(config.index_snapshot)
 
 
 async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | None = None) -> None:

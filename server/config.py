@@ -1,6 +1,7 @@
 """Configuration of the service: ServeConfig, with that of its decisions inside."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from ..base.urls import DEFAULT_NATS_URL
 from ..process.settings import SHORTEST_S, bad_setting, option
@@ -56,6 +57,8 @@ EVENT_SOURCES = ("auto", "nats", "jetstream", "grpc", "zmq", "http", "none")
 class ServeConfig:
     """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
 
+    has_grpc: ClassVar[bool] = True
+    """there is a gRPC port"""
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "gRPC port; 0 takes a free one.")
     http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")

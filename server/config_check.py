@@ -12,6 +12,16 @@ from ..router.policy import LOWER_TIER_WEIGHTS
 from ..workers.records import STATIC
 from .config import ServeConfig
 
+_OF_GRPC = (
+    "max_questions",
+    "max_metadata_bytes",
+    "max_answer_bytes",
+    "max_connections",
+    "connection_handshake_s",
+    "connection_age_s",
+    "connection_age_grace_s",
+    "message_timeout_s",
+)
 _OF_KV = ("policy", "router_temperature", *DYNAMO_KNOBS, *LOWER_TIER_WEIGHTS)
 
 
@@ -53,6 +63,10 @@ def _unless_mock_engines(config: ServeConfig) -> str | None:
     return None if config.mock_engines.mockers else "there are no mock engines"
 
 
+def _without_grpc(config: ServeConfig) -> str | None:
+    return None if config.has_grpc else "there is no gRPC port"
+
+
 def _with_queue_threshold(config: ServeConfig) -> str | None:
     given = config.router.admission.queue_threshold is not None
     return "queue_threshold says who waits" if given else None
@@ -79,6 +93,7 @@ RULES = (
         ["response_host"],
         lambda config: "workers are not discovered" if config.backend == STATIC else None,
     ),
+    _Rule([f"peers.{name}" for name in _OF_GRPC], _without_grpc),
     _Rule(["index_snapshot_interval_s"], _unless_snapshots),
     _Rule(
         ["router_snapshot_threshold", "router_reset_states"],
@@ -92,12 +107,13 @@ RULES = (
 )  # fmt: skip
 
 
-def vain_settings(resolved: Resolved[ServeConfig]) -> list[str]:
+def vain_settings(resolved: Resolved[Any]) -> list[str]:
     """A sentence on each setting that somebody gave and that has no effect."""
     said = []
     for rule in RULES:
         because = rule.because(resolved.config)
-        given = [key for key in rule.keys if resolved.origins[key] != "default"]
+        known = resolved.origins
+        given = [key for key in rule.keys if known.get(key, "default") != "default"]
         if because is not None:
             said += [f"{key} ({resolved.origins[key]}) has no effect: {because}" for key in given]
     return said

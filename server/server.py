@@ -1,53 +1,58 @@
-"""Server: puts the service together, runs it, and takes it apart again."""
+"""Server: listeners in front of pools of workers, run together in one event loop."""
 
 import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import structlog
 
-from ..base.clock import SystemClock
-from ..process.logs import LogOutput
-from ..process.settings import SettingsSource
-from ..workers.records import ModelCard
-from .access import Security
-from .admin import AdminRoutes, Reloader, WorkerList
 from .config import ServeConfig
-from .dashboard import DashboardRoutes, PageData
-from .dispatch import NoTrace
-from .fronts import (
-    SharedChanges,
-    SharedPages,
-    SharedReload,
-    Siblings,
-    share_aborts,
-    share_bookings,
-    share_metrics,
-    share_replicas,
-)
-from .mock_process import MockProcess
-from .pool import MOST_WORKERS, LiveSettings, WorkerDiscovery, WorkerPool, is_discovering
-from .services import CallLimits, GrpcServer, HttpServer, RouterService, TrtllmService
-from .tracing import span_export_of
+from .fronts import SharedChanges, share_replicas
+from .live_settings import LivePools, LiveSettings
+from .pool import WorkerPool
+from .server_parts import ServerParts
 
 log = structlog.get_logger(__name__)
 
 
-class Attachment(Protocol):
-    """Another way in to a Server, made for it by a floor above."""
+class Pools(LivePools, Protocol):
+    """The pools of a server: the one that is configured, or one for each set of workers that is
+    found."""
+
+    @property
+    def description(self) -> str:
+        """Their part of the ready line."""
+        ...
+
+    @property
+    def running(self) -> Iterable[WorkerPool]:
+        """Those that requests are routed in."""
+        ...
+
+    async def start(self) -> None:
+        """Find the workers, and take requests. ConfigError if that cannot be had."""
+
+    async def wait_for_probes(self) -> None:
+        """Wait until every worker that is there was probed once, or that takes long."""
+
+    async def close(self) -> None:
+        """End all of them, started or not. Idempotent."""
+
+
+class Listener(Protocol):
+    """A port of a server, and what it serves: gRPC, OpenAI's API, or admin routes."""
 
     @property
     def description(self) -> str:
         """Its part of the ready line."""
         ...
 
-    @property
-    def vocab_size(self) -> int:
-        """What mock engines started for it generate from."""
-        ...
+    async def listen(self) -> None:
+        """Take the port. ConfigError if it cannot be had."""
 
     async def start(self) -> None:
-        """Begin to serve. ConfigError if it cannot."""
+        """Answer, at the latest from now on: the pools take requests."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
@@ -57,239 +62,100 @@ class Attachment(Protocol):
 
 
 class Server:
-    """The whole service in one event loop. `close` undoes whatever `start` did, in reverse."""
+    """A whole service. `close` ends all that it was made of, started or not."""
 
     def __init__(
         self,
-        config: ServeConfig,
-        source: SettingsSource[ServeConfig] | None = None,
-        output: LogOutput | None = None,
-        siblings: Siblings | None = None,
+        parts: ServerParts,
+        pools: Pools,
+        listeners: Sequence[Listener],
+        settings: LiveSettings,
+        changes: SharedChanges,
+        *,
+        exposed: Callable[[], Iterable[str]],
     ) -> None:
-        """`siblings`: the other processes of this router, which has its ports with them."""
-        self._config = config
-        self.siblings = siblings = siblings or Siblings()
+        """The listeners take their ports in this order. `changes` are those that admin calls make;
+        `exposed` is what the listeners leave open to others, once they have their ports."""
+        self._parts, self.pools, self.listeners = parts, pools, listeners
+        self._settings, self._changes, self._exposed = settings, changes, exposed
+        siblings = self._siblings = parts.siblings
         siblings.state = self._state
-        self._started = False
-        self.attached: Attachment | None = None
-        self._clock = SystemClock()
+        share_replicas(siblings, parts.config.router_id, lambda: pools.running)
         self._stack = AsyncExitStack()
-        self._draining = False
-
-        self.security = Security(config, self._clock)
-        self._spans = span_export_of(config.observability.otel_endpoint)
-        tracing = NoTrace() if self._spans is None else self._spans.tracing
-        pool = self.pool = WorkerPool(config, self.security, self._clock, tracing)
-        self.router, self.monitor, self.metrics = pool.router, pool.monitor, pool.metrics
-        self.dispatcher, self.admin = pool.dispatcher, pool.admin
-        self.dashboard = pool.dashboard
-        self._discovery: WorkerDiscovery | None = None
-        if is_discovering(config):
-            nats = self.security.nats
-            self._discovery = WorkerDiscovery(config, self.admin, self.monitor, self._clock, nats)
-        self._workers = WorkerList(self.admin, self.monitor, refresh_s=config.dns_refresh_s)
-        self._live = LiveSettings(config, lambda: [pool], workers=self._workers, output=output)
-        self._reloader = None
-        if source is not None:
-            self._reloader = Reloader(source, check=self._live.check, apply=self._live.apply)
-        self._changes = SharedChanges(pool.admin, self.router.limits, siblings)
-        share_replicas(siblings, config.router_id, lambda: [pool])
-        self.metrics.page.siblings = share_metrics(siblings, self.metrics.page)
-        page_data = PageData(pool.dashboard, pool.reader, self._health)
-        pages = SharedPages(siblings, lambda name: page_data)
-        calls = CallLimits(config.peers, pool.hits, self.metrics.requests.on_refused)
-        self.metrics.watch_process(
-            self.security,
-            log=output,
-            open_calls=calls.open_calls,
-            http_connections=lambda: self._http.open,
-        )
-        workers = len(config.workers) + config.mock_engines.mockers
-        workers += MOST_WORKERS if self._discovery is not None else 0
-        self._http = HttpServer(
-            self.router,
-            self.metrics.page,
-            self._health,
-            security=self.security,
-            reader=pool.reader,
-            workers=workers,
-            more_routes=[
-                *AdminRoutes(self._changes, SharedReload(self._reloader, siblings)).routes,
-                *DashboardRoutes(pages.data("", page_data)).routes,
-            ],
-            change_limits=self._changes.change_limits,
-            fronts=siblings.health,
-        )
-        self._grpc = GrpcServer(
-            TrtllmService(
-                self.dispatcher,
-                self.monitor,
-                model_id=config.model_id,
-                mode=config.router.mode,
-                policy=config.router.policy_name,
-                abort_elsewhere=share_aborts(siblings, self.dispatcher),
-            ),
-            RouterService(
-                self.router,
-                pool.reader,
-                self._changes,
-                booked_elsewhere=share_bookings(siblings, self.router),
-            ),
-            access=self.security.access,
-            calls=calls,
-            workers=workers,
-            max_message_bytes=config.connection.max_message_bytes,
-            tls=self.security.server_tls,
-            shares_port=config.fronts.several,
-        )
-        self.monitor.listeners.append(self._on_workers)
+        self._stack.push_async_callback(parts.close)
+        self._stack.push_async_callback(pools.close)
+        self._started = False
 
     @property
     def config(self) -> ServeConfig:
         """What it is run by now."""
-        return self._live.config
-
-    @property
-    def card(self) -> ModelCard | None:
-        """What discovered workers have published of their model, if any have."""
-        return None if self._discovery is None else self._discovery.card
-
-    def reload(self) -> None:
-        """Read the configuration again; what comes of it is in the log."""
-        if self._reloader is None or not self._started:
-            log.warning("SIGHUP: the configuration is not read again, the router is starting")
-        else:
-            self._reloader.on_signal()
-
-    @property
-    def grpc_address(self) -> str:
-        return f"{self._config.host}:{self._grpc.port}"
-
-    @property
-    def http_address(self) -> str:
-        return f"{self._config.host}:{self._http.port}"
+        return self._parts.config
 
     @property
     def ready_line(self) -> str:
-        admin, events = self._http.admin, self.pool.events
-        listeners = f"grpc {self.grpc_address} http {self.http_address} "
-        if admin is not None:
-            listeners += f"admin {admin.host}:{admin.port} "
-        return (
-            f"dynamo-router ready: {listeners}{self.attached.description if self.attached else ''}"
-            f"mode {self._config.router.mode} workers {len(self.router.registry)} "
-            f"events {events.description if events else 'off'}"
-        )
+        words = [listener.description for listener in self.listeners]
+        return f"dynamo-router ready: {' '.join([*words, self.pools.description])}"
+
+    def reload(self) -> None:
+        """Read the settings again; what comes of it is in the log."""
+        reloader = self._settings.reloader
+        if reloader is None or not self._started:
+            log.warning("SIGHUP: the settings are not read again, the server is starting")
+        else:
+            reloader.on_signal()
 
     async def start(self) -> None:
-        """Take the ports, find the event plane, start mock engines, wait for workers, serve.
+        """Take the ports, start the pools, serve.
 
-        ConfigError if a port or the event plane cannot be had. Call `close` in any case.
+        ConfigError if something of that cannot be had. Call `close` in any case.
         """
-        config, stack = self._config, self._stack
-        stack.callback(self.router.close)
-        if self._spans is not None:
-            stack.push_async_callback(self._spans.close)
-        stack.push_async_callback(self._http.close)
-        if not config.fronts.several:
+        shares_ports = self._parts.shares_ports
+        if not shares_ports:
             # Ports first: they are what fails, and nothing has been started yet.
             await self._listen()
-        self.metrics.loop_lag.start()
-        stack.callback(self.metrics.loop_lag.close)
-        self.security.watch.start()
-        stack.push_async_callback(self.security.watch.close)
-        if self._discovery is not None:
-            stack.push_async_callback(self._discovery.close)
-            await self._discovery.open()
-        discovery = self._discovery
-        stack.push_async_callback(self.pool.close_events)
-        nats_url = await self.pool.start_events(None if discovery is None else discovery.ask_about)
-        await self.pool.start_replicas()
-        urls = []
-        if config.mock_engines.mockers:
-            mocks = MockProcess(
-                config.mock_engines,
-                block_size=config.router.block_size,
-                namespace=config.namespace,
-                component=config.component,
-                endpoint=config.endpoint,
-                model_id=config.model_id,
-                nats_url=nats_url,
-                nats_auth=config.nats_auth,
-                vocab_size=None if self.attached is None else self.attached.vocab_size,
-            )
-            stack.push_async_callback(mocks.stop)
-            await mocks.start()
-            urls = mocks.urls
-        # Closed before the engines stop: it would only report that they did.
-        stack.push_async_callback(self.pool.close_workers)
-        stack.push_async_callback(self._workers.close)
-        for url in urls:
-            self.monitor.add(url)
-        await self._workers.start(config.workers)
-        if self._discovery is not None:
-            stack.push_async_callback(self._discovery.stop)
-            await self._discovery.start()
-        stack.push_async_callback(self.siblings.close)
-        await self.siblings.start()
-        await self._changes.catch_up()
-        self.dispatcher.start()
-        if config.fronts.several:
+        self._parts.start()
+        await self.pools.start()
+        await self._siblings.start()
+        if shares_ports:
             # Ports last: until this process can serve, connections are to go to the others.
-            await self.pool.wait_for_probes()
+            await self.pools.wait_for_probes()
+            await self._changes.catch_up()
             await self._listen()
-        await self._grpc.start()
-        if self.attached is not None:
-            await self.attached.start()
-        await self.pool.wait_for_probes()
-        self._on_workers()
+        for listener in self.listeners:
+            await listener.start()
+        await self.pools.wait_for_probes()
         self._started = True
 
     async def _listen(self) -> None:
-        config = self._config
-        self._grpc.bind(config.host, config.port)
-        await self._http.start(config.host, config.http_port, shared=config.fronts.several)
-        for line in self.security.exposed(self._grpc.port, self._http.port, self._http.admin):
+        for listener in self.listeners:
+            await listener.listen()
+        for line in self._exposed():
             log.warning(line)
 
     def turn_away(self) -> None:
-        """Say by health that nobody should send requests here any more, and go on serving them."""
-        self._draining = True
-        self._on_workers()
+        """Show by health that no more requests should come, and go on serving them."""
+        self._parts.turn_away()
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
         self.turn_away()
-        ways_in = [self._grpc.stop(grace_s)]
-        if self.attached is not None:
-            ways_in.append(self.attached.drain(grace_s))
-        await asyncio.gather(*ways_in)
+        async with asyncio.TaskGroup() as group:
+            for listener in self.listeners:
+                group.create_task(listener.drain(grace_s))
 
     async def close(self) -> None:
         """End what is left. No task, child, thread or socket of it survives. Idempotent."""
-        self._draining = True
-        if self.attached is not None:
-            await self.attached.close()
-        await self._grpc.stop(0.0)
+        self._parts.draining = True
+        for listener in reversed(self.listeners):
+            await listener.close()
+        await self._siblings.close()
         await self._stack.aclose()
-
-    def _on_workers(self) -> None:
-        self._grpc.set_serving(self.monitor.any_ready and not self._draining)
-
-    def _health(self) -> tuple[bool, dict[str, Any]]:
-        """For /health."""
-        more = {
-            **self.pool.health,
-            "mode": self._config.router.mode,
-            "data_path": "nghttp2",
-            "draining": self._draining,
-        }
-        return bool(more["workers"].get("ready")) and not self._draining, more
 
     def _state(self) -> dict[str, Any]:
         """For /health of all processes."""
+        pools = list(self.pools.running)
         return {
-            "in_flight": self.dispatcher.in_flight,
-            "requests": self.metrics.requests.started,
-            "draining": self._draining,
+            "in_flight": sum(pool.dispatcher.in_flight for pool in pools),
+            "requests": sum(pool.metrics.requests.started for pool in pools),
+            "draining": self._parts.draining,
         }

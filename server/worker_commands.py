@@ -193,7 +193,9 @@ def _tls(client: AdminClientConfig) -> ssl.SSLContext:
 def _show(client: AdminClientConfig, code: int, answer: Answer) -> int:
     """Print an answer; the exit code."""
     if code >= 400:
-        click.echo(f"dynamo-router: {answer.get('error', f'status {code}')}", err=True)
+        error = answer.get("error", f"status {code}")
+        text = error["message"] if isinstance(error, dict) else error  # as OpenAI's port has it
+        click.echo(f"dynamo-router: {text}", err=True)
         return 1
     if client.json:
         click.echo(json.dumps(answer))

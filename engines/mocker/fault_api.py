@@ -14,10 +14,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 
 from ...base.errors import ConfigError
-from ...transport.http_site import HttpSite, json_response
+from ...transport.http1 import (
+    Application,
+    HttpCall,
+    HttpError,
+    HttpListener,
+    answer_json,
+    plain_error,
+)
 from .faults import HEALTHY, Fault
 from .server import MockServer
 
@@ -36,66 +42,63 @@ class FaultApi:
     def __init__(self, engines: Sequence[MockServer]) -> None:
         self._engines = engines
         self.address = ""
-        self._site = HttpSite(
-            [
-                web.get("/engines", self._on_engines),
-                web.put("/engines/{engine}/fault", self._on_fault),
-                web.delete("/engines/{engine}/fault", self._on_lift),
-                web.post("/engines/{engine}/restart", self._on_restart),
-                web.post("/crash", self._on_crash),
-            ],
-            max_body_bytes=MAX_BODY_BYTES,
+        routes = {
+            "GET /engines": self._on_engines,
+            "PUT /engines/{engine}/fault": self._on_fault,
+            "DELETE /engines/{engine}/fault": self._on_lift,
+            "POST /engines/{engine}/restart": self._on_restart,
+            "POST /crash": self._on_crash,
+        }
+        self._listener = HttpListener(
+            Application(routes, plain_error, max_body_bytes=MAX_BODY_BYTES)
         )
 
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. ConfigError if it cannot be had."""
-        await self._site.start(host, port, key="fault_port")
-        self.address = f"{host}:{self._site.port}"
+        taken = await self._listener.start(host, port, key="fault_port")
+        self.address = f"{host}:{taken}"
 
     async def close(self) -> None:
-        await self._site.close()
+        await self._listener.close()
 
-    async def _on_engines(self, request: web.Request) -> web.Response:
-        return json_response([self._describe(number) for number in range(len(self._engines))])
+    async def _on_engines(self, call: HttpCall) -> None:
+        await answer_json(call, [self._describe(number) for number in range(len(self._engines))])
 
-    async def _on_fault(self, request: web.Request) -> web.Response:
-        numbers = self._numbers(request)
-        fault = _decode(await request.read(), Fault)
-        return await self._set(numbers, fault)
+    async def _on_fault(self, call: HttpCall) -> None:
+        numbers = self._numbers(call)
+        await self._set(call, numbers, _decode(call.body, Fault))
 
-    async def _on_lift(self, request: web.Request) -> web.Response:
-        return await self._set(self._numbers(request), HEALTHY)
+    async def _on_lift(self, call: HttpCall) -> None:
+        await self._set(call, self._numbers(call), HEALTHY)
 
-    async def _on_restart(self, request: web.Request) -> web.Response:
-        numbers = self._numbers(request)
-        wanted = _decode(await request.read(), Restart)
-        return await self._each(
-            numbers, [self._engines[n].restart(wanted.first_event_id) for n in numbers]
-        )
+    async def _on_restart(self, call: HttpCall) -> None:
+        numbers = self._numbers(call)
+        wanted = _decode(call.body, Restart)
+        restarts = [self._engines[n].restart(wanted.first_event_id) for n in numbers]
+        await self._each(call, numbers, restarts)
 
-    async def _on_crash(self, request: web.Request) -> web.Response:
+    async def _on_crash(self, call: HttpCall) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-        return json_response({})  # too late, but the handler needs an answer
 
-    async def _set(self, numbers: list[int], fault: Fault) -> web.Response:
-        return await self._each(numbers, [self._engines[n].set_fault(fault) for n in numbers])
+    async def _set(self, call: HttpCall, numbers: list[int], fault: Fault) -> None:
+        await self._each(call, numbers, [self._engines[n].set_fault(fault) for n in numbers])
 
-    async def _each(self, numbers: list[int], changes: list[Any]) -> web.Response:
+    async def _each(self, call: HttpCall, numbers: list[int], changes: list[Any]) -> None:
         results = await asyncio.gather(*changes, return_exceptions=True)
         for result in results:
             if isinstance(result, ConfigError):  # its port was taken meanwhile
-                return _error(409, str(result))
+                raise HttpError(409, str(result))
             if isinstance(result, BaseException):
                 raise result
-        return json_response([self._describe(number) for number in numbers])
+        await answer_json(call, [self._describe(number) for number in numbers])
 
-    def _numbers(self, request: web.Request) -> list[int]:
-        word = request.match_info["engine"]
+    def _numbers(self, call: HttpCall) -> list[int]:
+        word = call.values["engine"]
         if word == "all":
             return list(range(len(self._engines)))
         if not word.isdecimal() or int(word) >= len(self._engines):
             text = f"there is no engine {word}: 0..{len(self._engines) - 1}, or all"
-            raise web.HTTPNotFound(text=_error_text(text), content_type="application/json")
+            raise HttpError(404, text)
         return [int(word)]
 
     def _describe(self, number: int) -> dict[str, Any]:
@@ -115,14 +118,4 @@ def _decode(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise web.HTTPBadRequest(
-            text=_error_text(str(error)), content_type="application/json"
-        ) from None
-
-
-def _error(status: int, text: str) -> web.Response:
-    return json_response({"error": text}, status)
-
-
-def _error_text(text: str) -> str:
-    return msgspec.json.encode({"error": text}).decode()
+        raise HttpError(400, str(error)) from None

@@ -2,16 +2,27 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from ...base.urls import DEFAULT_NATS_URL, redact_url
+from ...router.kv_router import KvRouter
 from ...runtime.discovery import Reconciler
-from ...server.metrics import MetricsPage
+from ...runtime.event_planes import probe
+from ...server.admin import WorkerAdmin
+from ...server.config import ServeConfig
+from ...server.dispatch import RequestReader
+from ...server.metrics import Labels, MetricsPage
+from ...server.pool import WorkerPlane, WorkerPool
+from ...server.server_parts import ServerParts
+from ...server.services import CallLimits
+from ..config import ModelFrontendConfig
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
 from .routes import Answering, ModelEntry
-from .worker_sets import Refusal, SetName, WorkerSet
+from .worker_sets import NamespaceFilter, Refusal, SetName, WorkerSet
 
 FIRST_POOLS_S = 5.0
 """How long `start` waits for the first pools, and first answers of their workers."""
@@ -20,20 +31,47 @@ log = structlog.get_logger(__name__)
 
 
 class ModelManager:
-    """The models of a store as a Directory, from `start` to `close`.
+    """The models of a store, as Directory and as Pools of a server, from `start` to `close`.
 
     A pool begins with the first card of its set and ends when nobody is registered for it and
     nothing runs there any more: then the last of its requests have ended.
     """
 
-    def __init__(self, watcher: ModelWatcher, shared: Shared) -> None:
-        self._watcher, self._shared = watcher, shared
+    def __init__(self, config: ModelFrontendConfig, parts: ServerParts) -> None:
+        """ConfigError if the store's address is no good."""
+        store = config.discovery.open(config.backend)
+        assert store is not None, "the configuration was checked"
+        wanted = NamespaceFilter(config.namespace, config.namespace_prefix or "")
+        self._parts = parts
+        self._plane = WorkerPlane(config, parts.security.nats)
+        self._watcher = ModelWatcher(store, wanted)
+        self._shared = Shared(
+            parts=parts,
+            settings=lambda: self._settings(parts.config),
+            frontend=config.frontend,
+            plane=self._plane,
+            store=config.backend,
+        )
+        self._events: dict[str, Any] = {}  # settings that were worked out at the start
         self._pools: dict[SetName, ModelPool] = {}
         self._refused: list[Refusal] = []
-        name = f"models in {shared.store}"
-        self._reconciler = Reconciler(name, shared.store, watcher, self.reconcile)
-        self.draining = False
-        """nobody should come any more"""
+        name = f"models in {config.backend}"
+        self._reconciler = Reconciler(name, config.backend, self._watcher, self.reconcile)
+        self.calls = CallLimits(config.peers, parts.hits)
+        """of all pools"""
+        self.reader = RequestReader(config.router.block_size, config.peers, parts.hits)
+        """of requests that belong to no pool yet"""
+
+    @property
+    def description(self) -> str:
+        """Its part of the ready line."""
+        names = ", ".join(entry.name for entry in self.entries) or "none yet"
+        url = self._events.get("nats")
+        return f"models {names} events {redact_url(url) if url else 'from engines'}"
+
+    @property
+    def has_queue(self) -> bool:
+        return all(pool.has_queue for pool in self.pools)
 
     @property
     def pools(self) -> Sequence[ModelPool]:
@@ -57,8 +95,7 @@ class ModelManager:
 
     @property
     def any_ready(self) -> bool:
-        serving = (pool.share > 0 for pool in self._answering)
-        return not self.draining and any(serving)
+        return any(pool.share > 0 for pool in self._answering)
 
     def find(self, name: str) -> Sequence[Answering]:
         """A model's own name goes before other names of another one; of those the first claim
@@ -85,16 +122,50 @@ class ModelManager:
             "refused": [refusal._asdict() for refusal in self._refused],
         }
 
-    def metrics_pages(self) -> Iterator[tuple[dict[str, str], MetricsPage]]:
+    def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
         """Of each pool its labels and what is counted of it."""
-        for pool in self._pools.values():
-            if (page := pool.metrics) is not None:
-                yield {"model": pool.name.model, "pool": pool.label}, page
+        return ((labels, workers.metrics.page) for labels, workers in self._labelled())
+
+    def routers(self) -> Iterator[tuple[Labels, KvRouter]]:
+        """The same with the router of each pool."""
+        return ((labels, workers.router) for labels, workers in self._labelled())
+
+    def admins(self) -> Iterator[WorkerAdmin]:
+        return (workers.admin for _, workers in self._labelled())
+
+    def _labelled(self) -> Iterator[tuple[Labels, WorkerPool]]:
+        for pool in self.pools:
+            if pool.workers is not None:
+                yield {"model": pool.name.model, "pool": pool.label}, pool.workers
+
+    @property
+    def running(self) -> Sequence[WorkerPool]:
+        """Those that requests are routed in."""
+        return [workers for _, workers in self._labelled()]
+
+    @property
+    def shown(self) -> Sequence[ModelPool]:
+        """What the dashboard can look at."""
+        return sorted(self.pools, key=lambda pool: pool.name)
+
+    def refused_cards(self) -> dict[str, Any]:
+        """What the dashboard shows beside the pools."""
+        return {"refused_cards": len(self._refused)}
+
+    def change(self, new: ServeConfig, old: ServeConfig, keys: frozenset[str]) -> None:
+        """Let all pools use the settings of these keys, which were checked, from now on."""
+        settings = self._settings(new)
+        for pool in self.pools:
+            pool.change(settings, keys)
 
     async def start(self) -> None:
-        """Returns once the models that are there can be had, or that takes long. ConfigError if the
-        store refuses us."""
+        """Find the models. ConfigError if the store refuses us."""
+        await self._plane.listen()
+        self._events = await _find_events(self._parts.config)
         await self._reconciler.start()
+
+    async def wait_for_probes(self) -> None:
+        """Wait until the models that are there can be had, or that takes long."""
         waiting = (pool.wait_for_probes(FIRST_POOLS_S) for pool in self.pools)
         await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -103,6 +174,11 @@ class ModelManager:
         await self._reconciler.close()
         pools, self._pools = self.pools, {}
         await asyncio.gather(*(pool.close() for pool in pools))
+        await self._plane.close()
+        self.reader.close()
+
+    def _settings(self, config: ServeConfig) -> ServeConfig:
+        return replace(config, **self._events)
 
     async def reconcile(self) -> None:
         """Let the pools be those of the sets that are registered now."""
@@ -128,6 +204,17 @@ class ModelManager:
         pools = self.pools
         for pool in pools:
             pool.partners = [each for each in pools if pool.found.shares_requests_with(each.found)]
+
+
+async def _find_events(config: ServeConfig) -> dict[str, Any]:
+    """Settings that name the NATS server which all pools hear events from; where there is none,
+    engines are asked."""
+    if config.event_sources not in ("auto", "nats"):
+        return {}
+    url = config.nats
+    if url is None and await probe(DEFAULT_NATS_URL):
+        url = DEFAULT_NATS_URL
+    return {"event_sources": "grpc"} if url is None else {"nats": url}
 
 
 def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[int]:

@@ -2,33 +2,30 @@
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
 
 from ...base.backoff import Backoff
-from ...base.clock import Clock
 from ...base.errors import ConfigError, NoWorkersError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
 from ...kv_events import StateReset, WorkerQueries
-from ...process.off_loop import OffLoop
 from ...process.supervised import stopped, supervise
 from ...router.config import DYNAMO
 from ...runtime.request_planes import RequestClient
-from ...server.access import Security
 from ...server.admin import DiscoveredWorkers
 from ...server.config import ServeConfig
 from ...server.dashboard import PageData
-from ...server.dispatch import Dispatcher, Tracing
-from ...server.metrics import MetricsPage
-from ...server.pool import LiveSettings, WorkerPool
-from ...server.replica_sync import ReplicaSync
+from ...server.dispatch import Dispatcher
+from ...server.pool import WorkerPool
+from ...server.server_parts import ServerParts
+from ...transport.http1 import Handler
 from ...workers.records import (
     PREFILL,
     CardFile,
@@ -37,7 +34,6 @@ from ...workers.records import (
     adapter_id,
     checked_folder,
 )
-from ..application import Handler
 from ..completions import Completions
 from ..config import FrontendConfig
 from ..parsers import ModelParsers
@@ -56,14 +52,12 @@ log = structlog.get_logger(__name__)
 class Shared:
     """What the pools of one frontend have in common."""
 
-    live: LiveSettings
+    parts: ServerParts
+    settings: Callable[[], ServeConfig]
+    """what a pool that is built now begins with"""
     frontend: FrontendConfig
-    security: Security
-    clock: Clock
-    tracing: Tracing
     plane: RequestClient
     """over which Dynamo's workers are called; its owner's to close"""
-    off_loop: OffLoop
     store: str
     """the name of the store that workers are found in"""
     texts: WeakValueDictionary[tuple[CardFile, ...], ModelText] = field(
@@ -137,11 +131,6 @@ class ModelPool:
         return self._failure or ("" if self._completions is None else self._parsers.reason)
 
     @property
-    def replicas(self) -> ReplicaSync | None:
-        """What other frontends have booked, if that is heard of."""
-        return None if self._workers is None else self._workers.replicas
-
-    @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""
         return {} if self._workers is None else self._workers.states
@@ -164,11 +153,6 @@ class ModelPool:
         return self._workers
 
     @property
-    def metrics(self) -> MetricsPage | None:
-        """What is counted of it; None before it is built."""
-        return None if self._workers is None else self._workers.metrics.page
-
-    @property
     def label(self) -> str:
         """Which of its model's pools it is, in few characters: its endpoint and card."""
         return f"{self.name.endpoint}/{self.name.checksum[:8]}"
@@ -179,13 +163,24 @@ class ModelPool:
         return self._page_data if self.is_built else None
 
     @property
-    def in_flight(self) -> int:
-        return 0 if self._workers is None else self._workers.dispatcher.in_flight
+    def summary(self) -> dict[str, Any]:
+        """Its line in the dashboard's list of pools."""
+        return {
+            "key": f"{self.name.model} {self.label}",
+            "model": self.name.model,
+            "endpoint": str(self.name.endpoint),
+            "card": self.name.checksum[:8],
+            "block_size": self.found.card.block_size,
+            "state": self.state,
+            "reason": self.reason,
+            "share": self.share,
+            "workers": sum(self.states.values()),
+            "in_flight": self.in_flight,
+        }
 
     @property
-    def requests(self) -> int:
-        """Requests that arrived, ever."""
-        return 0 if self._workers is None else self._workers.metrics.requests.started
+    def in_flight(self) -> int:
+        return 0 if self._workers is None else self._workers.dispatcher.in_flight
 
     @property
     def context_limit(self) -> int:
@@ -291,22 +286,23 @@ class ModelPool:
             return
         text = await self._read_text() if self.answers else None
         shared, card = self._shared, self.found.card
-        config = _config_of(shared.live.config, self.found)
+        parts, config = shared.parts, _config_of(shared.settings(), self.found)
         await self._close_parts()  # of an attempt that failed
         workers = WorkerPool(
             config,
-            shared.security,
-            shared.clock,
-            shared.tracing,
+            parts.security,
+            parts.clock,
+            parts.tracing,
             pool=self.name.checksum[:POOL_ID_LENGTH],
             elsewhere=lambda: self._members.elsewhere,
             reset=shared.reset,
+            tokenize=None if text is None else partial(text.encode, add_special_tokens=True),
         )
         self._workers = workers
         await workers.start_events(self._ask_about)
         await workers.start_replicas()
         self._discovered = DiscoveredWorkers(
-            shared.store, self._members, workers.admin, workers.monitor, shared.plane, shared.clock
+            shared.store, self._members, workers.admin, workers.monitor, shared.plane, parts.clock
         )
         await self._discovered.start()
         workers.dispatcher.start()
@@ -314,7 +310,6 @@ class ModelPool:
             workers.dashboard, workers.reader, lambda: (self.share > 0, workers.health)
         )
         if text is not None:
-            workers.dashboard.tokenize = partial(text.encode, add_special_tokens=True)
             self._text = text
             self._completions = self._answering(self.name.model)
         self._serves, self._failure = True, ""
@@ -368,7 +363,7 @@ class ModelPool:
         shared = self._shared
         text = shared.texts.get(known) if known else None
         if text is None:
-            text = await asyncio.to_thread(ModelText, folder, shared.off_loop)
+            text = await asyncio.to_thread(ModelText, folder, shared.parts.off_loop)
             if known:
                 shared.texts[known] = text
         return text

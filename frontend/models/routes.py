@@ -5,22 +5,20 @@ Which models there are, and who answers for each, is for a Directory to say.
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ...base.errors import InvalidRequestError, StatusCode
+from ...server.access import current_account
 from ...server.dispatch import RequestReader, status_of
 from ...server.pool import WorkerPool
-from ...server.services import PINNED_WORKER_KEY
-from ..application import Handler, HttpCall, answer_json
-from ..asgi import Message
+from ...server.services import PINNED_WORKER_KEY, CallLimits
+from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES, Completions
 from ..openai import ApiError, unknown_model
-
-_MODELS = "/v1/models/"
 
 
 class _Named(msgspec.Struct):
@@ -129,28 +127,37 @@ class ModelRoutes:
     def __init__(
         self,
         directory: Directory,
+        calls: CallLimits,
         rng: random.Random | None = None,
         *,
         reader: RequestReader | None = None,
-        fronts: Callable[[], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
-        """`reader` takes token ids out of bodies; without one their decoders find them there.
-        `fronts` tells of the processes that serve these routes, for /health."""
-        self._directory = directory
-        self._reader, self._fronts = reader, fronts
+        """A request counts by `calls` until it is answered. `reader` takes token ids out of bodies;
+        without one their decoders find them there."""
+        self._directory, self._calls = directory, calls
+        self._reader = reader
         self._rng = rng or random.Random()
         self._created = int(time.time())
 
     @property
-    def routes(self) -> dict[str, Handler]:
+    def routes(self) -> Routes:
         return {
-            **{route: partial(self._forward, route) for route in MODEL_ROUTES},
+            **{route: partial(self._answer, route) for route in MODEL_ROUTES},
             "GET /v1/models": self._list_models,
             "GET /v1/models/{id}": self._show_model,
-            "GET /health": self._health,
-            "GET /live": self._live,
             "GET /pools": self._show_pools,
         }
+
+    async def _answer(self, route: str, call: HttpCall) -> None:
+        """Answer a request if there is capacity for it."""
+        caller, size = current_account(), len(call.body)
+        refusal = self._calls.take_request(caller, size)
+        if refusal is not None:
+            raise ApiError(429, f"no capacity for the request: {refusal}")
+        try:
+            await self._forward(route, call)
+        finally:
+            self._calls.give_back_request(caller, size)
 
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
@@ -189,22 +196,16 @@ class ModelRoutes:
         await answer_json(call, {"object": "list", "data": data})
 
     async def _show_model(self, call: HttpCall) -> None:
-        name = call.path.removeprefix(_MODELS)
+        name = call.values["id"]
         for entry in self._directory.entries:
             if entry.name == name:
                 await answer_json(call, self._model(entry))
                 return
         raise unknown_model(name, self._names)
 
-    async def _health(self, call: HttpCall) -> None:
-        ready = self._directory.any_ready
-        told: dict[str, Any] = {"status": "ready" if ready else "not ready", "models": self._names}
-        if self._fronts is not None:
-            told |= await self._fronts()
-        await answer_json(call, told, status=200 if ready else 503)
-
-    async def _live(self, call: HttpCall) -> None:
-        await answer_json(call, {"status": "live"})
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether a model can be had, and what /health shows."""
+        return self._directory.any_ready, {"models": self._names}
 
     async def _show_pools(self, call: HttpCall) -> None:
         await answer_json(call, self._directory.report)

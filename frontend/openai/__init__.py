@@ -1,7 +1,15 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
 from .answers import LAST_CHUNK, Answer, Delta, FunctionCall, TokenLogprob, Usage
-from .errors import BAD_BODY, ApiError, api_error, bad_body, too_long, unknown_model
+from .errors import (
+    BAD_BODY,
+    ApiError,
+    api_error,
+    bad_body,
+    error_answer,
+    too_long,
+    unknown_model,
+)
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice
@@ -23,6 +31,7 @@ __all__ = [
     "Usage",
     "api_error",
     "bad_body",
+    "error_answer",
     "read_request",
     "too_long",
     "unknown_model",

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ...base.errors import InvalidRequestError, StatusCode
-from ...server.access import AccessError
 from ...server.dispatch import status_of
+from ...transport.http1 import ErrorAnswer, HttpError
 
 RETRY_AFTER_S = 1
 _TYPES = {
@@ -73,17 +73,15 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status in (429, 503):
-            return {"retry-after": str(RETRY_AFTER_S)}
-        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
 def api_error(error: BaseException) -> ApiError:
     """Any error as what the client is told of it."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, AccessError):
-        return ApiError(403 if error.authenticated else 401, str(error))
+    if isinstance(error, HttpError):
+        return ApiError(error.status, str(error))
     code, text = status_of(error)
     status = _STATUSES.get(code, 500)
     param = error.field if isinstance(error, InvalidRequestError) else None
@@ -103,6 +101,13 @@ def bad_body(error: BaseException) -> ApiError:
     if found is None:
         return ApiError(400, f"the body is not what it must be: {text}")
     return ApiError(400, f"{found[1]}: {text[: found.start()]}", param=found[1] or None)
+
+
+def error_answer(error: BaseException) -> ErrorAnswer:
+    """Any error as an answer in OpenAI's shape."""
+    found = bad_body(error) if isinstance(error, BAD_BODY) else api_error(error)
+    more = error.headers if isinstance(error, HttpError) else {}
+    return ErrorAnswer(found.status, msgspec.json.encode(found.body), {**found.headers, **more})
 
 
 def unknown_model(model: str, known: list[str]) -> ApiError:

@@ -19,11 +19,11 @@ from .callers import (
 )
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
-from .page_check import PageCheck, is_loopback
+from .loopback import is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 
 if TYPE_CHECKING:
-    from .http_guard import HttpGuard, Listener, certificate_names
+    from .http_guard import AdminAddress, HttpGuard
     from .security import Security
 
 __all__ = [
@@ -32,15 +32,13 @@ __all__ = [
     "RULES",
     "Access",
     "AccessError",
+    "AdminAddress",
     "Caller",
     "GrpcGuard",
     "HttpGuard",
-    "Listener",
-    "PageCheck",
     "Role",
     "Rule",
     "Security",
-    "certificate_names",
     "check_id",
     "current_account",
     "current_caller",
@@ -57,6 +55,5 @@ __all__ = [
 # The HTTP server comes with them.
 __getattr__ = lazy_names(
     __name__,
-    dict.fromkeys(("HttpGuard", "Listener", "certificate_names"), ".http_guard")
-    | {"Security": ".security"},
+    {"AdminAddress": ".http_guard", "HttpGuard": ".http_guard", "Security": ".security"},
 )

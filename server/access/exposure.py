@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .page_check import is_loopback
+from .loopback import is_loopback
 
 
 def open_to_others(

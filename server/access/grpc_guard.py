@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from ...transport.http2 import ServerCall
+from ...transport.security import certificate_names
 from .access import Access
 from .callers import AccessError, set_caller
-from .http_guard import certificate_names
-from .page_check import is_loopback
+from .loopback import is_loopback
 from .roles import rule_of
 
 

@@ -1,28 +1,37 @@
-"""Access to HTTP routes: roles, the admin listener, and web pages kept out."""
+"""Access to HTTP routes: roles, the admin address, and web pages kept out.
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple
+A browser sends requests for any page that is open in it, also to loopback. Such a request is known
+by an Origin that is not ours; one whose page's name was made to point at us (DNS rebinding) by a
+Host that is no address and no name of ours.
+"""
 
-from aiohttp import hdrs, web
+import socket
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
+from ...transport.http1 import Asked, HttpError
 from .access import Access
-from .callers import AccessError, set_caller
-from .page_check import PageCheck, is_loopback, parse_ip
-from .roles import Rule, rule_of
+from .callers import AccessError, Caller, set_account, set_caller
+from .loopback import is_loopback, parse_ip
+from .roles import CLOSED, RULES
 
 JSON = "application/json"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_READING = ("GET", "HEAD")
+_METRICS = "GET /metrics"
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+"""What a web page can send to another site without asking it first."""
 
 
-class Listener(NamedTuple):
+class AdminAddress(NamedTuple):
     """Where admin routes are served: a host to listen on, and a port once that is known."""
 
     host: str
     port: int
 
     def is_reached_by(self, host: str, port: int) -> bool:
-        """Whether a connection to this address of ours came in by this listener."""
+        """Whether a connection to this address of ours came in there."""
         if port != self.port:
             return False
         ours, theirs = parse_ip(self.host), parse_ip(host)
@@ -31,87 +40,120 @@ class Listener(NamedTuple):
         return ours.is_unspecified or ours == theirs or is_loopback(self.host) and is_loopback(host)
 
 
-class HttpGuard:
-    """Decides about requests. `admin` is where admin routes are served; `refused` counts by reason.
+class PageCheck:
+    """Refuses what a web page of others sent: AccessError, counted by its reason. Of the names of
+    hosts addresses are ours, localhost, this machine's own and those given."""
 
-    Its middleware answers 401 or 403 for want of a right, 403 for a web page's request or an admin
-    route elsewhere, 415 where a route that changes something is sent anything but JSON.
-    """
-
-    def __init__(self, access: Access, admin: Listener, allowed_hosts: Iterable[str] = ()) -> None:
+    def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
+        own = (socket.gethostname(), *names)
         self._access = access
-        self._pages = PageCheck(access, allowed_hosts)
-        self.admin = admin
-        self.refused: Counter[str] = access.refused
+        self._names = {name.lower() for name in own if name}
 
-    @property
-    def middleware(self) -> Any:
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            resource = request.match_info.route.resource
-            if resource is not None:  # else there is no such route, and that is the answer
-                self._check(request, rule_of(f"{request.method} {resource.canonical}"))
-            return await handler(request)
+    def check_origin(self, origin: str | None, scheme: str, host: str | None) -> None:
+        """`host` is the header that names the address asked."""
+        if origin is not None and not is_own_origin(origin, scheme, host or ""):
+            self._refuse("origin", "a web page of another origin may not ask this router")
 
-        return guard
+    def check_host(self, host: str | None) -> None:
+        """`host` is the header."""
+        if not self.is_ours(host):
+            text = "the Host is no address or name of this router: see --allowed-host"
+            self._refuse("host", text)
 
-    def _check(self, request: web.Request, rule: Rule) -> None:
-        if rule.open:
-            return
-        host, port = _own_address(request)
-        changes = request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
-        origin, named = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
-        try:
-            self._pages.check_origin(origin, request.scheme, named)
-            if rule.admin_listener and not self.admin.is_reached_by(host, port):
-                where = f"{self.admin.host}:{self.admin.port}"
-                self._refuse("listener", f"this is served on the admin listener alone: {where}")
-            # Metrics are scraped by whatever name we have there, and change nothing.
-            if (rule.admin_listener or changes or is_loopback(host)) and request.path != "/metrics":
-                self._pages.check_host(named)
-            if rule.admin_listener and changes:
-                self._check_body(request)
-            header = request.headers.getall(hdrs.AUTHORIZATION, [])
-            token = header[0] if len(header) == 1 else "" if header else None
-            set_caller(self._access.admit(rule, token, _certificate_names(request)))
-        except AccessError as error:
-            if error.authenticated:
-                raise web.HTTPForbidden(text=str(error)) from None
-            challenge = {hdrs.WWW_AUTHENTICATE: "Bearer"}
-            raise web.HTTPUnauthorized(text=str(error), headers=challenge) from None
-
-    def _check_body(self, request: web.Request) -> None:
-        if _has_body(request) and request.content_type != JSON:
-            self.refused["content_type"] += 1
-            raise web.HTTPUnsupportedMediaType(text=f"the Content-Type must be {JSON}")
+    def is_ours(self, host: str | None) -> bool:
+        name, always = _name_in(host or "")
+        return always or name in self._names
 
     def _refuse(self, reason: str, text: str) -> None:
-        self.refused[reason] += 1
-        raise web.HTTPForbidden(text=text)
+        self._access.refused[reason] += 1
+        raise AccessError(text, reason=reason, authenticated=True)
 
 
-def _own_address(request: web.Request) -> tuple[str, int]:
-    """Our own address that the request came to."""
-    transport = request.transport
-    name = None if transport is None else transport.get_extra_info("sockname")
-    return (str(name[0]), int(name[1])) if name else ("", 0)
+class HttpGuard:
+    """The access check of an HTTP server: HttpError for a request that is refused, which is counted
+    by its reason.
+
+    401 or 403 for want of a right, 403 for a web page's request or an admin route elsewhere than at
+    `admin` (None: nowhere), 415 where an admin route is sent anything but JSON.
+    """
+
+    def __init__(self, access: Access, allowed_hosts: Iterable[str] = ()) -> None:
+        self._access = access
+        self._pages = PageCheck(access, allowed_hosts)
+        self.admin: AdminAddress | None = None
+
+    def admit(self, asked: Asked) -> Caller:
+        """Who calls; from now on this task serves a call of theirs."""
+        try:
+            caller = self._admit(asked)
+        except AccessError as error:
+            if error.authenticated:
+                raise HttpError(403, str(error)) from None
+            raise HttpError(401, str(error), {"www-authenticate": "Bearer"}) from None
+        set_caller(caller)
+        set_account(caller.name or (asked.scope["client"] or ("",))[0])
+        return caller
+
+    def _admit(self, asked: Asked) -> Caller:
+        rule, headers, access = RULES.get(asked.route, CLOSED), asked.headers, self._access
+        scope, named = asked.scope, headers.get("host")
+        self._pages.check_origin(headers.get("origin"), scope["scheme"], named)
+        if rule.open:
+            return access.admit(rule, None)
+        host, port = scope["server"] or ("", 0)
+        changes = scope["method"] not in _READING
+        if rule.admin_listener:
+            self._check_admin(asked, host, port)
+        # Metrics are scraped by whatever name we have there, and change nothing.
+        if (rule.admin_listener or changes or is_loopback(host)) and asked.route != _METRICS:
+            self._pages.check_host(named)
+        if rule.admin_listener and changes:
+            self._check_body(asked)
+        token = None if access.open else _authorization(asked)
+        return access.admit(rule, token, asked.names)
+
+    def _check_admin(self, asked: Asked, host: str, port: int) -> None:
+        if self.admin is None:
+            text = "needs --auth-tokens or --tls-client-ca where not only this machine calls"
+            self._refuse("listener", 403, f"{asked.scope['path']} {text}")
+        elif not self.admin.is_reached_by(host, port):
+            where = f"{self.admin.host}:{self.admin.port}"
+            self._refuse("listener", 403, f"this is served on the admin listener alone: {where}")
+
+    def _check_body(self, asked: Asked) -> None:
+        headers = asked.headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        length = headers.get("content-length", "0")
+        has_body = length.strip("0") != "" or "transfer-encoding" in headers
+        if kind in _FORMS or (has_body and kind != JSON):
+            self._refuse("content_type", 415, f"the Content-Type must be {JSON}")
+
+    def _refuse(self, reason: str, status: int, text: str) -> None:
+        self._access.refused[reason] += 1
+        raise HttpError(status, text)
 
 
-def _has_body(request: web.Request) -> bool:
-    return request.can_read_body or request.method == hdrs.METH_POST
+def _authorization(asked: Asked) -> str | None:
+    """The authorization header; of several, none that could be believed."""
+    if "authorization" not in asked.headers:
+        return None
+    if sum(name == b"authorization" for name, _ in asked.scope["headers"]) > 1:
+        return ""
+    return asked.headers["authorization"]
 
 
-def _certificate_names(request: web.Request) -> tuple[str, ...]:
-    transport = request.transport
-    return () if transport is None else certificate_names(transport.get_extra_info("peercert"))
+@lru_cache(256)  # a client has the same one in all of its requests
+def _name_in(host: str) -> tuple[str, bool]:
+    """The name in a Host header, empty if it has none; whether nobody else can have it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return "", False
+    name = name.rstrip(".").lower()
+    loopback = name == "localhost" or name.endswith(".localhost")
+    return name, loopback or parse_ip(name) is not None
 
 
-def certificate_names(shown: Any) -> tuple[str, ...]:
-    """The names in the certificate that a peer showed, as ssl gives it (None or empty if it showed
-    none): its common name, then the others."""
-    if not shown:
-        return ()
-    parts = (pair for part in shown.get("subject", ()) for pair in part)
-    names = [value for key, value in parts if key == "commonName"]
-    names += [value for _, value in shown.get("subjectAltName", ())]
-    return tuple(dict.fromkeys(names))
+def is_own_origin(origin: str, scheme: str, host: str) -> bool:
+    """Whether a page of this origin was served at the address it now sends a request to."""
+    return origin.lower() == f"{scheme}://{host}".lower()

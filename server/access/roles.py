@@ -41,7 +41,7 @@ def _any_of(*roles: Role) -> Rule:
 _CLIENT, _SELECTOR = Role.CLIENT, Role.SELECTOR
 _ADMIN, _METRICS = Role.ADMIN, Role.METRICS
 _OPEN = Rule(frozenset(), open=True)
-_CLOSED = Rule(frozenset((_ADMIN,)), admin_listener=True)
+CLOSED = Rule(frozenset((_ADMIN,)), admin_listener=True)
 
 _TRTLLM, _ROUTER = "/trtllm.TrtllmService", "/dynamo_router.v1.RouterService"
 
@@ -75,10 +75,10 @@ RULES = {
     f"{_ROUTER}/GetPotentialLoads": _any_of(_SELECTOR, _ADMIN),
     f"{_ROUTER}/Explain": _any_of(_SELECTOR, _ADMIN),
     f"{_ROUTER}/ListWorkers": _any_of(_SELECTOR, _ADMIN, _METRICS),
-    f"{_ROUTER}/AddWorker": _CLOSED,
-    f"{_ROUTER}/DrainWorker": _CLOSED,
-    f"{_ROUTER}/RemoveWorker": _CLOSED,
-    f"{_ROUTER}/SetWorkerWeight": _CLOSED,
+    f"{_ROUTER}/AddWorker": CLOSED,
+    f"{_ROUTER}/DrainWorker": CLOSED,
+    f"{_ROUTER}/RemoveWorker": CLOSED,
+    f"{_ROUTER}/SetWorkerWeight": CLOSED,
     "/grpc.health.v1.Health/Check": _OPEN,
     "/grpc.health.v1.Health/Watch": _OPEN,
     "/grpc.health.v1.Health/List": _OPEN,
@@ -96,15 +96,15 @@ RULES = {
     "GET /dashboard/receipt": _any_of(_SELECTOR, _ADMIN),
     "POST /dashboard/what-if": _any_of(_SELECTOR, _ADMIN),
     "GET /busy_threshold": _any_of(_METRICS, _ADMIN),
-    "POST /busy_threshold": _CLOSED,
-    "POST /reload": _CLOSED,
-    "POST /workers": _CLOSED,
-    "POST /workers/{id}/drain": _CLOSED,
-    "PATCH /workers/{id}": _CLOSED,
-    "DELETE /workers/{id}": _CLOSED,
+    "POST /busy_threshold": CLOSED,
+    "POST /reload": CLOSED,
+    "POST /workers": CLOSED,
+    "POST /workers/{id}/drain": CLOSED,
+    "PATCH /workers/{id}": CLOSED,
+    "DELETE /workers/{id}": CLOSED,
 }
 
 
 def rule_of(call: str) -> Rule:
     """The rule of a gRPC method ("/package.Service/Method") or a route ("GET /path")."""
-    return RULES.get(call, _CLOSED)
+    return RULES.get(call, CLOSED)

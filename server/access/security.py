@@ -13,8 +13,8 @@ from ...transport.security import (
 from ..config import ServeConfig
 from .access import Access
 from .exposure import open_to_others
-from .http_guard import HttpGuard, Listener
-from .page_check import is_loopback, parse_ip
+from .http_guard import AdminAddress, HttpGuard
+from .loopback import is_loopback, parse_ip
 
 LOOPBACK = "127.0.0.1"
 
@@ -41,24 +41,31 @@ class Security:
                 self.watch.files.append(holder.files)
 
     def http_guard(self) -> HttpGuard:
-        """Its admin listener is settled once the HTTP port is known: see `admin_listener`."""
+        """Its admin address is settled once the HTTP port is known: see `admin_address`."""
         config = self._config
         listened = (config.host, config.admin_host or "")
         names = [host for host in listened if host and parse_ip(host) is None]
-        return HttpGuard(
-            self.access, Listener(config.host, config.http_port), (*names, *config.allowed_hosts)
-        )
+        return HttpGuard(self.access, (*names, *config.allowed_hosts))
 
-    def admin_listener(self, http_port: int) -> tuple[Listener, bool]:
+    def admin_address(self, http_port: int) -> tuple[AdminAddress, bool]:
         """Where admin routes are served, and whether that is another socket than the HTTP one."""
         config = self._config
-        return admin_listener(config.host, http_port, config.admin_host, config.admin_port)
+        return admin_address(config.host, http_port, config.admin_host, config.admin_port)
 
-    def exposed(self, grpc_port: int, http_port: int, apart: Listener | None) -> list[str]:
+    def own_admin_address(self, port: int) -> tuple[AdminAddress | None, bool]:
+        """The same where there is one port for all routes, which others reach: admin routes are
+        served there if callers are asked who they are, or only this machine can call."""
+        config = self._config
+        if config.admin_host is not None or config.admin_port is not None:
+            return self.admin_address(port)
+        own = is_loopback(config.host) or not self.access.open
+        return (AdminAddress(config.host, port) if own else None), False
+
+    def exposed(self, grpc_port: int, http_port: int, apart: AdminAddress | None) -> list[str]:
         """What is open to others, as `open_to_others` says it. `apart`: an admin listener of its
         own."""
         config = self._config
-        admin = apart or self.admin_listener(http_port)[0]
+        admin = apart or self.admin_address(http_port)[0]
         plain = []
         if self.worker_tls is not None:
             secure = ("grpcs://", "grpcs+dns://")
@@ -74,18 +81,18 @@ class Security:
         )
 
 
-def admin_listener(
+def admin_address(
     host: str, http_port: int, admin_host: str | None, admin_port: int | None
-) -> tuple[Listener, bool]:
+) -> tuple[AdminAddress, bool]:
     """Where admin routes are served, and whether a socket of its own is needed for that.
 
     By default it is the HTTP port on loopback: the HTTP listener itself if that is on loopback, its
     connections over loopback if it is on all addresses.
     """
     if admin_host is None and admin_port is None and is_loopback(host):
-        return Listener(host, http_port), False
+        return AdminAddress(host, http_port), False
     wanted = admin_host or LOOPBACK
     port = http_port if admin_port is None else admin_port
     all_addresses = (found := parse_ip(host)) is not None and found.is_unspecified
     shared = port == http_port and port != 0 and (all_addresses or wanted == host)
-    return Listener(wanted, port), not shared
+    return AdminAddress(wanted, port), not shared

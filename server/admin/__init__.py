@@ -5,6 +5,7 @@ Entered by the services, whose gRPC methods and HTTP routes are here, and by `se
 """
 
 from .discovered_workers import DiscoveredWorkers
+from .pool_admins import PoolAdmins
 from .reload import (
     ADMISSION,
     HEALTH,
@@ -14,12 +15,18 @@ from .reload import (
     REQUESTS,
     Change,
     Reloader,
-    changes_as_json,
     check_changes,
 )
-from .routes import AdminRoutes
+from .routes import AdminRoutes, ReloadRoute
 from .rpcs import WorkerRpcs
-from .worker_admin import AdminError, WorkerAdmin, WorkerChanges, WorkerStatus, check_deadline
+from .worker_admin import (
+    AdminError,
+    ShownWorkers,
+    WorkerAdmin,
+    WorkerChanges,
+    WorkerStatus,
+    check_deadline,
+)
 from .worker_list import WorkerList, check_worker_lists
 
 __all__ = [
@@ -33,13 +40,15 @@ __all__ = [
     "AdminRoutes",
     "Change",
     "DiscoveredWorkers",
+    "PoolAdmins",
+    "ReloadRoute",
     "Reloader",
+    "ShownWorkers",
     "WorkerAdmin",
     "WorkerChanges",
     "WorkerList",
     "WorkerRpcs",
     "WorkerStatus",
-    "changes_as_json",
     "check_changes",
     "check_deadline",
     "check_worker_lists",

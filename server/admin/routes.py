@@ -2,13 +2,14 @@
 POST /reload.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from ...base.errors import ConfigError, StatusCode
-from ...transport.http_site import json_response
+from ...transport.http1 import HttpCall, HttpError, Routes, answer_json
 from .reload import Change, changes_as_json
 from .worker_admin import AdminError, WorkerChanges, WorkerStatus
 
@@ -44,76 +45,84 @@ class Reload(Protocol):
         ...
 
 
-class AdminRoutes:
-    """Routes for the HTTP server, which guards them."""
+class ReloadRoute:
+    """The route by which settings are read again."""
 
-    def __init__(self, admin: WorkerChanges, settings: Reload) -> None:
-        self._admin, self._settings = admin, settings
+    def __init__(self, settings: Reload) -> None:
+        self._settings = settings
 
     @property
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/workers", self._on_add),
-            web.post("/workers/{id}/drain", self._on_drain),
-            web.patch("/workers/{id}", self._on_change),
-            web.delete("/workers/{id}", self._on_remove),
-            web.post("/reload", self._on_reload),
-        ]
+    def routes(self) -> Routes:
+        return {"POST /reload": self._on_reload}
 
-    async def _on_add(self, request: web.Request) -> web.Response:
-        try:
-            body = await _read(request, _NewWorker)
-            status, new = await self._admin.add(body.url, body.weight)
-        except AdminError as error:
-            return _refusal(error)
-        return _answer(status, 201 if new else 200)
-
-    async def _on_drain(self, request: web.Request) -> web.Response:
-        try:
-            body = await _read(request, _Drain)
-            status = await self._admin.drain(request.match_info["id"], body.deadline_s)
-        except AdminError as error:
-            return _refusal(error)
-        return _answer(status, drained=status.drained)
-
-    async def _on_change(self, request: web.Request) -> web.Response:
-        try:
-            body = await _read(request, _Change)
-            status = await self._admin.set_weight(request.match_info["id"], body.weight)
-        except AdminError as error:
-            return _refusal(error)
-        return _answer(status)
-
-    async def _on_remove(self, request: web.Request) -> web.Response:
-        force = request.query.get("force")
-        try:
-            status = await self._admin.remove(
-                request.match_info["id"], force=force is not None and force.lower() in _YES
-            )
-        except AdminError as error:
-            return _refusal(error)
-        return _answer(status)
-
-    async def _on_reload(self, request: web.Request) -> web.Response:
+    async def _on_reload(self, call: HttpCall) -> None:
         try:
             changes = await self._settings.reload()
         except ConfigError as error:
-            return json_response({"error": str(error)}, 409)
-        return json_response(changes_as_json(changes))
+            raise HttpError(409, str(error)) from None
+        await answer_json(call, changes_as_json(changes))
 
 
-async def _read(request: web.Request, kind: type[Body]) -> Body:
+class AdminRoutes:
+    """Routes by which workers are changed."""
+
+    def __init__(self, admin: WorkerChanges) -> None:
+        self._admin = admin
+
+    @property
+    def routes(self) -> Routes:
+        return {
+            "POST /workers": self._on_add,
+            "POST /workers/{id}/drain": self._on_drain,
+            "PATCH /workers/{id}": self._on_change,
+            "DELETE /workers/{id}": self._on_remove,
+        }
+
+    async def _on_add(self, call: HttpCall) -> None:
+        body = _read(call, _NewWorker)
+        with _refusals():
+            status, new = await self._admin.add(body.url, body.weight)
+        await _answer(call, status, 201 if new else 200)
+
+    async def _on_drain(self, call: HttpCall) -> None:
+        body = _read(call, _Drain)
+        with _refusals():
+            status = await self._admin.drain(call.values["id"], body.deadline_s)
+        await _answer(call, status, drained=status.drained)
+
+    async def _on_change(self, call: HttpCall) -> None:
+        body = _read(call, _Change)
+        with _refusals():
+            status = await self._admin.set_weight(call.values["id"], body.weight)
+        await _answer(call, status)
+
+    async def _on_remove(self, call: HttpCall) -> None:
+        force = call.parameters.get("force")
+        with _refusals():
+            status = await self._admin.remove(
+                call.values["id"], force=force is not None and force.lower() in _YES
+            )
+        await _answer(call, status)
+
+
+def _read(call: HttpCall, kind: type[Body]) -> Body:
     """The request's body; one that is empty has no fields."""
     try:
-        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+        return msgspec.json.decode(call.body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise AdminError(StatusCode.INVALID_ARGUMENT, f"bad body: {error}") from None
+        raise HttpError(400, f"bad body: {error}") from None
 
 
-def _answer(status: WorkerStatus, code: int = 200, **more: Any) -> web.Response:
-    said = msgspec.to_builtins(status) | more
-    return json_response({key: value for key, value in said.items() if value != ""}, code)
+async def _answer(call: HttpCall, status: WorkerStatus, code: int = 200, **more: Any) -> None:
+    fields = msgspec.to_builtins(status) | more
+    shown = {key: value for key, value in fields.items() if value != ""}
+    await answer_json(call, shown, status=code)
 
 
-def _refusal(error: AdminError) -> web.Response:
-    return json_response({"error": str(error)}, _HTTP_STATUS.get(error.code, 500))
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Within: an AdminError becomes the answer of its status."""
+    try:
+        yield
+    except AdminError as error:
+        raise HttpError(_HTTP_STATUS.get(error.code, 500), str(error)) from None

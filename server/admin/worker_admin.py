@@ -63,6 +63,14 @@ class WorkerChanges(Protocol):
     async def set_weight(self, name: str, weight: float) -> WorkerStatus: ...
 
 
+class ShownWorkers(WorkerChanges, Protocol):
+    """The same of workers that can be looked at, too."""
+
+    def show(self, name: str) -> WorkerStatus:
+        """A worker as it is."""
+        ...
+
+
 class WorkerAdmin:
     """Changes who the workers are. A name is a worker's id, in digits, or its address.
 
@@ -194,12 +202,20 @@ class WorkerAdmin:
         await self._monitor.remove(address)
         log.info("worker removed", address=address, worker_id=worker_id)
 
-    def _find(self, name: str) -> WatchedEngine:
+    def has(self, name: str) -> bool:
+        """Whether a worker of this name is known here."""
+        return self._named(name) is not None
+
+    def _named(self, name: str) -> WatchedEngine | None:
         engine = self._monitor.find(name)
         if engine is None and name.isascii() and name.isdecimal() and len(name) <= 20:
             engine = self._monitor.engine(int(name))
+        return engine
+
+    def _find(self, name: str) -> WatchedEngine:
+        engine = self._named(name)
         if engine is None:
-            raise AdminError(StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
+            raise no_worker(name)
         return engine
 
     def _check_id_is_free(self, worker_id: int | None) -> None:
@@ -238,6 +254,10 @@ def check_deadline(deadline_s: float | None) -> None:
     if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
         text = f"deadline {deadline_s!r} must be finite and at least 0"
         raise AdminError(StatusCode.INVALID_ARGUMENT, text)
+
+
+def no_worker(name: str) -> AdminError:
+    return AdminError(StatusCode.NOT_FOUND, f"there is no worker {name[:100]!r}")
 
 
 def _check_weight(weight: float) -> None:

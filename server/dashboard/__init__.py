@@ -3,8 +3,8 @@
 Entered by `serve`, and by a frontend that has a tokenizer.
 """
 
-from .dashboard import Dashboard
-from .pages import PageData, PageFiles
-from .routes import DashboardRoutes
+from .dashboard import Dashboard, Tokenize
+from .pages import PageData
+from .routes import DashboardRoutes, PagedPool, ShownPool
 
-__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PageFiles"]
+__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PagedPool", "ShownPool", "Tokenize"]

@@ -19,6 +19,8 @@ from .worker_table import WorkerTable
 MOST_REQUESTS = 250
 """That one answer tells of; a page that asks each second misses some beyond that, and says so."""
 
+Tokenize = Callable[[str], Awaitable[list[int]]]
+
 
 class Known(NamedTuple):
     """How far a page has read: numbers of the newest request, incident and version of workers."""
@@ -32,7 +34,7 @@ class Dashboard:
     """What a KvRouter and its dispatcher did lately.
 
     `observer` is a journal before the one that is given; `in_flight` are the requests in flight.
-    `tokenize`, where somebody has a tokenizer, lets people ask about texts. Close it in the end.
+    `tokenize`, where there is a tokenizer, lets people ask about texts. Close it in the end.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Dashboard:
         clock: Clock,
         in_flight: Callable[[], Iterable[Request]],
         observer: DispatchObserver,
+        tokenize: Tokenize | None = None,
     ) -> None:
         self._router = router
         self._now = clock.now
@@ -52,7 +55,7 @@ class Dashboard:
         self._caches = CacheMap(router.index, clock)
         self._answers = answer_share()
         self.observer = RequestJournal(clock, observer, self.incidents)
-        self.tokenize: Callable[[str], Awaitable[list[int]]] | None = None
+        self.tokenize = tokenize
 
     def close(self) -> None:
         """Idempotent."""

@@ -1,52 +1,100 @@
-"""The dashboard's routes for the HTTP server, which guards them: its page, its data in JSON."""
+"""The dashboard's routes: its page, and its data in JSON, of one pool or of several."""
 
-from aiohttp import hdrs, web
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from ...transport.http_site import json_response
-from ..access import current_caller
+from ...transport.http1 import HttpCall, HttpError, Routes, answer_json, answer_whole
 from .pages import PageData, PageFiles
 
 
-class DashboardRoutes:
-    """The page is for everybody who gets here: it has nothing in it. Its data needs a role."""
+class ShownPool(Protocol):
+    """A pool that the page can look at."""
 
-    def __init__(self, data: PageData) -> None:
-        self._data = data
+    @property
+    def page_data(self) -> PageData | None:
+        """None before it serves."""
+        ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Its line in the list of pools; `key` is what a request names it by."""
+        ...
+
+
+class PagedPool(NamedTuple):
+    """A pool with its data, or those that another process has of it."""
+
+    page_data: PageData | None
+    summary: Mapping[str, Any] = {}
+
+
+Listing = Callable[[], dict[str, Any]]
+
+
+class DashboardRoutes:
+    """The page needs no role, as it has nothing in it; its data does.
+
+    A request names its pool; without a name it is the first one that serves.
+    """
+
+    def __init__(
+        self, pools: Callable[[], Sequence[ShownPool]], listing: Listing | None = None
+    ) -> None:
+        """`listing`, where there may be several pools: what the page shows beside the list of them.
+        Their workers are those of a store: the page changes none."""
+        self._pools, self._listing = pools, listing
         self._files = PageFiles()
 
     @property
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/dashboard", self._on_page),
-            web.get("/dashboard/page/{file}", self._on_file),
-            web.get("/dashboard/state", self._on_state),
-            web.get("/dashboard/caches", self._on_caches),
-            web.get("/dashboard/receipt", self._on_receipt),
-            web.post("/dashboard/what-if", self._on_what_if),
-        ]
+    def routes(self) -> Routes:
+        return {
+            "GET /dashboard": self._on_page,
+            "GET /dashboard/page/{file}": self._on_page,
+            "GET /dashboard/state": self._on_state,
+            "GET /dashboard/caches": self._on_caches,
+            "GET /dashboard/receipt": self._on_receipt,
+            "POST /dashboard/what-if": self._on_what_if,
+        }
 
-    async def _on_page(self, request: web.Request) -> web.Response:
-        return self._file(request, "index.html")
-
-    async def _on_file(self, request: web.Request) -> web.Response:
-        return self._file(request, request.match_info["file"])
-
-    def _file(self, request: web.Request, name: str) -> web.Response:
-        found = self._files.file(name, request.headers.get(hdrs.IF_NONE_MATCH))
+    async def _on_page(self, call: HttpCall) -> None:
+        name = call.values.get("file", "index.html")
+        found = self._files.file(name, call.headers.get("if-none-match"))
         if found is None:
-            raise web.HTTPNotFound
-        return web.Response(status=found.status, body=found.body or None, headers=found.headers)
+            raise HttpError(404, f"there is no {call.path} here")
+        await answer_whole(call, found.body, found.headers, status=found.status)
 
-    async def _on_state(self, request: web.Request) -> web.Response:
-        return json_response(await self._data.state(request.query, current_caller().roles))
+    async def _on_state(self, call: HttpCall) -> None:
+        pool, told = self._chosen(call), dict[str, Any]()
+        if pool is not None and (data := pool.page_data) is not None:
+            told = await data.state(
+                call.parameters, call.caller.roles, changes=self._listing is None
+            )
+        if self._listing is not None:
+            told["pools"] = [each.summary for each in self._pools()]
+            told["pool"] = None if pool is None else pool.summary["key"]
+            told |= self._listing()
+        await answer_json(call, told)
 
-    async def _on_caches(self, request: web.Request) -> web.Response:
-        return json_response(await self._data.caches())
+    async def _on_caches(self, call: HttpCall) -> None:
+        await answer_json(call, await self._data(call).caches())
 
-    async def _on_receipt(self, request: web.Request) -> web.Response:
-        status, told = await self._data.receipt(request.query)
-        return json_response(told, status)
+    async def _on_receipt(self, call: HttpCall) -> None:
+        status, told = await self._data(call).receipt(call.parameters)
+        await answer_json(call, told, status=status)
 
-    async def _on_what_if(self, request: web.Request) -> web.Response:
-        status, told = await self._data.what_if(await request.read())
-        return json_response(told, status)
+    async def _on_what_if(self, call: HttpCall) -> None:
+        status, told = await self._data(call).what_if(call.body)
+        await answer_json(call, told, status=status)
+
+    def _data(self, call: HttpCall) -> PageData:
+        pool = self._chosen(call)
+        data = None if pool is None else pool.page_data
+        if data is None:
+            raise HttpError(404, "there is no such pool, or it does not serve yet")
+        return data
+
+    def _chosen(self, call: HttpCall) -> ShownPool | None:
+        wanted, pools = call.parameters.get("pool", ""), self._pools()
+        if wanted:
+            return next((pool for pool in pools if pool.summary.get("key") == wanted), None)
+        return next((pool for pool in pools if pool.page_data is not None), None)

@@ -1,6 +1,6 @@
 """What the processes of one router do for each other: bookings, aborts, metrics, the dashboard."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -9,7 +9,7 @@ from ...base.errors import ConfigError
 from ...router.kv_router import KvRouter
 from ..access import Caller, Role
 from ..admin import Change, Reloader
-from ..dashboard import PageData
+from ..dashboard import PageData, PagedPool, ShownPool
 from ..dispatch import Dispatcher
 from ..metrics import Family, FrontPages, MetricsPage, families_of
 from ..replica_sync import ReplicaSync
@@ -147,17 +147,25 @@ class SharedPages:
     """Gives the pages of a dashboard the data of one process, so that they do not change with the
     process that a connection leads to: that of number 0, or their own while it does not answer."""
 
-    def __init__(self, siblings: Siblings, page: Callable[[str], PageData | None]) -> None:
-        """`page` finds the data that this process has, by the name of a pool."""
-        self._siblings, self._page = siblings, page
+    def __init__(self, siblings: Siblings, pools: Callable[[], Sequence[ShownPool]]) -> None:
+        """`pools` are those of this process."""
+        self._siblings, self._pools = siblings, pools
         siblings.answer("Page", _PageQuestion, self._answer)
 
-    def data(self, name: str, own: PageData) -> PageData:
-        """What the page of a pool is to read."""
-        return _ElsewherePage(self._siblings, name, own) if self._siblings.number else own
+    def shown(self) -> Sequence[ShownPool]:
+        """The pools, with the data that their pages are to read."""
+        pools = self._pools()
+        return [self._elsewhere(pool) for pool in pools] if self._siblings.number else pools
+
+    def _elsewhere(self, pool: ShownPool) -> ShownPool:
+        own = pool.page_data
+        if own is None:
+            return pool
+        return PagedPool(_ElsewherePage(self._siblings, _key(pool), own), pool.summary)
 
     async def _answer(self, question: _PageQuestion) -> bytes:
-        data = self._page(question.page)
+        found = (pool.page_data for pool in self._pools() if _key(pool) == question.page)
+        data = next(found, None)
         return b"" if data is None else msgspec.json.encode(await _told(data, question))
 
 
@@ -190,6 +198,10 @@ class _ElsewherePage(PageData):
         question = _PageQuestion(self._name, what, **more)
         found = await self._siblings.ask(0, "Page", question, bytes)
         return await _told(self._own, question) if not found else msgspec.json.decode(found)
+
+
+def _key(pool: ShownPool) -> str:
+    return str(pool.summary.get("key", ""))
 
 
 async def _told(data: PageData, question: _PageQuestion) -> Any:

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from ...base.errors import RouterError, StatusCode
-from ..admin import AdminError, WorkerAdmin, WorkerStatus, check_deadline
+from ..admin import AdminError, ShownWorkers, WorkerStatus, check_deadline
 from .siblings import ASK_TIMEOUT_S, Siblings
 
 ADD_TIMEOUT_S = 5.0
@@ -40,13 +40,14 @@ class _Result(msgspec.Struct, array_like=True):
 
 
 class SharedChanges:
-    """The calls of a WorkerAdmin, and changes of busy thresholds, made here and at the siblings.
+    """Admin calls for workers, and changes of busy thresholds, made here and at the siblings.
 
     A call that this process refuses reaches no other one. What a sibling did not do is a warning in
     the answer. Workers go by their addresses: their ids are known once they have answered.
     """
 
-    def __init__(self, admin: WorkerAdmin, limits: Limits, siblings: Siblings) -> None:
+    def __init__(self, admin: ShownWorkers, limits: Limits | None, siblings: Siblings) -> None:
+        """`limits`: None where busy thresholds are those of each pool."""
         self._admin, self._limits, self._siblings = admin, limits, siblings
         self._calls: dict[bytes, _Call] = {}  # those made, the last ones last
         siblings.answer("Change", _Call, self._answer)
@@ -59,7 +60,7 @@ class SharedChanges:
             await self._answer(call)
 
     async def add(self, url: str, weight: float | None = None) -> tuple[WorkerStatus, bool]:
-        """See WorkerAdmin; so are the calls below."""
+        """See WorkerChanges; so are the calls below."""
         call = _Call("add", url, weight)
         status, new = await self._admin.add(url, weight)
         return await self._everywhere(call, status, ADD_TIMEOUT_S), new
@@ -97,7 +98,7 @@ class SharedChanges:
 
     async def change_limits(self, thresholds: dict[str, Any]) -> None:
         """Change busy thresholds. RouterError if they are no good."""
-        self._limits.change(**thresholds)
+        self._change_limits(thresholds)
         await self._tell(_Call("thresholds", thresholds=thresholds))
 
     async def _everywhere(
@@ -134,8 +135,12 @@ class SharedChanges:
             case "show":
                 return self._admin.show(call.worker)
             case "thresholds":
-                self._limits.change(**call.thresholds)
+                self._change_limits(call.thresholds)
         return None
+
+    def _change_limits(self, thresholds: dict[str, Any]) -> None:
+        if self._limits is not None:
+            self._limits.change(**thresholds)
 
     def _keep(self, call: _Call) -> None:
         if not self._siblings.others:

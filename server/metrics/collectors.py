@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...base.limit_hits import LimitHits
 from ...indexer.event_index import EventIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
@@ -113,19 +114,7 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Iterator[Metric]:
 
 @source
 def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
-    """What went wrong with requests, policies and our own loops, and what was done about it."""
-    yield counter_by(
-        "limit", "dynamo_router_limits_hit", "Times that a limit was hit.", dispatcher.hits.counts()
-    )
-    loops: Counter[str] = Counter()
-    for loop, count in supervised.failures.items():
-        loops[loop.partition("-")[0]] += count
-    yield counter_by(
-        "loop",
-        "dynamo_router_loop_failures",
-        "Exceptions in background loops, which went on.",
-        loops,
-    )
+    """What went wrong with requests and policies, and what was done about it."""
     yield from gauges(
         "dynamo_router_",
         (
@@ -176,6 +165,27 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
             "Blocks that an engine loaded for requests that another one took.",
             prefetches.wasted,
         ),
+    )
+
+
+@source
+def limit_metrics(hits: LimitHits) -> Iterator[Metric]:
+    """How often each limit was hit."""
+    yield counter_by(
+        "limit", "dynamo_router_limits_hit", "Times that a limit was hit.", hits.counts()
+    )
+
+
+def loop_metrics() -> Iterator[Metric]:
+    """Failures of this process's background loops."""
+    loops: Counter[str] = Counter()
+    for loop, count in supervised.failures.items():
+        loops[loop.partition("-")[0]] += count
+    yield counter_by(
+        "loop",
+        "dynamo_router_loop_failures",
+        "Exceptions in background loops, which went on.",
+        loops,
     )
 
 

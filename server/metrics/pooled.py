@@ -33,7 +33,9 @@ def pooled_metrics(pages: Callable[[], Iterable[tuple[Labels, MetricsPage]]]) ->
 
 
 def _joined(before: Table | None, family: Table, labels: str) -> Table:
-    named = [f"{labels},{each}" if each else labels for each in family.labels]
+    if not labels and before is None:
+        return family
+    named = [",".join(filter(None, (labels, each))) for each in family.labels]
     values: list[Any] = list(family.values)
     if before is None:
         return replace(family, labels=named, values=values)
@@ -45,9 +47,10 @@ def _add(metrics: dict[str, Metric], family: Metric, labels: Labels) -> None:
     if known is None:
         known = Metric(family.name, family.documentation, family.type, family.unit)
         metrics[family.name] = known
-    known.samples += [
-        sample._replace(labels={**labels, **sample.labels}) for sample in family.samples
-    ]
+    samples = family.samples
+    if labels:
+        samples = [sample._replace(labels={**labels, **sample.labels}) for sample in samples]
+    known.samples += samples
 
 
 def _escaped(value: str) -> str:

@@ -3,14 +3,14 @@
 Entered by whoever serves a set of workers.
 """
 
-from .live_settings import LiveSettings
+from .configured_pool import ConfiguredPool
 from .worker_discovery import MOST_WORKERS, WorkerDiscovery, WorkerPlane, is_discovering
 from .worker_pool import WorkerPool
 
 __all__ = [
     "MOST_WORKERS",
+    "ConfiguredPool",
     "WorkerDiscovery",
-    "LiveSettings",
     "WorkerPlane",
     "WorkerPool",
     "is_discovering",

@@ -22,7 +22,7 @@ from ...workers.registry import WorkerState
 from ..access import Security
 from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
 from ..config import ServeConfig
-from ..dashboard import Dashboard
+from ..dashboard import Dashboard, Tokenize
 from ..dispatch import (
     AccessLog,
     Dispatcher,
@@ -58,10 +58,13 @@ class WorkerPool:
         pool: str = "",
         elsewhere: Callable[[], Collection[int]] = frozenset,
         reset: StateReset | None = None,
+        hits: LimitHits | None = None,
+        tokenize: Tokenize | None = None,
     ) -> None:
         """`pool`: which set of the endpoint's workers these are, by a name that every router has
         for it, empty: all; `elsewhere`: those that are of another set; `reset` is shared by all
-        pools of a process."""
+        pools of a process; `hits`: what limits are counted by, if the pool does not show them;
+        `tokenize`: how its model reads text, if that is known."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.events: EventIntake | None = None
@@ -86,10 +89,12 @@ class WorkerPool:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
-        self.dashboard = Dashboard(self.router, clock, lambda: self.dispatcher.requests, observer)
+        self.dashboard = Dashboard(
+            self.router, clock, lambda: self.dispatcher.requests, observer, tokenize
+        )
         before = self.dashboard.receipts.before_decision
         self.decider = Decider(self.router, before_decision=before)
-        self.hits = LimitHits()
+        self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
             config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
         )
@@ -108,6 +113,7 @@ class WorkerPool:
             self.monitor.reports,
             max_workers=config.observability.metrics_max_workers,
             queue=self.decider.queue,
+            hits=self.hits if hits is None else None,
         )
         self.admin = WorkerAdmin(
             self.monitor,

@@ -4,10 +4,11 @@ Entered by `serve` alone.
 """
 
 from .call_limits import CallLimits
-from .connections import HttpConnections, plan_connections
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
+from .pool_routes import PoolRoutes, WorkersRoute
 from .router_service import RouterService
+from .state_routes import Health, HealthRoutes, MetricsRoute
 from .trtllm_service import (
     METADATA_KEYS,
     MODE_KEY,
@@ -20,14 +21,17 @@ from .trtllm_service import (
 __all__ = [
     "CallLimits",
     "GrpcServer",
-    "HttpConnections",
+    "Health",
     "HttpServer",
+    "HealthRoutes",
     "METADATA_KEYS",
     "MODE_KEY",
+    "MetricsRoute",
     "PINNED_WORKER_KEY",
+    "PoolRoutes",
     "POLICY_KEY",
     "RouterService",
     "TrtllmService",
-    "plan_connections",
+    "WorkersRoute",
     "read_metadata",
 ]

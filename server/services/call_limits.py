@@ -1,4 +1,4 @@
-"""CallLimits: how many gRPC calls there are at once, of whom, and of how many bytes."""
+"""CallLimits: how many calls there are at once, of whom, and of how many bytes."""
 
 from collections.abc import Callable
 
@@ -35,6 +35,24 @@ class CallLimits:
         self.bytes = SharedBound("max_request_bytes", limits.max_request_bytes, share, hits)
         self.answer_bytes = SharedBound("max_answer_bytes", limits.max_answer_bytes, share, hits)
         self.on_request_refused = on_request_refused
+
+    def take_request(self, caller: str, size: int) -> str | None:
+        """Count a request of `size` bytes until it is given back; what stands in the way if there
+        is no capacity for it, and nothing counts."""
+        refusal = self.requests.take(caller)
+        if refusal is None and size:
+            refusal = self.bytes.take(caller, size)
+            if refusal is not None:
+                self.requests.give_back(caller)
+        if refusal is not None:
+            self.on_request_refused()
+        return refusal
+
+    def give_back_request(self, caller: str, size: int) -> None:
+        """A request that was taken has ended."""
+        self.requests.give_back(caller)
+        if size:
+            self.bytes.give_back(caller, size)
 
     def open_calls(self) -> dict[str, int]:
         """How many there are, by what they ask for."""

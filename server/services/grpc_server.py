@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import structlog
 from grpc_health.v1 import health
@@ -34,21 +35,26 @@ MORE_METADATA = 2
 
 
 class GrpcServer:
-    """Listens from `bind`, answers from `start` until `stop`."""
+    """Takes its port in `listen`, answers from `start` until `drain` or `close`."""
 
     def __init__(
         self,
         generate: TrtllmService,
         select: RouterService,
         *,
+        host: str,
+        port: int,
+        is_ready: Callable[[], bool],
         access: Access | None = None,
         calls: CallLimits | None = None,
         workers: int = 0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ServerTls | None = None,
-        shares_port: bool = False,
+        reuse_port: bool = False,
     ) -> None:
-        """`shares_port`: other processes of ours listen on it too."""
+        """Port 0 takes a free one. `is_ready`: whether a request can be served now; `update` says
+        that it may have changed. `reuse_port`: other processes of ours listen there too."""
+        self._host, self._wanted_port, self._is_ready = host, port, is_ready
         calls = calls or CallLimits(CallerLimits(), LimitHits())
         limits = calls.limits
         plan = plan_connections(limits, workers)
@@ -68,10 +74,9 @@ class GrpcServer:
         )
         self._health = HealthService()
         self._serving: bool | None = None
-        self._wanted = False
         self._updates: set[asyncio.Task[None]] = set()
         self.port = 0
-        self._shares_port = shares_port
+        self._reuse_port = reuse_port
         checked = CheckedCalls(GrpcGuard(access or Access()), calls)
         names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME)
         methods: Methods = {
@@ -87,10 +92,20 @@ class GrpcServer:
             if method.at_once is not None
         }
 
-    def bind(self, host: str, port: int) -> None:
-        """Take the port; 0 takes a free one. ConfigError if it cannot be had."""
+    @property
+    def address(self) -> str:
+        return f"{self._host}:{self.port}"
+
+    @property
+    def description(self) -> str:
+        """Its part of the ready line."""
+        return f"grpc {self.address}"
+
+    async def listen(self) -> None:
+        """Take the port. ConfigError if it cannot be had."""
+        host, port = self._host, self._wanted_port
         try:
-            self.port = self._listener.bind(host, port, shared=self._shares_port)
+            self.port = self._listener.bind(host, port, shared=self._reuse_port)
         except (OSError, UnicodeError):
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             key, reason = why_cannot_listen(host, port)
@@ -100,25 +115,30 @@ class GrpcServer:
         await self._health.set(ROUTER_SERVICE, serving=True)
         await self._report(False)
         await self._listener.start(self._methods, self._at_once)
+        self.update()
 
-    def set_serving(self, serving: bool) -> None:
+    def update(self) -> None:
         """Tell grpc.health.v1 whether a request can be served now."""
-        self._wanted = serving
-        if self._serving != serving and not self._updates:
+        started = self._serving is not None
+        if started and self._serving != self._is_ready() and not self._updates:
             task = asyncio.create_task(self._update())
             self._updates.add(task)
             task.add_done_callback(self._updates.discard)
 
-    async def stop(self, grace_s: float) -> None:
+    async def drain(self, grace_s: float) -> None:
         """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
         if self._updates:
             await asyncio.wait(self._updates)
         await self._health.shut_down()
         await self._listener.stop(grace_s)
 
+    async def close(self) -> None:
+        """End what is left. Idempotent."""
+        await self.drain(0.0)
+
     async def _update(self) -> None:
-        while self._serving != self._wanted:
-            await self._report(self._wanted)
+        while self._serving != (ready := self._is_ready()):
+            await self._report(ready)
 
     async def _report(self, serving: bool) -> None:
         self._serving = serving

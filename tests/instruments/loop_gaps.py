@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 import time
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -21,7 +22,9 @@ from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.command import GC_THRESHOLDS
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
+from dynamo_router.server.pool import ConfiguredPool
+from dynamo_router.server.router_server import router_server
+from dynamo_router.server.server_parts import ServerParts
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16
@@ -55,12 +58,16 @@ async def serve(workers: int) -> None:
         router=KvRouterConfig(block_size=BLOCK),
         peers=CallerLimits(max_share_per_caller=1.0),
     )
-    server = Server(config)
+    parts = ServerParts(config)
+    pool = ConfiguredPool(parts)
+    server = router_server(parts, pool)
+    listeners: Any = server.listeners
+    grpc, http = listeners
     gaps = LoopGaps()
     try:
         await server.start()
         for number in range(workers):
-            server.router.add_worker(number + 1, address=f"10.0.0.1:{number + 1}")
+            pool.workers.router.add_worker(number + 1, address=f"10.0.0.1:{number + 1}")
         gc.collect()
         gc.freeze()  # as `serve` does
         gc.set_threshold(*GC_THRESHOLDS)
@@ -68,8 +75,8 @@ async def serve(workers: int) -> None:
         for case in ("nothing", *CASES):
             gaps.restart()
             client = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, "--case", case, "--grpc", server.grpc_address,
-                "--http", server.http_address, stdout=asyncio.subprocess.PIPE,
+                sys.executable, __file__, "--case", case, "--grpc", grpc.address,
+                "--http", http.address, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             assert client.stdout is not None
             await client.stdout.readline()  # it is ready

@@ -269,6 +269,27 @@ async def test_a_web_page_cannot_change_a_router_on_loopback(
             assert said in told[1]["error"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (None, 409),
+        ("application/octet-stream", 409),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain; charset=utf-8", 415),
+        ("multipart/form-data", 415),
+    ],
+)
+async def test_without_a_body_no_type_is_needed_but_a_forms_is_refused(
+    kind: str | None, status: int
+) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    async with serving() as ports:
+        told = await ports.http(
+            "POST", "/reload", headers=headers, skip_auto_headers=["Content-Type"]
+        )
+        assert told[0] == status, told
+
+
 async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
     async with serving() as ports:
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
@@ -277,11 +298,12 @@ async def test_a_web_page_cannot_read_a_router_on_loopback() -> None:
         named = {"Host": "router.svc.cluster.local"}
         for path, status in (("/live", 200), ("/health", 503), ("/metrics", 200)):
             assert (await ports.http("GET", path, headers=named))[0] == status
+            assert (await ports.http("HEAD", path, headers=named))[0] == status
 
 
 async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself() -> None:
     async with serving(admin_port=0) as ports:
-        admin = ports.server._http.admin
+        admin = ports.server.http.admin
         assert admin is not None and f" admin 127.0.0.1:{admin.port} " in ports.server.ready_line
         status, told = await ports.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
         assert status == 403

@@ -13,13 +13,12 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.processes import own_children
-from support.serving import BLOCK, serving
+from support.serving import BLOCK, ServedRouter, serving
 
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.config import ServeConfig
 from dynamo_router.server.mock_process import MockEnginesConfig
-from dynamo_router.server.server import Server
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerState
 
@@ -77,7 +76,7 @@ async def test_its_own_nats_server_is_started_again() -> None:
 
 
 async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
-    server = Server(
+    server = ServedRouter(
         ServeConfig(port=0, http_port=0, mock_engines=MockEnginesConfig(mockers=2), router=QUIET)
     )
     try:
@@ -105,17 +104,22 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
 @pytest.mark.parametrize("setting", ["port", "http_port"])
 async def test_a_taken_port_is_named_and_nothing_is_left(setting: str, taken_port: int) -> None:
     ports = {"port": 0, "http_port": 0, setting: taken_port}
-    server = Server(ServeConfig(**ports, mock_engines=MockEnginesConfig(mockers=1), router=QUIET))
+    server = ServedRouter(
+        ServeConfig(**ports, mock_engines=MockEnginesConfig(mockers=1), router=EVENTS)
+    )
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}") as caught:
         await server.start()
     await server.close()
     assert caught.value.key == setting
     assert own_children() == []
     await until(lambda: not own_tasks())
+    assert not [t.name for t in threading.enumerate() if "index" in t.name]
 
 
 async def test_an_address_that_is_none_is_named() -> None:
-    server = Server(ServeConfig(port=0, http_port=0, workers=("grpc://nowhere",), router=QUIET))
+    server = ServedRouter(
+        ServeConfig(port=0, http_port=0, workers=("grpc://nowhere",), router=QUIET)
+    )
     with pytest.raises(ConfigError, match="grpc://nowhere"):
         await server.start()
     await server.close()
@@ -132,7 +136,7 @@ async def test_a_nats_address_where_nobody_answers_does_not_stop_requests() -> N
 
 
 async def test_closing_what_never_started_and_closing_twice() -> None:
-    server = Server(ServeConfig(router=QUIET))
+    server = ServedRouter(ServeConfig(router=QUIET))
     await server.close()
     await server.close()
     async with serving() as ports:
@@ -145,7 +149,7 @@ async def test_draining_takes_no_more_and_lets_the_rest_end() -> None:
         last = asyncio.create_task(ports.answers(prompt("last")))
         await until(lambda: ports.server.dispatcher.in_flight == 1)
         draining = asyncio.create_task(ports.server.drain(30.0))
-        await until(lambda: ports.server._draining)
+        await until(lambda: ports.server.parts.draining)
         status, body = await ports.http("GET", "/health")
         assert (status, body["draining"], body["in_flight"]) == (503, True, 1)
         engine.go.set()

@@ -16,6 +16,7 @@ from support.fake_engine import prompt
 from support.polling import until
 from support.processes import command
 from support.security.certificates import Authority
+from support.serving import ServedRouter
 
 from dynamo_router.engines.mocker.config import MockerConfig
 from dynamo_router.engines.mocker.server import MockServer
@@ -23,7 +24,6 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
 from dynamo_router.transport.security import ServerTls, ServerTlsConfig, WorkerTlsConfig
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
@@ -87,9 +87,9 @@ async def asks_https(address: str, ca: str, pair: tuple[str, str] | None = None)
 
 
 @asynccontextmanager
-async def serving(**config: Any) -> AsyncIterator[Server]:
+async def serving(**config: Any) -> AsyncIterator[ServedRouter]:
     config.setdefault("router", NO_EVENTS)
-    server = Server(ServeConfig(port=0, http_port=0, **config))
+    server = ServedRouter(ServeConfig(port=0, http_port=0, **config))
     try:
         await server.start()
         yield server
@@ -124,7 +124,7 @@ async def test_clients_without_a_good_certificate_are_not_let_in(
         told = await asks_grpc(server.grpc_address, pki.ours.ca, pair)
         assert told == ("OK" if expected == "OK" else "UNAVAILABLE")
         assert await asks_https(server.http_address, pki.ours.ca, pair) == expected
-        admin = server._http.admin
+        admin = server.http.admin
         assert admin is not None
         assert await asks_https(f"127.0.0.1:{admin.port}", pki.ours.ca, pair) == expected
 

@@ -1,4 +1,4 @@
-"""A whole Server in the test's own loop, with scripted engines and clients for its ports."""
+"""The server of `serve` in the test's own loop, with scripted engines, and clients of it."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,11 +12,17 @@ from support.kv_events.messages import prompt_message
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.frontend.config import ServeFrontendConfig
+from dynamo_router.frontend.serve import new_router
 from dynamo_router.indexer.wire.events import StorageTier
+from dynamo_router.process.settings import SettingsSource
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.proto import router_pb2_grpc
+from dynamo_router.server.access import Security
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
+from dynamo_router.server.pool import ConfiguredPool
+from dynamo_router.server.router_server import router_server
+from dynamo_router.server.server_parts import ServerParts
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 BLOCK = 16
@@ -30,10 +36,61 @@ def stored(
     return prompt_message(worker, tokens, BLOCK, event_id, tier=tier)
 
 
+class ServedRouter:
+    """From `start` to `close`."""
+
+    def __init__(self, config: ServeConfig, source: SettingsSource[Any] | None = None) -> None:
+        self.parts = ServerParts(config, source)
+        if isinstance(config, ServeFrontendConfig):
+            self._server = new_router(config, self.parts)
+        else:
+            self._server = router_server(self.parts, ConfiguredPool(self.parts))
+        listeners: Any = self._server.listeners
+        self.grpc, self.http, *self._openai = listeners
+        configured: Any = self._server.pools
+        pool = self.pool = configured.workers
+        self.router, self.monitor, self.dispatcher = pool.router, pool.monitor, pool.dispatcher
+        self.metrics, self.admin, self.dashboard = pool.metrics, pool.admin, pool.dashboard
+        self.start, self.drain, self.close = (
+            self._server.start,
+            self._server.drain,
+            self._server.close,
+        )
+        self.reload = self._server.reload
+
+    @property
+    def config(self) -> ServeConfig:
+        return self._server.config
+
+    @property
+    def security(self) -> Security:
+        return self.parts.security
+
+    @property
+    def ready_line(self) -> str:
+        return self._server.ready_line
+
+    @property
+    def grpc_address(self) -> str:
+        address: str = self.grpc.address
+        return address
+
+    @property
+    def http_address(self) -> str:
+        address: str = self.http.address
+        return address
+
+    @property
+    def openai_address(self) -> str:
+        (listener,) = self._openai
+        address: str = listener.address
+        return address
+
+
 class Ports:
     """A server's ports, seen from outside."""
 
-    def __init__(self, server: Server, channel: Any, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: ServedRouter, channel: Any, session: aiohttp.ClientSession) -> None:
         self.server = server
         self.channel = channel
         self.select = router_pb2_grpc.RouterServiceStub(channel)
@@ -81,7 +138,7 @@ async def serving(*engines: FakeEngine, **config: Any) -> AsyncIterator[Ports]:
         for engine in engines:
             await stack.enter_async_context(engine)
         urls = (*(engine.url for engine in engines), *config.pop("workers", ()))
-        server = Server(ServeConfig(port=0, http_port=0, workers=urls, **config))
+        server = ServedRouter(ServeConfig(port=0, http_port=0, workers=urls, **config))
         stack.push_async_callback(server.close)
         await server.start()
         await until(lambda: len(server.monitor.ready_clients()) >= len(urls))

@@ -1,5 +1,6 @@
 """Secrecy: TLS of listeners and of connections, secrets in files, both read again on change."""
 
+from .certificates import certificate_names
 from .client_tls import ClientTls
 from .config import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from .engine_key import EngineKey, read_engine_key
@@ -18,6 +19,7 @@ __all__ = [
     "ServerTlsConfig",
     "WatchedFiles",
     "WorkerTlsConfig",
+    "certificate_names",
     "read_engine_key",
     "read_file",
     "read_secret",

@@ -1,8 +1,9 @@
-"""A certificate and its key, checked before they are used: they belong together and are in date."""
+"""A certificate and its key, checked before they are used: they belong together and are in date.
+And the names in a certificate that a peer showed."""
 
 import ssl
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...base.errors import ConfigError
 from .secret_files import read_file
@@ -94,3 +95,14 @@ def _end_of(cert: str, key: str, setting: str) -> float:
 def days_left(not_after: float, now: float | None = None) -> float:
     """Days until a Unix time, by the wall clock; negative once it has passed."""
     return (not_after - (time.time() if now is None else now)) / 86400
+
+
+def certificate_names(shown: Any) -> tuple[str, ...]:
+    """The names in the certificate that a peer showed, as ssl gives it (None or empty if it showed
+    none): its common name, then the others."""
+    if not shown:
+        return ()
+    parts = (pair for part in shown.get("subject", ()) for pair in part)
+    names = [value for key, value in parts if key == "commonName"]
+    names += [value for _, value in shown.get("subjectAltName", ())]
+    return tuple(dict.fromkeys(names))

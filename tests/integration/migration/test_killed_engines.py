@@ -7,15 +7,14 @@ import aiohttp
 from grpc import aio
 from support.polling import until
 from support.servers.killed_engines import KilledEngines, Streams
+from support.serving import ServedRouter
 
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
 from dynamo_router.frontend.processor import ModelText
-from dynamo_router.frontend.serve import frontend_of
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.request_limits import RequestLimits
-from dynamo_router.server.server import Server
 from dynamo_router.workers.health_tracker import HealthPolicy
 
 STREAMS, TOKENS, KILLS = 24, 150, 3
@@ -35,9 +34,7 @@ async def test_streams_outlive_their_engines(tmp_path: Path) -> None:
             health=HealthPolicy(probe_interval_s=0.2, retry_first_s=0.05, retry_most_s=0.2),
             frontend=FrontendConfig(http_frontend=0),
         )
-        server = Server(settings)
-        frontend = server.attached = frontend_of(server, settings)
-        assert frontend is not None
+        server = ServedRouter(settings)
         off_loop = OffLoop()
         try:
             await server.start()
@@ -49,7 +46,7 @@ async def test_streams_outlive_their_engines(tmp_path: Path) -> None:
                 asyncio.TaskGroup() as group,
             ):
                 for nth in range(STREAMS):
-                    url = f"http://{frontend.address}"
+                    url = f"http://{server.openai_address}"
                     group.create_task(streams.of_text(session, url, text, f"text {nth}"))
                     group.create_task(streams.of_grpc(channel, f"grpc-{nth}"))
                 await streams.all_begun(2 * STREAMS)

@@ -199,7 +199,8 @@ async def test_a_prompt_that_a_prefill_worker_computes_counts_for_its_tenant(
                 assert answer.status == 200, await answer.text()
         known = []
         for pool in client.server.models.pools:
-            assert pool.metrics is not None
-            families = [each for each in pool.metrics.families() if isinstance(each, Metric)]
+            assert pool.workers is not None
+            page = pool.workers.metrics.page
+            families = [each for each in page.families() if isinstance(each, Metric)]
             known += [f.samples[0].value for f in families if f.name == "dynamo_router_tenants"]
         assert known == [2, 2]

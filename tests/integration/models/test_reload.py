@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import aiohttp
 from support.polling import until
 from support.servers.discovered_fleet import Backend, registered
-from support.servers.model_serving import TINY
+from support.servers.model_serving import TINY, ModelServer
 
 from dynamo_router.frontend.config import ModelFrontendConfig
-from dynamo_router.frontend.model_server import ModelServer
 from dynamo_router.process.settings import SettingsSource
 
 COARSE = replace(TINY, block_size=32)

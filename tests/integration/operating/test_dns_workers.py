@@ -9,6 +9,7 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.polling import until
 from support.security.certificates import Authority
+from support.serving import ServedRouter
 
 from dynamo_router.base.clock import SystemClock
 from dynamo_router.base.errors import ConfigError
@@ -18,7 +19,6 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.server.admin import WorkerAdmin, WorkerList
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
 from dynamo_router.transport.security import ClientTls, ServerTls, ServerTlsConfig, WorkerTlsConfig
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.registry import WorkerState
@@ -194,7 +194,7 @@ async def test_over_tls_the_certificate_is_that_of_the_name(tmp_path: Path) -> N
 
 async def test_a_server_of_a_name_that_the_system_resolves() -> None:
     async with FakeEngine() as engine:
-        server = Server(
+        server = ServedRouter(
             ServeConfig(
                 port=0,
                 http_port=0,

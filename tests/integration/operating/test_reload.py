@@ -12,11 +12,10 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.processes import command, http_json
-from support.serving import BLOCK, Ports
+from support.serving import BLOCK, Ports, ServedRouter
 
 from dynamo_router.process.settings import SettingsSource
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
 
 FLAGS = {"port": 0, "http_port": 0, "router.use_kv_events": False, "router.block_size": BLOCK}
 
@@ -35,7 +34,7 @@ class Rig:
             await stack.enter_async_context(engine)
         self.write(self.engines[:1])
         source = SettingsSource(ServeConfig, FLAGS, str(self.file))
-        self.server = Server(source.current.config, source)
+        self.server = ServedRouter(source.current.config, source)
         stack.push_async_callback(self.server.close)
         await self.server.start()
         await until(lambda: self.server.monitor.any_ready)

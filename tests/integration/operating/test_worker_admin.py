@@ -87,7 +87,7 @@ async def test_requests_without_a_token_stay_with_a_worker_that_drains() -> None
         await ports.answers(prompt("other"))
         # The watch over requests in flight has looked at it, and left it there.
         watch = ports.server.dispatcher._watch
-        watch._look(ports.server._clock.now())
+        watch._look(ports.server.parts.clock.now())
         one.go.set()
         assert len(await waiting) == 1
         assert [request.request_id for request in two.requests] == ["other"]

@@ -13,6 +13,7 @@ from support.kv_events.messages import prompt_message
 from support.polling import until
 from support.security.certificates import Authority
 from support.servers.jetstream import JetStreamServer
+from support.serving import ServedRouter
 
 from dynamo_router.base.errors import WorkerError
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -21,7 +22,6 @@ from dynamo_router.process import supervised
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.config import ServeConfig
-from dynamo_router.server.server import Server
 from dynamo_router.transport.security import ServerTlsConfig
 from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.outliers import OutlierPolicy
@@ -46,7 +46,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
         nats = JetStreamServer(folder / "nats")
         stack.callback(nats.kill)
         nats.start()
-        server = Server(
+        server = ServedRouter(
             ServeConfig(
                 port=0,
                 http_port=0,
@@ -81,7 +81,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
         yield page
 
 
-async def _send_requests(server: Server) -> None:
+async def _send_requests(server: ServedRouter) -> None:
     """Until one has failed on the bad engine."""
 
     async def respond(message: bytes) -> None: ...

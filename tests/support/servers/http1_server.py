@@ -8,8 +8,18 @@ from typing import Any
 
 from support.polling import until
 
-from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
-from dynamo_router.frontend.http1 import App, HttpConnection, HttpLimits, OpenConnections
+from dynamo_router.transport.http1 import (
+    App,
+    Client,
+    ErrorForm,
+    HttpConnection,
+    HttpLimits,
+    OpenConnections,
+    Receive,
+    Scope,
+    Send,
+    plain_error,
+)
 
 LIMITS = HttpLimits(head_bytes=2000, headers=10, pipelined=3, unread_bytes=4000, linger_s=0.2)
 TEXT = (b"content-type", b"text/plain")
@@ -64,14 +74,18 @@ async def stream(scope: Scope, receive: Receive, send: Send, client: Client) -> 
 
 
 @asynccontextmanager
-async def serving(answering: Answering = echo, limits: HttpLimits = LIMITS) -> AsyncIterator[Rig]:
+async def serving(
+    answering: Answering = echo, limits: HttpLimits = LIMITS, form: ErrorForm = plain_error
+) -> AsyncIterator[Rig]:
     connections = OpenConnections(limits)
 
     def new_app(transport: asyncio.Transport, client: Client) -> App:
         return partial(_with_client, answering, client)
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpConnection(new_app, connections), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: HttpConnection(new_app, connections, form), "127.0.0.1", 0
+    )
     try:
         yield Rig(server.sockets[0].getsockname()[1], connections)
     finally:

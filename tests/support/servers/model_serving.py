@@ -11,10 +11,46 @@ from support.servers.discovered_fleet import Backend
 
 from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.frontend.config import ModelFrontendConfig
-from dynamo_router.frontend.model_server import ModelServer
+from dynamo_router.frontend.frontend import frontend_server
+from dynamo_router.frontend.models import ModelManager
+from dynamo_router.process.settings import SettingsSource
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.server_parts import ServerParts
 
 TINY = EngineConfig(block_size=16, num_gpu_blocks=512, vocab_size=4096)
+
+
+class ModelServer:
+    """The server of `frontend`, with the parts of it that tests look at."""
+
+    models: ModelManager
+
+    def __init__(
+        self, config: ModelFrontendConfig, source: SettingsSource[Any] | None = None
+    ) -> None:
+        self.parts = ServerParts(config, source)
+        server = frontend_server(config, self.parts)
+        pools: Any = server.pools
+        self.models = pools
+        listeners: Any = server.listeners
+        (self._listener,) = listeners
+        self.start, self.close, self.reload = server.start, server.close, server.reload
+        self.turn_away = server.turn_away
+        self._server = server
+
+    @property
+    def ready_line(self) -> str:
+        return self._server.ready_line
+
+    @property
+    def config(self) -> ServeConfig:
+        return self.parts.config
+
+    @property
+    def address(self) -> str:
+        address: str = self._listener.address
+        return address
 
 
 class ModelClient(NamedTuple):

@@ -8,11 +8,10 @@ import aiohttp
 from openai import AsyncOpenAI
 from support.fake_engine import FakeEngine
 from support.polling import until
+from support.serving import ServedRouter
 
 from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
-from dynamo_router.frontend.serve import frontend_of
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.server.server import Server
 from dynamo_router.workers.trtllm_proto import pb
 
 BLOCK = 16
@@ -21,7 +20,7 @@ BLOCK = 16
 class Served(NamedTuple):
     """What clients see of it."""
 
-    server: Server
+    server: ServedRouter
     client: AsyncOpenAI
     session: aiohttp.ClientSession
     url: str
@@ -54,14 +53,11 @@ async def openai_serving(
         frontend=frontend or FrontendConfig(http_frontend=0),
         **config,
     )
-    server = Server(settings)
-    made = frontend_of(server, settings)
-    assert made is not None
-    server.attached = made
+    server = ServedRouter(settings)
     try:
         await server.start()
         await until(lambda: len(server.monitor.ready_clients()) >= max(1, len(settings.workers)))
-        url = f"http://{made.address}"
+        url = f"http://{server.openai_address}"
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         async with client, aiohttp.ClientSession() as session:
             yield Served(server, client, session, url)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
-from dynamo_router.frontend.application import Handler, HttpCall
-from dynamo_router.frontend.asgi import Client
+from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.routes import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.server.access import Caller
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch import RequestReader
+from dynamo_router.server.services import CallLimits
+from dynamo_router.transport.http1 import Client, Handler, HttpCall
 
 ROUTE = "POST /v1/completions"
 
@@ -59,8 +61,15 @@ class FakeDirectory:
         return self._pools.get(name, [])
 
 
-async def ask(directory: FakeDirectory, body: object, **headers: str) -> list[Any]:
+def unlimited() -> CallLimits:
+    return CallLimits(CallerLimits(), LimitHits())
+
+
+async def ask(
+    directory: FakeDirectory, body: object, limits: CallLimits | None = None, **headers: str
+) -> list[Any]:
     """What was sent."""
+    calls = limits or unlimited()
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -68,7 +77,7 @@ async def ask(directory: FakeDirectory, body: object, **headers: str) -> list[An
 
     said = json.dumps(body).encode()
     call = HttpCall(Caller("x"), "/v1/completions", headers, said, "id", send, Client())
-    await ModelRoutes(directory, random.Random(1)).routes[ROUTE](call)
+    await ModelRoutes(directory, calls, random.Random(1)).routes[ROUTE](call)
     return sent
 
 
@@ -90,7 +99,7 @@ async def test_token_ids_are_taken_out_of_the_body_once() -> None:
 
             return {ROUTE: answer}
 
-    routes = ModelRoutes(FakeDirectory(a=[Pool()]), reader=reader).routes
+    routes = ModelRoutes(FakeDirectory(a=[Pool()]), unlimited(), reader=reader).routes
 
     async def ask_with(prompt: str) -> HttpCall:
         said = b'{"model": "a", "prompt": %b, "n": 1}' % prompt.encode()
@@ -124,6 +133,29 @@ async def test_without_a_name_it_is_the_only_model() -> None:
     assert only.asked == 1
     with pytest.raises(ApiError, match="which of them"):
         await ask(FakeDirectory(a=[only], b=[FakePool()]), {"prompt": "x"})
+
+
+async def test_a_request_counts_until_it_is_answered() -> None:
+    limits = CallLimits(CallerLimits(max_requests=1, max_share_per_caller=1.0), LimitHits())
+    seen: list[dict[str, int]] = []
+
+    class Pool(FakePool):
+        async def _answer(self, call: HttpCall) -> None:
+            seen.append(limits.open_calls())
+            with pytest.raises(ApiError, match="no capacity for the request: max_requests") as told:
+                await ask(FakeDirectory(a=[FakePool()]), {"model": "a"}, limits)
+            assert told.value.status == 429
+            raise InvalidRequestError("bad")
+
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError):
+            await ask(FakeDirectory(a=[Pool()]), {"model": "a"}, limits)
+    assert [each["requests"] for each in seen] == [1, 1]
+    assert limits.open_calls()["requests"] == limits.bytes.used == 0
+    tight = CallLimits(CallerLimits(max_request_bytes=1), LimitHits())
+    with pytest.raises(ApiError, match="max_request_bytes"):
+        await ask(FakeDirectory(a=[FakePool()]), {"model": "a"}, tight)
+    assert tight.open_calls()["requests"] == 0
 
 
 async def test_what_no_worker_took_goes_to_the_next_pool() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.polling import until
 
-from dynamo_router.frontend.asgi import Client
 from dynamo_router.frontend.sse_writer import SseWriter
+from dynamo_router.transport.http1 import Client
 
 
 class Sent:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.base.errors import ConfigError
+from dynamo_router.frontend.config import ModelFrontendConfig
 from dynamo_router.process.settings import options_of, resolve
 from dynamo_router.process.system import why_cannot_listen
 from dynamo_router.router.config import KvRouterConfig
@@ -65,6 +66,15 @@ def test_what_has_no_effect_is_named_with_where_it_came_from_and_why() -> None:
 )  # fmt: skip
 def test_settings_without_effect(flags: dict[str, object], named: list[str]) -> None:
     assert vain(**flags) == named
+
+
+def test_what_is_of_grpc_alone_has_no_effect_on_a_frontend() -> None:
+    flags = {"discovery": "file", "peers.max_questions": 5, "peers.max_requests": 5}
+    resolved = resolve(ModelFrontendConfig, flags, environ={})
+    assert vain_settings(resolved) == [
+        "peers.max_questions (flag --max-questions) has no effect: there is no gRPC port"
+    ]
+    assert vain(peers__max_questions=5) == []
 
 
 def test_the_rules_speak_of_settings_that_there_are() -> None:

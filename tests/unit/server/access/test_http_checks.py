@@ -4,9 +4,9 @@ import pytest
 
 from dynamo_router.server.access import Access
 from dynamo_router.server.access.exposure import open_to_others
-from dynamo_router.server.access.http_guard import Listener
-from dynamo_router.server.access.page_check import PageCheck, is_loopback, is_own_origin
-from dynamo_router.server.access.security import admin_listener
+from dynamo_router.server.access.http_guard import AdminAddress, PageCheck, is_own_origin
+from dynamo_router.server.access.loopback import is_loopback
+from dynamo_router.server.access.security import admin_address
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_origin_is_ours_if_it_is_the_address_asked(origin: str, ours: bool) -
     ],
 )
 def test_where_admin_routes_are_served(given: tuple, expected: tuple) -> None:  # type: ignore[type-arg]
-    assert admin_listener(*given) == expected
+    assert admin_address(*given) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_where_admin_routes_are_served(given: tuple, expected: tuple) -> None:  
 def test_a_connection_came_in_by_the_admin_listener(
     listener: tuple[str, int], address: tuple[str, int], reached: bool
 ) -> None:
-    assert Listener(*listener).is_reached_by(*address) is reached
+    assert AdminAddress(*listener).is_reached_by(*address) is reached
 
 
 def test_loopback_is_this_machine_alone() -> None:

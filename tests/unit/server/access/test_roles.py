@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -137,13 +136,3 @@ def test_a_token_is_good_until_the_file_says_otherwise(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="is not known"):
         access.admit(rule, header)
     assert access.admit(rule, "Bearer new-0123456789abc").name == "new"
-
-
-def test_a_route_is_called_by_its_pattern() -> None:
-    app = web.Application()
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response()
-
-    route = app.router.add_post("/workers/{id}/drain", handler)
-    assert route.resource is not None and route.resource.canonical == "/workers/{id}/drain"

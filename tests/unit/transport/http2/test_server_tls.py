@@ -14,8 +14,8 @@ from support.polling import until
 from support.security.certificates import Authority
 from support.servers.http2_client import listening, raw_client
 
-from dynamo_router.server.access import certificate_names
 from dynamo_router.transport.http2 import ServerCall, ServerLimits
+from dynamo_router.transport.security import certificate_names
 
 LOOPS: dict[str, Callable[[Any], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 Run = Callable[[Awaitable[Any]], Any]

@@ -7,8 +7,8 @@ import pytest
 from support.polling import until
 from support.servers.http1_server import CHUNKED, CLOSE, answer, bodies, post, serving
 
-from dynamo_router.frontend.asgi import Client, Receive, Scope, Send
-from dynamo_router.frontend.http1 import HttpLimits
+from dynamo_router.frontend.openai import error_answer
+from dynamo_router.transport.http1 import Client, HttpLimits, Receive, Scope, Send
 
 ENDLESS = b"x" * 5000
 REFUSED = [
@@ -53,11 +53,17 @@ async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: in
         writer.close()
         head, _, body = found.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status), found
-        told = json.loads(body)["error"]
-        assert told["type"] == "invalid_request_error" and told["message"]
-        assert told["code"] is None
+        assert json.loads(body)["error"]
         assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
         await until(lambda: not rig.connections.open)
+
+
+async def test_a_refusal_has_the_form_of_its_server() -> None:
+    async with serving(form=error_answer) as rig:
+        head, _, body = (await rig.send(b"hello\r\n\r\n")).partition(b"\r\n\r\n")
+        told = json.loads(body)["error"]
+        assert b" 400 " in head and told["type"] == "invalid_request_error"
+        assert "no HTTP/1.1 request" in told["message"] and told["code"] is None
 
 
 async def test_what_was_asked_before_is_answered_before_a_refusal() -> None:

@@ -1,4 +1,4 @@
-"""Requests and answers between our HTTP server and what answers them, in ASGI's shapes.
+"""Requests and answers between our HTTP servers and what answers them, in ASGI's shapes.
 
 It is not ASGI: an application is also given the Client of its connection, through which a stream
 is written without a coroutine for each part.
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .openai import ApiError
+from .errors import HttpError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,7 +34,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(receive: Receive, most: int) -> bytes:
-    """The whole body; ApiError 413 once it is longer than `most` bytes."""
+    """The whole body; HttpError 413 once it is longer than `most` bytes."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -44,16 +44,24 @@ async def read_body(receive: Receive, most: int) -> bytes:
         parts.append(message.get("body", b""))
         length += len(parts[-1])
         if length > most:
-            raise ApiError(413, f"the body is longer than {most} bytes")
+            raise HttpError(413, f"the body is longer than {most} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """An answer in one piece."""
-    told = {"content-type": JSON, "content-length": str(len(body)), **headers}
+async def send_whole(
+    send: Send,
+    status: int,
+    body: bytes | memoryview,
+    headers: Mapping[str, str],
+    length: int | None = None,
+) -> None:
+    """An answer in one piece, or, with the `length` of all of it, its first piece."""
+    length = len(body) if length is None else length
+    told = {"content-type": JSON, "content-length": str(length), **headers}
     await send({"type": "http.response.start", "status": status, "headers": encoded(told)})
-    await send({"type": "http.response.body", "body": body})
+    more = len(body) < length
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def send_json(

@@ -21,8 +21,7 @@ from support.servers.http1_server import (
     stream,
 )
 
-from dynamo_router.frontend.asgi import Client, ClientLeftError, Receive, Scope, Send
-from dynamo_router.frontend.http1 import HttpLimits
+from dynamo_router.transport.http1 import Client, ClientLeftError, HttpLimits, Receive, Scope, Send
 
 
 @pytest.mark.parametrize(

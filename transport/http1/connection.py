@@ -12,11 +12,10 @@ from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
-import msgspec
 import structlog
 
-from ..asgi import Client, Receive, Scope, Send
-from ..openai import ApiError
+from .asgi import Client, Receive, Scope, Send
+from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
 from .limits import HttpLimits, has_left
 
@@ -25,7 +24,7 @@ NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
 
 _SPOKEN = ("1.0", "1.1")
-_UNSPOKEN = ApiError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+_UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 log = structlog.get_logger(__name__)
 
@@ -46,8 +45,11 @@ class OpenConnections:
 class HttpConnection(asyncio.Protocol):
     """Also what its parser calls back, and what its exchanges write to."""
 
-    def __init__(self, new_app: NewApp, connections: OpenConnections) -> None:
-        self._new_app = new_app
+    def __init__(
+        self, new_app: NewApp, connections: OpenConnections, form: ErrorForm = plain_error
+    ) -> None:
+        """`form`: how a client is told that what it sends is no request."""
+        self._new_app, self._form = new_app, form
         self._connections, self._limits = connections, connections.limits
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -69,8 +71,8 @@ class HttpConnection(asyncio.Protocol):
         # Of those that were read
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
-        self._found: ApiError | None = None  # what a callback of the parser has against it
-        self._refusal: ApiError | None = None  # after which nothing is read
+        self._found: HttpError | None = None  # what a callback of the parser has against it
+        self._refusal: HttpError | None = None  # after which nothing is read
         self._closing = self._paused = False
 
     # asyncio's side
@@ -176,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if len(self._waiting) >= self._limits.pipelined:
             text = f"more than {self._limits.pipelined} requests were sent ahead"
-            self._stop(ApiError(429, text))
+            self._stop(HttpError(429, text))
         self._url, self._headers, self._expects = b"", [], False
         self._arriving = None
         self._reading = self._in_head = True
@@ -208,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
         names = [name for name, _ in self._headers]
         hosts = names.count(b"host")
         if hosts > 1 or (version == "1.1" and not hosts):
-            self._stop(ApiError(400, "a request needs one Host"))
+            self._stop(HttpError(400, "a request needs one Host"))
         # HTTP/1.0 has no chunks: who passed this on may have seen another end of the body.
         framed = version == "1.1" or b"transfer-encoding" not in names
         scope = {
@@ -264,7 +266,7 @@ class HttpConnection(asyncio.Protocol):
             parsed = httptools.parse_url(url)
             parsed.path.decode("ascii")
         except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
-            self._stop(ApiError(400, "the request's line has no path"))
+            self._stop(HttpError(400, "the request's line has no path"))
         return parsed.path, parsed.query or b""
 
     def _start(self, exchange: Exchange) -> None:
@@ -286,12 +288,12 @@ class HttpConnection(asyncio.Protocol):
                 else:
                     self.abort()  # the client must not take a part for the whole
 
-    def _stop(self, error: ApiError) -> NoReturn:
+    def _stop(self, error: HttpError) -> NoReturn:
         """Out of a callback of the parser: it reads no more."""
         self._found = error
         raise _RefusedError
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: HttpError) -> None:
         """Read nothing more, and say why once all that came before is answered."""
         self._refusal = error
         self._stop_watching()
@@ -309,8 +311,8 @@ class HttpConnection(asyncio.Protocol):
     def _send_refusal(self) -> None:
         assert self._refusal is not None
         if not self._transport.is_closing():
-            body = msgspec.json.encode(self._refusal.body)
-            self._transport.write(refusal(self._refusal.status, body))
+            told = self._form(self._refusal)
+            self._transport.write(refusal(told.status, told.body))
         self._linger()
 
     def _linger(self) -> None:
@@ -339,7 +341,7 @@ class HttpConnection(asyncio.Protocol):
         if left > 0:
             self._slow = self._loop.call_later(left, self._on_slow)
         else:
-            self._refuse(ApiError(408, "the request took too long to come"))
+            self._refuse(HttpError(408, "the request took too long to come"))
 
     def _stop_watching(self) -> None:
         if self._slow is not None:
@@ -379,18 +381,18 @@ class HttpConnection(asyncio.Protocol):
             unread += current.unread
         return unread > limits.unread_bytes or len(self._waiting) > limits.pipelined // 2
 
-    def _no_request(self, error: Exception) -> ApiError:
+    def _no_request(self, error: Exception) -> HttpError:
         """What the parser makes nothing of; it takes no version but those that it knows."""
         if self._in_head or not self._reading:
             version = self._parser.get_http_version()
             if version not in (*_SPOKEN, "0.0"):
                 return _UNSPOKEN
-        return ApiError(400, f"this is no HTTP/1.1 request: {error}")
+        return HttpError(400, f"this is no HTTP/1.1 request: {error}")
 
-    def _too_long(self) -> ApiError:
+    def _too_long(self) -> HttpError:
         limits = self._limits
         text = f"the headers are more than {limits.head_bytes} bytes or {limits.headers}"
-        return ApiError(431, text)
+        return HttpError(431, text)
 
 
 def _address(found: Any) -> tuple[str, int] | None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
 
-from ..asgi import Headers, Message, Scope
+from .asgi import Headers, Message, Scope
 
 _PHRASES = {int(status): status.phrase for status in HTTPStatus}
 _STATUS_LINES = {

@@ -1,0 +1,43 @@
+"""The metrics of a server's process, whatever pools it has."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ...base.clock import Clock
+from ...base.limit_hits import LimitHits
+from ...process.logs import LogOutput
+from ..access import Security
+from .collectors import limit_metrics, loop_metrics, security_metrics
+from .loop_lag import LoopLagProbe
+from .page import MetricsPage
+from .pooled import Labels, pooled_metrics
+from .process import build_metrics, log_metrics, process_metrics, server_metrics
+
+LabelledPages = Callable[[], Iterable[tuple[Labels, MetricsPage]]]
+
+
+class ProcessMetrics:
+    """`loop_lag` runs from its start to its close; without, it shows nothing."""
+
+    def __init__(
+        self, clock: Clock, security: Security, hits: LimitHits, log: LogOutput | None
+    ) -> None:
+        self.loop_lag = LoopLagProbe(clock)
+        self._page = MetricsPage(
+            self.loop_lag.collect,
+            process_metrics,
+            build_metrics,
+            security_metrics(security),
+            log_metrics(log),
+            limit_metrics(hits),
+            loop_metrics,
+        )
+
+    def watch_servers(
+        self, open_calls: Callable[[], Mapping[str, int]], http_connections: Callable[[], int]
+    ) -> None:
+        """Show what callers have open."""
+        self._page.add(server_metrics(open_calls, http_connections))
+
+    def page(self, pools: LabelledPages) -> MetricsPage:
+        """What a scrape gets: these metrics, and those of the pools with their labels."""
+        return MetricsPage(pooled_metrics(lambda: [({}, self._page), *pools()]))

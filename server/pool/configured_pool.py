@@ -1,0 +1,145 @@
+"""ConfiguredPool: the one pool of `serve`: workers that the configuration names, that are found at
+its endpoint, and mock engines that are started."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ...workers.records import ModelCard
+from ..admin import WorkerList
+from ..config import ServeConfig
+from ..dashboard import PageData, PagedPool, Tokenize
+from ..metrics import Labels, MetricsPage
+from ..mock_process import MockProcess
+from ..server_parts import ServerParts
+from ..services import CallLimits
+from .worker_discovery import MOST_WORKERS, WorkerDiscovery, is_discovering
+from .worker_pool import WorkerPool
+
+
+class ConfiguredPool:
+    """Implements Pools. `workers` is the pool itself."""
+
+    def __init__(
+        self, parts: ServerParts, *, tokenize: Tokenize | None = None, vocab_size: int | None = None
+    ) -> None:
+        """`tokenize` is how the model reads text, `vocab_size` what mock engines generate from, if
+        that is known."""
+        config = self._config = parts.config
+        self._parts, self._vocab_size = parts, vocab_size
+        self._stack = AsyncExitStack()
+        self.workers = WorkerPool(
+            config, parts.security, parts.clock, parts.tracing, hits=parts.hits, tokenize=tokenize
+        )
+        refused = self.workers.metrics.requests.on_refused
+        self.calls = CallLimits(config.peers, parts.hits, refused)
+        """of all listeners"""
+        self._stack.callback(self.workers.router.close)
+        admin, monitor = self.workers.admin, self.workers.monitor
+        self._discovery: WorkerDiscovery | None = None
+        if is_discovering(config):
+            nats = parts.security.nats
+            self._discovery = WorkerDiscovery(config, admin, monitor, parts.clock, nats)
+        self._list = WorkerList(admin, monitor, refresh_s=config.dns_refresh_s)
+        data = PageData(self.workers.dashboard, self.workers.reader, self.health)
+        self.shown: Sequence[PagedPool] = (PagedPool(data),)
+        """what the dashboard can look at"""
+
+    @property
+    def most_workers(self) -> int:
+        """For how many a share of the open files is kept."""
+        config = self._config
+        found = MOST_WORKERS if self._discovery is not None else 0
+        return len(config.workers) + config.mock_engines.mockers + found
+
+    @property
+    def description(self) -> str:
+        """Its part of the ready line."""
+        pool, events = self.workers, self.workers.events
+        return (
+            f"mode {self._config.router.mode} workers {len(pool.router.registry)} "
+            f"events {events.description if events else 'off'}"
+        )
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What discovered workers have published of their model, if any have."""
+        return None if self._discovery is None else self._discovery.card
+
+    @property
+    def running(self) -> Sequence[WorkerPool]:
+        return (self.workers,)
+
+    @property
+    def has_queue(self) -> bool:
+        return self.workers.has_queue
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether requests can be served, and what /health shows."""
+        more = {
+            **self.workers.health,
+            "mode": self._config.router.mode,
+            "data_path": "nghttp2",
+            "draining": self._parts.draining,
+        }
+        return bool(more["workers"].get("ready")) and not self._parts.draining, more
+
+    def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
+        yield {}, self.workers.metrics.page
+
+    def change(self, new: ServeConfig, old: ServeConfig, keys: frozenset[str]) -> None:
+        self.workers.change(new, keys)
+        self._list.refresh_s = new.dns_refresh_s
+        if "workers" in keys:
+            self._list.reconcile(old.workers, new.workers)
+
+    async def start(self) -> None:
+        """Find the event plane, start mock engines, find the workers, and take requests.
+
+        ConfigError if the event plane or the store cannot be had.
+        """
+        pool, stack, discovery = self.workers, self._stack, self._discovery
+        if discovery is not None:
+            stack.push_async_callback(discovery.close)
+            await discovery.open()
+        stack.push_async_callback(pool.close_events)
+        nats_url = await pool.start_events(None if discovery is None else discovery.ask_about)
+        await pool.start_replicas()
+        mocks = self._mock_process(nats_url)
+        if mocks is not None:
+            stack.push_async_callback(mocks.stop)
+            await mocks.start()
+        # Closed before the engines stop: it would only report that they did.
+        stack.push_async_callback(pool.close_workers)
+        stack.push_async_callback(self._list.close)
+        for url in () if mocks is None else mocks.urls:
+            pool.monitor.add(url)
+        await self._list.start(self._config.workers)
+        if discovery is not None:
+            stack.push_async_callback(discovery.stop)
+            await discovery.start()
+        pool.dispatcher.start()
+
+    async def wait_for_probes(self) -> None:
+        """Wait until every worker was probed once, or that takes long."""
+        await self.workers.wait_for_probes()
+
+    async def close(self) -> None:
+        """End it, started or not. Idempotent."""
+        await self._stack.aclose()
+
+    def _mock_process(self, nats_url: str | None) -> MockProcess | None:
+        config = self._config
+        if not config.mock_engines.mockers:
+            return None
+        return MockProcess(
+            config.mock_engines,
+            block_size=config.router.block_size,
+            namespace=config.namespace,
+            component=config.component,
+            endpoint=config.endpoint,
+            model_id=config.model_id,
+            nats_url=nats_url,
+            nats_auth=config.nats_auth,
+            vocab_size=self._vocab_size,
+        )

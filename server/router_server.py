@@ -1,0 +1,110 @@
+"""The server of `serve`: gRPC and admin routes in front of one pool."""
+
+from collections.abc import Sequence
+
+from .admin import AdminRoutes, ReloadRoute
+from .dashboard import DashboardRoutes
+from .fronts import SharedChanges, SharedPages, share_aborts, share_bookings
+from .live_settings import LiveSettings
+from .metrics import MetricsPage
+from .pool import ConfiguredPool
+from .server import Server
+from .server_parts import ServerParts
+from .services import (
+    CallLimits,
+    GrpcServer,
+    HealthRoutes,
+    HttpServer,
+    MetricsRoute,
+    PoolRoutes,
+    RouterService,
+    TrtllmService,
+    WorkersRoute,
+)
+
+
+def router_server(
+    parts: ServerParts, pool: ConfiguredPool, also: Sequence[HttpServer] = ()
+) -> Server:
+    """`also`: other HTTP listeners in front of the pool."""
+    workers = pool.workers
+    changes = SharedChanges(workers.admin, workers.router.limits, parts.siblings)
+    grpc = grpc_server(parts, pool, changes)
+    page, settings = parts.metrics_page(pool.metrics_pages), LiveSettings(parts, pool)
+    http = admin_server(parts, pool, page, settings, changes)
+    watch_servers(parts, pool.calls, [http, *also])
+    return Server(
+        parts,
+        pool,
+        [grpc, http, *also],
+        settings,
+        changes,
+        exposed=lambda: parts.security.exposed(grpc.port, http.port, http.admin),
+    )
+
+
+def grpc_server(parts: ServerParts, pool: ConfiguredPool, changes: SharedChanges) -> GrpcServer:
+    """The engine's own protocol, and RouterService."""
+    config, workers = parts.config, pool.workers
+    server = GrpcServer(
+        TrtllmService(
+            workers.dispatcher,
+            workers.monitor,
+            model_id=config.model_id,
+            mode=config.router.mode,
+            policy=config.router.policy_name,
+            abort_elsewhere=share_aborts(parts.siblings, workers.dispatcher),
+        ),
+        RouterService(
+            workers.router,
+            workers.reader,
+            changes,
+            booked_elsewhere=share_bookings(parts.siblings, workers.router),
+        ),
+        host=config.host,
+        port=config.port,
+        is_ready=lambda: workers.monitor.any_ready and not parts.draining,
+        access=parts.security.access,
+        calls=pool.calls,
+        workers=pool.most_workers,
+        max_message_bytes=config.connection.max_message_bytes,
+        tls=parts.security.server_tls,
+        reuse_port=parts.shares_ports,
+    )
+    workers.monitor.listeners.append(server.update)
+    parts.on_draining.append(server.update)
+    return server
+
+
+def admin_server(
+    parts: ServerParts,
+    pool: ConfiguredPool,
+    page: MetricsPage,
+    settings: LiveSettings,
+    changes: SharedChanges,
+) -> HttpServer:
+    """What there is to see and to change of the pool and the process."""
+    workers = pool.workers
+    shared = SharedPages(parts.siblings, lambda: pool.shown)
+    return HttpServer(
+        {
+            **MetricsRoute(page).routes,
+            **HealthRoutes(pool.health, parts).routes,
+            **WorkersRoute(lambda: [({}, workers.router)]).routes,
+            **PoolRoutes(workers.router, workers.reader, changes.change_limits).routes,
+            **AdminRoutes(changes).routes,
+            **ReloadRoute(settings.shared).routes,
+            **DashboardRoutes(shared.shown).routes,
+        },
+        parts,
+        name="http",
+        port=parts.config.http_port,
+        key="http_port",
+        admin_at=parts.security.admin_address,
+        workers=pool.most_workers,
+    )
+
+
+def watch_servers(parts: ServerParts, calls: CallLimits, http: Sequence[HttpServer]) -> None:
+    """Show in the metrics what callers have open there."""
+    parts.metrics.watch_servers(calls.open_calls, lambda: sum(server.open for server in http))

@@ -1,0 +1,76 @@
+"""ServerParts: what the pools and the listeners of one server have in common."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..base.clock import SystemClock
+from ..base.limit_hits import LimitHits
+from ..process.logs import LogOutput
+from ..process.off_loop import OffLoop
+from ..process.settings import SettingsSource
+from .access import Security
+from .config import ServeConfig
+from .dispatch import NoTrace, Tracing
+from .fronts import Siblings, share_metrics
+from .metrics import LabelledPages, MetricsPage, ProcessMetrics
+from .tracing import span_export_of
+
+
+class ServerParts:
+    """Made from a configuration: clock, security, spans, limits, metrics of the process, the other
+    processes, whether it drains. `config` is the configuration that is in use now.
+
+    ConfigError if a file that the configuration names is no good. `start` and `close` are the
+    server's to call.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        source: SettingsSource[Any] | None = None,
+        output: LogOutput | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`source`: where the settings are read again from; None: nowhere. `output`: the log that
+        settings change. `siblings`: the other processes that serve the same ports."""
+        self.config = config
+        self.source, self.output = source, output
+        self.siblings = siblings or Siblings()
+        self.shares_ports = config.fronts.several
+        """whether other processes of ours listen on the same ports"""
+        self.clock = SystemClock()
+        self.security = Security(config, self.clock)
+        self._spans = span_export_of(config.observability.otel_endpoint)
+        self.tracing: Tracing = NoTrace() if self._spans is None else self._spans.tracing
+        self.hits = LimitHits()
+        """limits of the whole process"""
+        self.off_loop = OffLoop()
+        self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output)
+        self.draining = False
+        self.on_draining: list[Callable[[], None]] = []
+        """called once it drains"""
+
+    def metrics_page(self, pools: LabelledPages) -> MetricsPage:
+        """What a scrape gets: the metrics of this process, those of its pools, and those of the
+        other processes."""
+        page = self.metrics.page(pools)
+        page.siblings = share_metrics(self.siblings, page)
+        return page
+
+    def turn_away(self) -> None:
+        """Show by health that no more requests should come."""
+        self.draining = True
+        for listener in self.on_draining:
+            listener()
+
+    def start(self) -> None:
+        self.metrics.loop_lag.start()
+        self.security.watch.start()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self.metrics.loop_lag.close()
+        await self.security.watch.close()
+        self.off_loop.close()
+        if self._spans is not None:
+            await self._spans.close()

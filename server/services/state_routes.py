@@ -1,0 +1,62 @@
+"""How a server is, over HTTP: /metrics, /health and /live."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ...transport.http1 import HttpCall, Routes, answer_json, answer_whole
+from ..metrics import MetricsPage
+from ..server_parts import ServerParts
+
+Health = Callable[[], tuple[bool, dict[str, Any]]]
+"""Whether requests can be served now, and more on it for people."""
+
+WRITTEN_AT_ONCE = 64 << 10
+"""Bytes of a page: the kernel copies them while the event loop waits, over loopback twice."""
+
+
+class MetricsRoute:
+    """The route of a metrics page."""
+
+    def __init__(self, metrics: MetricsPage) -> None:
+        self._metrics = metrics
+
+    @property
+    def routes(self) -> Routes:
+        return {"GET /metrics": self._on_metrics}
+
+    async def _on_metrics(self, call: HttpCall) -> None:
+        asked = call.headers
+        page = await self._metrics.render(asked.get("accept", ""), asked.get("accept-encoding", ""))
+        headers = {"content-type": page.content_type, "vary": "Accept, Accept-Encoding"}
+        if page.gzip:
+            headers["content-encoding"] = "gzip"
+        body = memoryview(page.body)
+        await answer_whole(call, body[:WRITTEN_AT_ONCE], headers, length=len(body))
+        for begin in range(WRITTEN_AT_ONCE, len(body), WRITTEN_AT_ONCE):
+            await asyncio.sleep(0)
+            part = body[begin : begin + WRITTEN_AT_ONCE]
+            more = begin + len(part) < len(body)
+            await call.send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+class HealthRoutes:
+    """Whether a server serves, and whether it runs."""
+
+    def __init__(self, health: Health, parts: ServerParts) -> None:
+        """`health` is that of the workers."""
+        self._health, self._parts = health, parts
+
+    @property
+    def routes(self) -> Routes:
+        return {"GET /health": self._on_health, "GET /live": self._on_live}
+
+    async def _on_health(self, call: HttpCall) -> None:
+        ready, more = self._health()
+        ready = ready and not self._parts.draining
+        more |= await self._parts.siblings.health()
+        told = {"status": "ready" if ready else "not ready", **more}
+        await answer_json(call, told, status=200 if ready else 503)
+
+    async def _on_live(self, call: HttpCall) -> None:
+        await answer_json(call, {"status": "live"})

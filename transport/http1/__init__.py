@@ -1,0 +1,56 @@
+"""HTTP/1.1 of a server, on llhttp (httptools): connections, routes, and answers of any kind."""
+
+from .application import (
+    Application,
+    Asked,
+    Handler,
+    HttpCall,
+    Routes,
+    RouteTable,
+    answer_json,
+    answer_whole,
+)
+from .asgi import (
+    Client,
+    ClientLeftError,
+    Headers,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    encoded,
+    send_whole,
+)
+from .connection import App, HttpConnection, OpenConnections
+from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
+from .limits import HttpLimits
+from .listener import HttpListener
+
+__all__ = [
+    "App",
+    "Application",
+    "Asked",
+    "Client",
+    "ClientLeftError",
+    "ErrorAnswer",
+    "ErrorForm",
+    "Handler",
+    "Headers",
+    "HttpCall",
+    "HttpConnection",
+    "HttpError",
+    "HttpLimits",
+    "HttpListener",
+    "Message",
+    "OpenConnections",
+    "Receive",
+    "RouteTable",
+    "Routes",
+    "Scope",
+    "Send",
+    "answer_json",
+    "answer_whole",
+    "encoded",
+    "plain_error",
+    "send_whole",
+]

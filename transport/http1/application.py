@@ -1,0 +1,209 @@
+"""Application: requests of a server answered by its routes, once it is known who calls.
+
+HttpCall is what a handler is given; RouteTable finds the handler of a method and a path.
+"""
+
+import itertools
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import structlog
+
+from .asgi import (
+    Client,
+    ClientLeftError,
+    Receive,
+    Scope,
+    Send,
+    headers_of,
+    read_body,
+    send_json,
+    send_whole,
+)
+from .errors import ErrorForm, HttpError
+
+_REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
+
+log = structlog.get_logger(__name__)
+
+
+class HttpCall(NamedTuple):
+    """One request, and how to answer it."""
+
+    caller: Any
+    """who calls, as the server's access check has it"""
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    request_id: str
+    send: Send
+    client: Client
+    query: bytes = b""
+    """what stands behind the path's question mark"""
+    values: Mapping[str, str] = {}
+    """of the placeholders in the route's path"""
+    ids: Any = None
+    """token ids of its prompt, an array, where they were taken out of the body"""
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Headers of every answer."""
+        return {"x-request-id": self.request_id}
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the query gives."""
+        return dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
+
+
+Handler = Callable[[HttpCall], Awaitable[None]]
+"""Answers a call, or raises what the server's ErrorForm makes an answer of."""
+Routes = Mapping[str, Handler]
+"""Handlers by method and path: "GET /workers/{id}". A placeholder is one part of the path; the
+last one is all that is left of a path that no other route has. HEAD is answered as GET."""
+
+
+class Route(NamedTuple):
+    """The route of a request."""
+
+    name: str
+    """as in the table"""
+    handler: Handler
+    values: Mapping[str, str] = {}
+
+
+class RouteTable:
+    """Finds the route of a request."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._methods: dict[str, list[str]] = {}
+        for route in routes:
+            method, _, path = route.partition(" ")
+            self._methods.setdefault(path, []).append(method)
+        patterns = [path for path in self._methods if "{" in path]
+        self._patterns = [(path, re.compile(_pattern(path, "[^/]+"))) for path in patterns]
+        self._patterns += [
+            (path, re.compile(_pattern(path, ".+"))) for path in patterns if path.endswith("}")
+        ]
+
+    def find(self, method: str, path: str, raw_path: str) -> Route:
+        """HttpError 404 if there is no such path, 405 if it does not take the method. `raw_path`
+        is the path as it was sent: a placeholder's value may have a slash that is written %2F."""
+        if method == "HEAD":
+            method = "GET"
+        name = f"{method} {path}"
+        if (handler := self._routes.get(name)) is not None:
+            return Route(name, handler)
+        pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
+        name = f"{method} {pattern}"
+        if (handler := self._routes.get(name)) is None:
+            allowed = {"allow": ",".join(self._methods[pattern])}
+            raise HttpError(405, f"{path} does not take {method}", allowed)
+        return Route(name, handler, values)
+
+    def _matching(self, path: str, raw_path: str) -> tuple[str, dict[str, str]]:
+        for pattern, form in self._patterns:
+            if (found := form.fullmatch(raw_path)) is not None:
+                return pattern, {name: unquote(value) for name, value in found.groupdict().items()}
+        raise HttpError(404, f"there is no {path} here")
+
+
+def _pattern(path: str, last: str) -> str:
+    """A route's path as a regular expression; `last` is that of the placeholder at its end."""
+    *parts, end = re.split(r"\{(\w+)\}", path)
+    if end == "" and parts:
+        *parts, name = parts
+        end = f"(?P<{name}>{last})"
+    else:
+        end = re.escape(end)
+    known = [f"(?P<{part}>[^/]+)" if n % 2 else re.escape(part) for n, part in enumerate(parts)]
+    return "".join(known) + end
+
+
+class Asked(NamedTuple):
+    """What is known of a request before its body is read."""
+
+    route: str
+    scope: Scope
+    headers: dict[str, str]
+    names: tuple[str, ...]
+    """in the certificate that the client showed"""
+
+
+Admit = Callable[[Asked], Any]
+"""Who calls; an error, if they may not."""
+
+
+class Application:
+    """Answers by its routes; errors get the server's form."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        form: ErrorForm,
+        *,
+        admit: Admit = lambda asked: None,
+        max_body_bytes: int,
+        on_long_body: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_long_body` is called for each request with more than `max_body_bytes`."""
+        self._routes, self._form, self._admit = RouteTable(routes), form, admit
+        self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
+        self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
+
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        client: Client,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        """`names` are those of the certificate that the client showed."""
+        headers = headers_of(scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
+        path = scope["path"]
+        try:
+            route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
+            caller = self._admit(Asked(route.name, scope, headers, names))
+            body = await read_body(receive, self._max_body_bytes)
+            query = scope["query_string"]
+            call = HttpCall(
+                caller, path, headers, body, request_id, send, client, query, route.values
+            )
+            await route.handler(call)
+        except ClientLeftError:
+            return
+        except Exception as error:
+            answer = self._form(error)
+            told = {**answer.headers, "x-request-id": request_id}
+            if answer.status == 500:
+                log.error("request failed", path=path, request_id=request_id, exc_info=error)
+            if isinstance(error, HttpError) and error.status == 413:
+                self._on_long_body()
+                told["connection"] = "close"  # the rest of the body is not read
+            await send_whole(send, answer.status, answer.body, told)
+
+
+async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:
+    """With whatever msgspec can encode."""
+    await send_json(call.send, value, call.told, status=status)
+
+
+async def answer_whole(
+    call: HttpCall,
+    body: bytes | memoryview,
+    headers: Mapping[str, str],
+    *,
+    status: int = 200,
+    length: int | None = None,
+) -> None:
+    """With bytes; `headers` name their type, if it is not JSON. Or with the first of them, of an
+    answer of this `length`: the others are sent by `call.send`."""
+    await send_whole(call.send, status, body, {**headers, **call.told}, length)
