@@ -119,7 +119,7 @@ def open_call(address: str, stack: AsyncExitStack) -> Any:
 async def serve_until_killed(
     methods: dict[str, Any], ports: int, options: Sequence[tuple[str, Any]] = OPTIONS
 ) -> None:
-    """Serve them on so many ports of loopback, and print their addresses in a line."""
+    """Serve them on free ports of loopback, and print their addresses in a line."""
     server = aio.server(options=options)
     server.add_generic_rpc_handlers((_Methods(methods),))
     bound = [server.add_insecure_port("127.0.0.1:0") for _ in range(ports)]

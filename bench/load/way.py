@@ -93,7 +93,7 @@ class Way:
 
 
 class Load(NamedTuple):
-    """So many requests at a time, for answers of so many tokens."""
+    """Requests at a time, and tokens of an answer."""
 
     concurrency: int
     output_tokens: int = 0

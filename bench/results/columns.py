@@ -11,7 +11,7 @@ from .output import format_number, new_table
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of each row. `form` shows it: as text, by so many decimals, or as it says."""
+    """A figure of each row. `form` shows it: as text, by a number of decimals, or as it says."""
 
     heading: str
     key: str

@@ -99,7 +99,7 @@ class Router:
         self._turns = itertools.cycle(calls)
 
     async def measure(self, requests: int, concurrency: int, tokens: int, into: Rounds) -> None:
-        """Send so many requests, so many at a time, after a few to warm up."""
+        """Send that number of requests with that concurrency, after a few to warm up."""
         ask = generate_call(lambda b: next(self._turns)(b), new_prompts(tokens), OUTPUT_TOKENS)
 
         async def client(count: int) -> list[float]:

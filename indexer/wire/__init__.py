@@ -3,6 +3,9 @@
 Entered by publishers, feeds and tools; the trees know only the decoded events.
 """
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .codec import (
     EventWriter,
     decode_cache_event,
@@ -12,15 +15,17 @@ from .codec import (
     encode_heartbeat,
     encode_router_event,
 )
-from .engine_batches import (
-    CLEARED_EVENTS,
-    BatchHead,
-    EngineBatch,
-    EngineEvents,
-    frame_batch,
-    read_grpc_batch,
-)
 from .events import TIERS, EventData, Removed, RouterEvent, StorageTier, Stored, StoredBlock
+
+if TYPE_CHECKING:
+    from .engine_batches import (
+        CLEARED_EVENTS,
+        BatchHead,
+        EngineBatch,
+        EngineEvents,
+        frame_batch,
+        read_grpc_batch,
+    )
 
 __all__ = [
     "BatchHead",
@@ -44,3 +49,7 @@ __all__ = [
     "frame_batch",
     "read_grpc_batch",
 ]
+
+# Readers of engines' own streams import it; an index alone needs none of it.
+_STREAMS = "CLEARED_EVENTS BatchHead EngineBatch EngineEvents frame_batch read_grpc_batch"
+__getattr__ = lazy_names(__name__, dict.fromkeys(_STREAMS.split(), ".engine_batches"))

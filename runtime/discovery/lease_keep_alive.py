@@ -1,10 +1,12 @@
-"""When a lease is granted, renewed and taken anew. Decisions only: no store and no clock."""
+"""When a lease is granted, renewed and taken anew: decisions, without a store or a clock, and the
+one function that asks the store accordingly."""
 
 from enum import Enum
 from random import Random
 
 from ...base.backoff import Backoff
-from ..kv_stores import LEASE_TTL_S
+from ...base.clock import Clock
+from ..kv_stores import LEASE_TTL_S, KeyValueStore, LeaseLostError, StoreError
 
 
 class LeaseStep(Enum):
@@ -70,3 +72,26 @@ class LeaseKeepAlive:
         self._backoff.reset()
         self.ends = asked + ttl_s
         self.due = now + max(0.0, self.ends - now) / 2 * self._rng.uniform(0.8, 1.0)
+
+
+async def renew_lease(keep_alive: LeaseKeepAlive, store: KeyValueStore, clock: Clock) -> LeaseStep:
+    """Grant or renew the lease, whichever is due; returns which it was.
+
+    Raises LeaseLostError if the store has ended the lease, StoreError if it gave no answer; the
+    keep-alive has noted the latter.
+    """
+    step, asked = keep_alive.step, clock.now()
+    try:
+        if step is LeaseStep.GRANT:
+            lease = await store.grant(keep_alive.ttl_s, keep_alive.lease)
+            keep_alive.on_granted(lease, asked, clock.now())
+        else:
+            assert keep_alive.lease is not None
+            ttl_s = await store.renew(keep_alive.lease)
+            keep_alive.on_renewed(ttl_s, asked, clock.now())
+    except LeaseLostError:
+        raise
+    except StoreError:
+        keep_alive.on_failed(clock.now())
+        raise
+    return step

@@ -11,7 +11,7 @@ from ...base.backoff import Backoff
 from ...base.clock import Clock, SystemClock
 from ...process.supervised import stopped, supervise
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, LeaseLostError, StoreError
-from .lease_keep_alive import LeaseKeepAlive, LeaseStep
+from .lease_keep_alive import LeaseKeepAlive, LeaseStep, renew_lease
 
 AT_ONCE = 16
 """Keys that are written again, or looked at, at the same time."""
@@ -166,21 +166,13 @@ class Registrations:
 
     async def _take_step(self) -> None:
         """Grant or renew. StoreError if that failed; the keep-alive knows."""
-        keep_alive, asked = self.keep_alive, self._clock.now()
         try:
-            if keep_alive.step is LeaseStep.GRANT:
-                lease = await self._store.grant(keep_alive.ttl_s, keep_alive.lease)
-                keep_alive.on_granted(lease, asked, self._clock.now())
+            if await renew_lease(self.keep_alive, self._store, self._clock) is LeaseStep.GRANT:
                 self._missing.update(self._wanted)
             else:
-                ttl_s = await self._store.renew(self.lease)
-                keep_alive.on_renewed(ttl_s, asked, self._clock.now())
                 await self._look_at_some()
         except LeaseLostError:
             self._on_lost()
-        except StoreError:
-            keep_alive.on_failed(self._clock.now())
-            raise
 
     async def _look_at_some(self) -> None:
         """Notice keys that are gone while the lease is not: another process wrote them, and left.

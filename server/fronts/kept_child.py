@@ -145,7 +145,8 @@ class KeptChild:
             try:
                 await self._start()
             except (ChildError, OSError) as error:  # the system may have no process for us
-                log.error("a process did not start", process=self.name, reason=str(error))
+                if not self._leaving:
+                    log.error("a process did not start", process=self.name, reason=str(error))
             else:
                 log.info("a process runs again", process=self.name, pid=self._child.pid)
                 await self._ended.wait()

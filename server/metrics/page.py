@@ -1,7 +1,7 @@
 """The metrics page: what the sources tell, as text, written a little at a time.
 
 A scrape of a large fleet is some ten thousand lines. Whoever streams through the same event loop
-must not wait for all of them: after `SLICE_S` of work everybody else gets a turn.
+must not wait for all of them: after `SLICE_S` of work other tasks get a turn.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 SLICE_S = 0.001
-"""Of work on a page of metrics, after which everybody else gets a turn."""
+"""Work on a page of metrics, in seconds, after which other tasks get a turn."""
 
 
 @dataclass(frozen=True)

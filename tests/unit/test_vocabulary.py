@@ -63,7 +63,9 @@ WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other
     "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/processor/")),
+    # `lazy_names` of the door
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
+                      ("indexer/wire/__init__",),
                       within=("indexer/", "slots/", "engines/mocker/core/")),
     # one meaning each
     "arena": Replaced("Experiment, for policies side by side", OF_TREE),
