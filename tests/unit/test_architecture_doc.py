@@ -15,7 +15,7 @@ SECTIONS = dict(
     (part.partition("\n")[0], part.partition("\n")[2]) for part in TEXT.split("\n## ")[1:]
 )
 WALKS = {name: text for name, text in SECTIONS.items() if name.startswith("The walk of")}
-MOST_ROOMS, MOST_STATIONS = 30, 12
+MOST_ROWS, MOST_STATIONS = 30, 12
 FARTHEST = 2
 """Imports between a station and the ones before it, through the `__init__` of rooms."""
 
@@ -45,19 +45,19 @@ def neighbours(tree: SourceTree) -> dict[str, set[str]]:
     return found
 
 
-def test_rooms_fit_on_one_screen_and_are_all_there() -> None:
+def test_they_fit_on_one_screen_and_are_all_there() -> None:
     table = rows(SECTIONS["Rooms"])
-    assert 20 < len(table) <= MOST_ROOMS
+    assert 20 < len(table) <= MOST_ROWS
     named = {name for row in table for name in re.findall(r"`([\w/.]+)`", " ".join(row))}
     heads = {name for row in table for name in re.findall(r"`([^`]+)`", row[0])}
     assert not [name for name in heads if not (ROOT / name).exists()]
-    rooms = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/*/__init__.py")}
-    rooms = {room for room in rooms if room.split("/")[0] in FOLDERS}
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/*/__init__.py")}
+    folders = {name for name in folders if name.split("/")[0] in FOLDERS}
     # The row of a floor stands for all of its rooms, unless some have a row of their own.
     cut = {name.split("/")[0] for name in heads if "/" in name}
-    lost = {room for room in rooms if room.split("/")[0] in cut} - named
+    lost = {name for name in folders if name.split("/")[0] in cut} - named
     assert lost | (set(FOLDERS) - named) == set()
-    assert len(rooms) > 40
+    assert len(folders) > 40
 
 
 @pytest.mark.parametrize("walk", WALKS)
