@@ -10,7 +10,6 @@ from ...base.lazy_names import lazy_names
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
 from .queue import AdmissionQueue
-from .shared_bound import SharedBound
 from .tenants import TenantConfig, TenantShares
 from .ticket import NORMAL, Lane, Ticket, Urgency
 
@@ -27,7 +26,6 @@ __all__ = [
     "NO_OBJECTIVES",
     "Objectives",
     "SLO_KEYS",
-    "SharedBound",
     "TenantConfig",
     "TenantShares",
     "Ticket",

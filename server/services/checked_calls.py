@@ -9,13 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from ...base.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
-from ...router.admission import SharedBound
 from ...transport.grpc_methods import AnswerAtOnce, Method, answer_call
 from ...transport.http2 import AtOnce, ServerCall
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
 from ..dispatch import MAX_DECODED_BYTES, status_of
-from .call_limits import CallLimits
+from .call_limits import CallLimits, SharedBound
 
 _INVALID = StatusCode.INVALID_ARGUMENT
 

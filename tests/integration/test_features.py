@@ -17,7 +17,6 @@ from support.features.served_command import (
     Served,
     until_ready,
 )
-from support.fleet import eventually
 from support.places import ROOT
 from support.polling import until
 from support.servers.discovered_fleet import backend_of
@@ -295,7 +294,7 @@ async def has_prefill_pools(served: Served) -> bool:
         _, told = await served.get(f"{served.seen}/pools")
         return any(pool["prefill_pools"] for pool in told["pools"])
 
-    await eventually(meet)
+    await until(meet)
     return True
 
 

@@ -101,6 +101,54 @@ async def test_the_frontend_of_models_in_a_store(
         assert await served.router.stop() == 0
 
 
+async def test_a_worker_of_a_model_is_changed_in_all_processes_and_those_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
+    async with AsyncExitStack() as stack:
+        words = ("mocker", "--discovery", "file", "--model-id", "tiny", "--workers", "2")
+        engines = await stack.enter_async_context(
+            command(tmp_path / "engines", *words, "--vocab-size", "4096", "--port", "0")
+        )
+        await engines.says("ready")
+        words = ("--discovery", "file", "--admin-port", "0")
+        served = await stack.enter_async_context(frontend_fronts(tmp_path / "frontend", *words))
+        found = re.search(r" admin (\S+)", served.router.text)
+        assert found is not None
+        admin = found[1]
+
+        async def states() -> list[dict[str, tuple[str, float]]]:
+            looks = [await served.workers() for _ in range(LOOKS)]
+            return [
+                {str(each["worker_id"]): (each["state"], each["weight"]) for each in look}
+                for look in looks
+            ]
+
+        ready = ("ready", 1.0)
+
+        async def are(*expected: tuple[str, float]) -> bool:
+            return all(sorted(look.values()) == sorted(expected) for look in await states())
+
+        await eventually(lambda: are(ready, ready))
+        one, other = (await states())[0]
+        change = {"weight": 0.5}
+        assert (await served.change(f"/workers/{one}", change, "PATCH", admin))[0] == 200
+        path = f"/workers/{other}/drain"
+        status, drained = await served.change(path, {"deadline_s": 5}, address=admin)
+        assert status == 200 and drained["drained"] and "warning" not in drained
+        changed = ("draining", 1.0), ("ready", 0.5)
+        assert await are(*changed)
+        pids = await served.pids()
+        os.kill(pids[1], signal.SIGKILL)
+
+        async def back() -> bool:
+            return (await served.pids()).get(1, pids[1]) != pids[1]
+
+        await eventually(back)
+        await eventually(lambda: are(*changed))
+        assert (await served.change("/workers/7/drain", {}, address=admin))[0] == 404
+
+
 async def test_a_router_that_finds_its_workers_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,8 @@ import aiohttp
 from grpc import aio
 from support.calls import messages_of
 from support.fake_engine import prompt
-from support.fleet import eventually
 from support.free_port import free_port
+from support.polling import until
 from support.security.certificates import Authority
 from support.servers.discovered_fleet import Backend, registered
 from support.servers.jetstream import JetStreamServer
@@ -70,7 +70,7 @@ class Served(NamedTuple):
         async def grown() -> bool:
             return bool(await self.value(metric))
 
-        await eventually(grown)
+        await until(grown)
         return True
 
     async def ask(self, **headers: str) -> None:
@@ -129,7 +129,7 @@ async def until_ready(served: Served) -> None:
     async def ready() -> bool:
         return (await served.get(url))[0] == 200
 
-    await eventually(ready)
+    await until(ready)
 
 
 # Profiles: what is served, and with which settings.
