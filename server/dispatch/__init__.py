@@ -7,8 +7,7 @@ from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import AccessLog, DispatchObserver, OutputTracking
-from .reply import Put, Write
-from .request import Attempt, CallTrace, NoTrace, Request, RequestTrace, Tracing
+from .request import Attempt, CallTrace, NoTrace, Put, Request, RequestTrace, Tracing, Write
 from .request_reader import LONG_BYTES, MAX_DECODED_BYTES, RequestReader
 from .retries import FailedAttempt
 from .status import ClientGoneError, status_of

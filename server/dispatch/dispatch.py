@@ -44,8 +44,7 @@ from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .reply import Put, Reply, Write
-from .request import NO_TRACE, Attempt, Request, Tracing
+from .request import NO_TRACE, Attempt, Put, Reply, Request, Tracing, Write
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of

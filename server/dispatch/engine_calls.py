@@ -80,7 +80,9 @@ class EngineCalls:
         if request.trace is not NO_TRACE and attempt is request.attempt:
             metadata = request.trace.sent(request, attempt, metadata)
         body = request.body if request.stream is None else request.stream.body
-        self._prefetcher.on_sent(request.request_id, body, attempt.decision)
+        decision, prefetcher = attempt.decision, self._prefetcher
+        if prefetcher.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks:
+            prefetcher.on_sent(request.request_id, body, decision)
         left = None if request.deadline == math.inf else request.deadline - attempt.sent_at
         call = attempt.call = client.generate(body, timeout=left, metadata=metadata)
         return cast("Answers", aiter(call))

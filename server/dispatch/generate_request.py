@@ -1,6 +1,7 @@
 """What routing needs to know of trtllm requests, which themselves travel as bytes."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
@@ -12,7 +13,9 @@ from ...workers.channels import Metadata
 from ...workers.retention import LEAST, RETURNING_KEY, Retention
 from ...workers.trtllm_proto import length_delimited, pb
 from ._generate_request import parse_generate
-from .reply import Change
+
+Change: TypeAlias = Callable[[bytes], bytes]
+"""An engine's message, as the client is to have it."""
 
 # The field request_id of requests and of answers.
 _REQUEST_ID = 1

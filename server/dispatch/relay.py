@@ -12,8 +12,7 @@ from .engine_calls import Answers, EngineCalls
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
-from .reply import Reply
-from .request import NO_TRACE, Attempt, Request, TakenBack
+from .request import NO_TRACE, Attempt, Reply, Request, TakenBack
 from .status import OvertakenError
 
 

@@ -1,12 +1,12 @@
-"""A request in flight and its attempts, and what its trace hears of them."""
+"""A request in flight, its attempts, the way to its client, and what its trace hears of them."""
 
 import asyncio
 import enum
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
 from ...router.placement import Placement
@@ -15,9 +15,14 @@ from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall, EngineClient
 from ...workers.failures import Origin
 from ..migration import CarriedStream
-from .generate_request import GenerateFacts
+from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
 from .status import RequestAbortedError
+
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Writes a message, and waits while the client does not read."""
+Put: TypeAlias = Callable[[bytes], bool]
+"""Writes a message if that need not wait. False: nothing was done."""
 
 
 class TakenBack(enum.Enum):
@@ -229,3 +234,33 @@ class Request:
         else:
             attempt.call.cancel()
         return True
+
+
+class Reply:
+    """Takes messages at once where `put` does; those that it does not are for `write`.
+
+    Whoever gives it messages gives one after another: the next one when `write` has returned.
+    Both raise ClientGoneError, or what a change does, in which case nothing was written.
+    """
+
+    __slots__ = ("_put", "changes", "write")
+
+    def __init__(self, write: Write, put: Put | None = None) -> None:
+        self.write = write
+        self._put = put
+        self.changes: list[Change] = []
+        """of each message, in their order"""
+
+    def take(self, message: bytes) -> bytes | None:
+        """A message of an engine; what is left to be written, None: nothing."""
+        for change in self.changes:
+            message = change(message)
+        if self._put is not None and self._put(message):
+            return None
+        return message
+
+    async def send(self, message: bytes) -> None:
+        """A message of an engine, from its change to its end."""
+        rest = self.take(message)
+        if rest is not None:
+            await self.write(rest)

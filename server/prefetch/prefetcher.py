@@ -87,9 +87,8 @@ class Prefetcher:
                 self._ask(request_id, body, worker)
 
     def on_sent(self, request_id: str, body: bytes, decision: Decision) -> None:
-        """It goes to a worker; there it waits, if the worker is busy."""
-        if not (self.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks):
-            return  # it was not held, and there is nothing to load for it
+        """A request that was held, or has blocks in lower tiers, goes to a worker; there it waits,
+        if the worker is busy."""
         worker = ask_sent(self.plan, self._router, request_id, decision)
         if worker is not None:
             self._ask(request_id, body, worker)

@@ -16,7 +16,7 @@ DECIDE = ("router", "slots", "indexer")
 """Where it goes is one call, `KvRouter.decide`: the walk of a decision is one of its own."""
 OBSERVE = ("server/dashboard", "server/metrics")
 """These look at requests from aside, and at some of them more closely than at others."""
-MOST_TO_CARRY = 37
+MOST_TO_CARRY = 35
 MOST_IN_ALL = 60
 
 
