@@ -1,12 +1,12 @@
 """Server: listeners in front of pools of workers, run together in one event loop."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import structlog
 
+from ..process.supervised import all_done
 from .config import ServeConfig
 from .fronts import SharedChanges, share_replicas
 from .live_settings import LivePools, LiveSettings
@@ -139,9 +139,7 @@ class Server:
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
         self.turn_away()
-        async with asyncio.TaskGroup() as group:
-            for listener in self.listeners:
-                group.create_task(listener.drain(grace_s))
+        await all_done(listener.drain(grace_s) for listener in self.listeners)
 
     async def close(self) -> None:
         """End what is left. No task, child, thread or socket of it survives. Idempotent."""
