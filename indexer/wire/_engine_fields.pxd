@@ -287,7 +287,7 @@ cdef inline Item salt_in_keys(const Fields* fields) noexcept nogil:
                 break
             if key.kind == ITEM_TEXT and not (BIN_8 <= begin[0] <= BIN_32) and not (
                 key.value == fields.lora_name.value
-                and memcmp(key.text, fields.lora_name.text, key.value) == 0
+                and (key.value == 0 or memcmp(key.text, fields.lora_name.text, key.value) == 0)
             ):
                 return key
             reader.at = begin
