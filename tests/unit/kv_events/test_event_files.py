@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from support.kv_events.engine_events import stored
-from support.places import ROOT
 from support.polling import until
 
+import dynamo_router
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.kv_events import EngineStream, EventSubscribers, StreamCounts
@@ -18,6 +18,7 @@ from dynamo_router.workers.worker_url import WorkerUrl
 pytest.importorskip("zmq")
 from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
 
+PACKAGE = Path(dynamo_router.__file__).parent
 MOST_FILES = 12
 SIZE = 4
 
@@ -43,8 +44,8 @@ class Trace:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        if path.suffix == ".py" and path.is_relative_to(ROOT):
-            relative = path.relative_to(ROOT).as_posix()
+        if path.suffix == ".py" and path.is_relative_to(PACKAGE):
+            relative = path.relative_to(PACKAGE).as_posix()
             if not relative.startswith("tests/"):
                 self.files.add(relative)
 
