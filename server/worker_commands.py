@@ -18,7 +18,7 @@ import click
 from ..base.errors import ConfigError
 from ..base.urls import redact_url
 from ..process.settings import bad_setting, option
-from ..transport.security import read_secret
+from ..transport.security import client_context, read_secret
 
 WAIT_MORE_S = 5.0
 """On top of what the router was asked to wait."""
@@ -181,12 +181,12 @@ def _call(
 
 
 def _tls(client: AdminClientConfig) -> ssl.SSLContext:
+    context = client_context(client.tls_ca, "tls_ca")
     try:
-        context = ssl.create_default_context(cafile=client.tls_ca)
         if client.tls_cert is not None:
             context.load_cert_chain(client.tls_cert, client.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise bad_setting("tls_ca", f"the TLS files cannot be used: {error}") from None
+        raise bad_setting("tls_cert", f"the TLS files cannot be used: {error}") from None
     return context
 
 

@@ -168,6 +168,8 @@ def _unpacked(kind: Any, value: Any) -> Any:
                for field in dataclasses.fields(kind)}
         )  # fmt: skip
     origin = typing.get_origin(kind)
+    if hasattr(origin, "__value__"):  # an alias by `type`, as numpy 2.5 declares its NDArray
+        return _unpacked(origin.__value__[typing.get_args(kind)], value)
     if origin is tuple:
         return tuple(_unpacked(typing.get_args(kind)[0], item) for item in value)
     if origin is np.ndarray:

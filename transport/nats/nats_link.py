@@ -44,8 +44,9 @@ _NO_LIMIT = 1 << 62
 class _Client(Client):
     """nats-py's client, which would send its credentials in the clear if a server at a tls://
     address, or somebody in between, says that it has no TLS; would read all that has come in
-    one go, however much that is; would wake a task for each message of a subscription; and would
-    stop reading for good at a message whose subject or headers it cannot read."""
+    one go, however much that is; would wake a task for each message of a subscription; would
+    stop reading for good at a message whose subject or headers it cannot read; and would have
+    asyncio write to a lost connection."""
 
     secret = False
     _read = 0
@@ -56,6 +57,13 @@ class _Client(Client):
         self._on_dropped = on_dropped
         self.plain: dict[int, tuple[Subscription, Handler]] = {}
         """by their numbers, those whose handlers want nothing but subject and payload"""
+
+    async def _connect_to_server(self, server: Any) -> None:
+        await super()._connect_to_server(server)
+        # Several pieces for a connection that was lost: since Python 3.12 asyncio then writes to
+        # whatever connection has that socket's number by now, which stalls that one.
+        transport: Any = self._transport
+        transport.writelines = lambda pieces: transport.write(b"".join(pieces))
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes

@@ -1,6 +1,6 @@
 """Secrecy: TLS of listeners and of connections, secrets in files, both read again on change."""
 
-from .certificates import certificate_names
+from .certificates import certificate_names, client_context
 from .client_tls import ClientTls
 from .config import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from .engine_key import EngineKey, read_engine_key
@@ -20,6 +20,7 @@ __all__ = [
     "WatchedFiles",
     "WorkerTlsConfig",
     "certificate_names",
+    "client_context",
     "read_engine_key",
     "read_file",
     "read_secret",

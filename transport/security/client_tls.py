@@ -3,7 +3,7 @@
 import ssl
 from typing import NamedTuple
 
-from .certificates import load_key_pair, load_roots
+from .certificates import client_context, load_key_pair
 from .config import WorkerTlsConfig
 from .watched_files import WatchedFiles
 
@@ -42,13 +42,8 @@ class ClientTls:
         config = self._config
         contexts = []
         for protocol in ("h2", "http/1.1"):
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context = client_context(config.ca, "worker_tls.ca")
             context.set_alpn_protocols([protocol])
-            if config.ca is not None:
-                load_roots(context, config.ca, "worker_tls.ca")
-            else:
-                context.load_default_certs()
             if config.cert is not None and config.key is not None:
                 load_key_pair(context, config.cert, config.key, "worker_tls")
             contexts.append(context)

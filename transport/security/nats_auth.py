@@ -1,11 +1,10 @@
 """What a connection to NATS is opened with: TLS, credentials. Read anew for each connection."""
 
 import importlib.util
-import ssl
 from typing import Any
 
 from ...process.settings import bad_setting
-from .certificates import load_key_pair, load_roots
+from .certificates import client_context, load_key_pair
 from .config import NatsAuthConfig
 from .secret_files import read_file, read_secret, warn_if_shared
 
@@ -34,10 +33,7 @@ class NatsAuth:
         """Arguments for nats-py's connect."""
         config = self._config
         options: dict[str, Any] = {}
-        context = ssl.create_default_context()
-        if config.ca is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # those authorities, and no others
-            load_roots(context, config.ca, "nats_auth.ca")
+        context = client_context(config.ca, "nats_auth.ca")
         if config.cert is not None and config.key is not None:
             load_key_pair(context, config.cert, config.key, "nats_auth")
         options["tls"] = context

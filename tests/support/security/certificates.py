@@ -10,14 +10,30 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _DAY = datetime.timedelta(days=1)
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class Authority:
-    """A certificate authority whose files are in a folder. `ca` is the path of its certificate."""
+    """A certificate authority whose files are in a folder. `ca` is the path of its certificate.
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    Without `strict` its certificates lack what RFC 5280 also demands, as older tools make them:
+    identifiers of keys, and what the authority's key may be used for.
+    """
+
+    def __init__(self, folder: Path, name: str = "authority", *, strict: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._strict = strict
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named(name)
         cert = self._sign(self._name, self._key, _DAY, authority=True)
@@ -72,6 +88,13 @@ class Authority:
             .not_valid_after(last)
             .add_extension(x509.BasicConstraints(authority, None), critical=True)
         )
+        if self._strict and authority:
+            own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+            builder = builder.add_extension(own, critical=False)
+            builder = builder.add_extension(_SIGNS, critical=True)
+        elif self._strict:
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            builder = builder.add_extension(issuer, critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         signed = builder.sign(self._key, hashes.SHA256())

@@ -1,6 +1,7 @@
 """Certificates and keys: each way in which they can be no good has its message."""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dynamo_router.transport.security import (
     ServerTls,
     ServerTlsConfig,
     WorkerTlsConfig,
+    client_context,
     read_secret,
     shared_mode,
 )
@@ -104,9 +106,8 @@ def test_half_a_setting_is_told(config: object, text: str) -> None:
         config()  # type: ignore[operator]
 
 
-def _name_shown(server: ssl.SSLContext, authority: str) -> str:
+def _name_shown(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
     """The common name that a server shows in a handshake held in memory."""
-    client = ssl.create_default_context(cafile=authority)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
     ours = client.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -121,19 +122,43 @@ def _name_shown(server: ssl.SSLContext, authority: str) -> str:
     return str(shown["subject"][0][0][1])  # type: ignore[index]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda ca: client_context(ca, "tls_ca"),
+        lambda ca: ClientTls(WorkerTlsConfig(ca=ca)).ssl_context,
+        lambda ca: ClientTls(WorkerTlsConfig(ca=ca)).http1_context,
+        lambda ca: NatsAuth(NatsAuthConfig(ca=ca)).options()["tls"],
+    ],
+    ids=["commands", "grpc", "http", "nats"],
+)
+def test_each_python_trusts_certificates_without_key_identifiers(
+    tmp_path: Path, context: Callable[[str], ssl.SSLContext], strict: bool
+) -> None:
+    authority = Authority(tmp_path, strict=strict)
+    cert, key = authority.issue("server")
+    server = ServerTls(ServerTlsConfig(cert=cert, key=key)).ssl_context()
+    assert _name_shown(server, context(authority.ca)) == "server"
+    stranger = Authority(tmp_path / "other", strict=strict)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _name_shown(server, context(stranger.ca))
+
+
 def test_a_new_certificate_is_shown_to_who_comes_next_and_a_bad_one_is_not(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("first", file="pair")
     tls = ServerTls(ServerTlsConfig(cert=cert, key=key))
     context = tls.ssl_context()
-    assert _name_shown(context, authority.ca) == "first"
+    client = ssl.create_default_context(cafile=authority.ca)
+    assert _name_shown(context, client) == "first"
     authority.issue("second", file="pair")
-    assert tls.files.poll() and _name_shown(context, authority.ca) == "second"
+    assert tls.files.poll() and _name_shown(context, client) == "second"
     authority.issue("ended", days=-0.1, file="pair")
-    assert not tls.files.poll() and _name_shown(context, authority.ca) == "second"
+    assert not tls.files.poll() and _name_shown(context, client) == "second"
     assert tls.files.error is not None and "has expired" in tls.files.error
     authority.issue("third", file="pair")
-    assert tls.files.poll() and _name_shown(context, authority.ca) == "third"
+    assert tls.files.poll() and _name_shown(context, client) == "third"
 
 
 def test_authorities_that_were_taken_away_are_not_believed_any_more(tmp_path: Path) -> None:

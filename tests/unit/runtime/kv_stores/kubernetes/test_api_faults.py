@@ -192,8 +192,9 @@ async def test_what_is_no_event_ends_that_watch_only(
     assert not server.garbage
 
 
-async def test_over_tls_only_a_known_server_is_believed(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+@pytest.mark.parametrize("strict", [True, False])
+async def test_over_tls_only_a_known_server_is_believed(tmp_path: Path, strict: bool) -> None:
+    authority = Authority(tmp_path, strict=strict)
     server = KubernetesServer(authority=authority)
     await server.start()
     token = service_account(tmp_path, "first")
