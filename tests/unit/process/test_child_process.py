@@ -137,7 +137,7 @@ def test_a_program_that_ends_before_it_was_told_anything(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def ask() -> None:
-        for _ in range(100):
+        for _ in range(30):  # one in five meets a pipe that is closed already
             with pytest.raises(ChildError, match="failed"):
                 await run_to_end([sys.executable], b"x" * 100_000, 20.0)
 

@@ -4,7 +4,7 @@ import pytest
 from support.servers import http2_frames as raw
 from support.servers.http2_peer import answer_to, peer
 
-from dynamo_router.transport.http2 import CallError, ClientChannel, Fault
+from dynamo_router.transport.http2 import CallError, ChannelLimits, ClientChannel, Fault
 
 CALL = 1
 HEADERS = raw.headers(CALL)
@@ -50,6 +50,9 @@ FAULTS = {
     "HTTP/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", Fault.BROKEN),
 }
 
+# A push before the peer acknowledged our settings stops a connection: only a ping shows that.
+IMPATIENT = ChannelLimits(keepalive_s=1.0, keepalive_timeout_s=1.0)
+
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
@@ -68,7 +71,7 @@ async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
 
     async with peer() as (script, address):
         script.on_data = answer
-        channel = ClientChannel(address)
+        channel = ClientChannel(address, IMPATIENT if name == "a push" else None)
         try:
             fault = None
             try:
