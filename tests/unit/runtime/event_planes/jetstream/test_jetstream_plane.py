@@ -13,7 +13,7 @@ from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
-from dynamo_router.runtime.event_planes.jetstream import jetstream_plane
+from dynamo_router.runtime.event_planes.jetstream import jetstream_plane, stream_client, stream_reader
 from dynamo_router.runtime.event_planes.jetstream.jetstream_plane import JetStreamPlane
 from dynamo_router.runtime.event_planes.jetstream.object_store import SnapshotStore
 from dynamo_router.runtime.event_planes.jetstream.stream_client import EventStreamClient
@@ -66,6 +66,14 @@ class Rig:
 def in_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused is refused soon."""
     monkeypatch.setattr(jetstream_plane, "START_S", 0.3)
+
+
+@pytest.fixture
+def silence_is_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_client, "IDLE_HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(stream_reader, "SILENCE_S", 1.75)
+    monkeypatch.setattr(stream_reader, "FALL_BACK_S", 0.5)
+    monkeypatch.setattr(jetstream_plane, "LOOK_S", 0.2)
 
 
 @pytest.fixture
@@ -172,6 +180,7 @@ async def test_what_was_purged_unread_is_a_lapse(rig: Rig) -> None:
     await until(lambda: again.stats.lapses == 1)
 
 
+@pytest.mark.usefixtures("silence_is_noticed_soon")
 async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(rig: Rig) -> None:
     publisher = await rig.publisher()
     plane, heard = await rig.reader()
@@ -309,6 +318,7 @@ async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig, in_sho
         small.kill()
 
 
+@pytest.mark.usefixtures("silence_is_noticed_soon")
 async def test_events_go_on_while_the_stream_cannot_be_had(rig: Rig) -> None:
     publisher = await rig.publisher()
     plane, heard = await rig.reader()
