@@ -100,18 +100,19 @@ class WorkerRegistration:
                 await self._register(*event_channel(name, publisher.publisher_id, prefix))
             await self._register(*event_source(name, source))
             if target is not None:
-                await self._register(*target.key("today"), target.value())
+                await self._register(*target.key(config.generation), target.value())
         card = replace(card_of(engine, config), **self._kind)
-        await self._register(*encode_card(card, name, worker_id, self._files))
+        generation = config.generation
+        await self._register(*encode_card(card, name, worker_id, self._files, generation))
         self._instance = instance
-        await self._register(*instance.key("today"), instance.value())
+        await self._register(*instance.key(generation), instance.value())
 
     async def withdraw(self) -> None:
         """Let nobody find us who does not know us; what is under way may end."""
         instance, self._instance = self._instance, None
         if instance is not None:
             try:
-                await self._registrations.unregister(*instance.key("today"))
+                await self._registrations.unregister(*instance.key(self._config.generation))
             except StoreError as error:
                 log.warning("an instance stays until its lease ends", error=str(error))
         if self._endpoints is not None:

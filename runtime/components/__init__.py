@@ -8,7 +8,16 @@ from .cancellation import CancellationToken
 from .client import Client
 from .components import Component, Endpoint, Namespace
 from .instance_selector import InstanceSelector, Selection
-from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
+from .instances import (
+    GENERATIONS,
+    INSTANCES,
+    SERVICES,
+    EndpointName,
+    Generation,
+    Instance,
+    decode_instance,
+    read_id,
+)
 
 if TYPE_CHECKING:
     from .distributed_runtime import DistributedRuntime
@@ -20,6 +29,8 @@ __all__ = [
     "DistributedRuntime",
     "Endpoint",
     "EndpointName",
+    "GENERATIONS",
+    "Generation",
     "INSTANCES",
     "Instance",
     "InstanceSelector",
@@ -29,6 +40,7 @@ __all__ = [
     "SERVICES",
     "data_of",
     "decode_instance",
+    "read_id",
 ]
 
 # The client of NATS comes with it.
