@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..base.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
-from .prefix_index import CacheBranch, TierOverlap
+from .prefix_index import CacheBranch, PredictionCounts, TierOverlap
 from .source import SOURCES_IN_A_STEP, SourceState, SourceStatus
 from .tree import list_heaviest
 
@@ -52,6 +52,10 @@ class ApproximateIndex:
     def predicts(self) -> bool:
         """True: `record` is the only way this index learns of blocks."""
         return True
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        return PredictionCounts(len(self), self.expired, self.pruned)
 
     def __len__(self) -> int:
         """How many blocks are believed to be cached, each counted for every worker."""

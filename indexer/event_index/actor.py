@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...base.errors import EventError
 from ...base.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
-from ..prefix_index import CacheBranch, TierOverlap
+from ..prefix_index import CacheBranch, PredictionCounts, TierOverlap
 from ..source import SOURCES_IN_A_STEP, Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
 from . import _status
@@ -103,6 +103,10 @@ class EventIndex:
         """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0, or a worker
         whose cache is predicted."""
         return self._predicted.records
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        return self._predicted.counts
 
     @property
     def predict_ttl_s(self) -> float | None:
@@ -313,9 +317,9 @@ class EventIndex:
         return restore_source(self._actor, *image)
 
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
-        `index_bytes` are present numbers."""
-        return {**_status.read_counters(self._actor), "predicted": len(self._predicted)}
+        """Running totals of the event path; `waiting`, `indexed_blocks` and `index_bytes` are
+        present numbers."""
+        return _status.read_counters(self._actor)
 
     def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
         """Running totals of each tier: events by type, blocks, and what named unknown blocks."""
