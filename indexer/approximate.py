@@ -120,6 +120,11 @@ class ApproximateIndex:
         """Forget a worker and what is believed of it: it left."""
         self._predictions.remove_worker(worker)
 
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """All that is believed of a worker, which keeps its number."""
+        self.unbind(worker)
+        self.bind(worker, number)
+
     def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
         """What is believed to be cached: see PrefixIndex."""
         found = list_heaviest(self._predictions.tree, looked_at, limit)

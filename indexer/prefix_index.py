@@ -104,6 +104,9 @@ class PrefixIndex(Protocol):
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
 
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is predicted of a worker, which has this number."""
+
     def record(
         self,
         worker: WorkerWithDpRank,

@@ -217,6 +217,10 @@ class EventIndex:
         """A request with these blocks was sent to a worker. Ignored unless `predicts`."""
         self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is predicted of a worker; what its events told stays."""
+        self._predicted.forget(worker, number)
+
     def expire(self, now: float) -> None:
         """Forget predictions that are too old. Reported blocks stay: their engine drops them."""
         self._predicted.expire(now)

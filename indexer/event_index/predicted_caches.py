@@ -81,6 +81,11 @@ class PredictedCaches:
         for index in self._indexes:
             index.unbind(worker)
 
+    def forget(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is believed of a worker, which stays."""
+        for index in self._indexes:
+            index.forget_predictions(worker, number)
+
     def record(
         self,
         worker: WorkerWithDpRank,

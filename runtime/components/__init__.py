@@ -15,6 +15,7 @@ from .instances import (
     EndpointName,
     Generation,
     Instance,
+    beside,
     decode_instance,
     read_id,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Selection",
     "NOTHING",
     "SERVICES",
+    "beside",
     "data_of",
     "decode_instance",
     "read_id",

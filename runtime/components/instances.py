@@ -106,6 +106,15 @@ def subject_of(name: EndpointName, instance_id: int) -> str:
     return f"{name.namespace}_{name.component}.{name.endpoint}-{instance_id:x}"
 
 
+def beside(transport: str, address: str, endpoint: str) -> str | None:
+    """The address of another endpoint of an instance; None if its address is of no known form."""
+    before, dot, last = address.rpartition("/" if transport == "tcp" else ".")
+    if not before or transport not in ("tcp", "nats_tcp"):
+        return None
+    instance = "" if dot == "/" else f"-{last.rpartition('-')[2]}"
+    return f"{before}{dot}{endpoint}{instance}"
+
+
 class _Value(msgspec.Struct):
     transport: dict[str, Any]
     namespace: str | None = None
