@@ -40,6 +40,19 @@ def as_worker(worker: SupportsIndex | tuple[SupportsIndex, SupportsIndex]) -> Wo
     return WorkerWithDpRank(worker_id, dp_rank)
 
 
+def doubles_of(exact: int) -> tuple[float, float]:
+    """What a writer of JSON that knows only doubles makes of an id of 64 bits: JavaScript the
+    nearest one, Lua 14 digits of it."""
+    return float(exact), float(f"{exact:.14g}")
+
+
+def is_same_id(written: int | float, exact: int) -> bool:
+    """Whether a number in JSON is an id, perhaps rounded to a double by its writer."""
+    if written == exact:
+        return True
+    return 0 <= written <= 2**64 and float(written) in doubles_of(exact)
+
+
 def address_worker_id(address: str) -> int:
     """The id of an engine that has none of its own, made from its "host:port"; below 2**53.
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from ..engines.mocker import OWN_MODEL
 from ..process.off_loop import OffLoop
 from ..server.access import is_loopback
-from ..server.admin import AdminRoutes, PoolAdmins, ReloadRoute
+from ..server.admin import AdminRoutes, CacheClearingRoute, PoolAdmins, ReloadRoute
 from ..server.dashboard import DashboardRoutes
-from ..server.fronts import SharedChanges, SharedPages
+from ..server.fronts import SharedChanges, SharedPages, share_forgetting
 from ..server.live_settings import LiveSettings
 from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
@@ -88,6 +88,10 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         **DashboardRoutes(shared.shown, models.refused_cards).routes,
         **WorkersRoute(models.routers).routes,
         **AdminRoutes(changes).routes,
+        **CacheClearingRoute(
+            models.clearings,
+            share_forgetting(parts.siblings, lambda: [each for _, each in models.clearings()]),
+        ).routes,
         **ReloadRoute(settings.shared).routes,
         **MetricsRoute(page).routes,
     }

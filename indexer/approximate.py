@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..base.identity import WorkerWithDpRank, as_worker
 from ._predictions import PredictionTree
-from .prefix_index import CacheBranch, TierOverlap
+from .prefix_index import CacheBranch, PredictionCounts, TierOverlap
 from .source import SOURCES_IN_A_STEP, SourceState, SourceStatus
 from .tree import list_heaviest
 
@@ -52,6 +52,10 @@ class ApproximateIndex:
     def predicts(self) -> bool:
         """True: `record` is the only way this index learns of blocks."""
         return True
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        return PredictionCounts(len(self), self.expired, self.pruned)
 
     def __len__(self) -> int:
         """How many blocks are believed to be cached, each counted for every worker."""
@@ -115,6 +119,11 @@ class ApproximateIndex:
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and what is believed of it: it left."""
         self._predictions.remove_worker(worker)
+
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """All that is believed of a worker, which keeps its number."""
+        self.unbind(worker)
+        self.bind(worker, number)
 
     def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
         """What is believed to be cached: see PrefixIndex."""

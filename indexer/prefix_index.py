@@ -28,6 +28,17 @@ class TierOverlap(NamedTuple):
     external: int = 0
 
 
+class PredictionCounts(NamedTuple):
+    """What is believed of caches because of where requests were sent, and what was forgotten."""
+
+    blocks: int = 0
+    """believed to be cached, each counted for every worker"""
+    expired: int = 0
+    """forgotten so far for their age"""
+    pruned: int = 0
+    """forgotten so far for want of room"""
+
+
 class CacheBranch(NamedTuple):
     """A run of blocks that prompts have in common, and who holds them."""
 
@@ -52,6 +63,11 @@ class PrefixIndex(Protocol):
     @property
     def predicts(self) -> bool:
         """Whether `record` notes anything."""
+        ...
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        """How many there are and were."""
         ...
 
     @property
@@ -87,6 +103,9 @@ class PrefixIndex(Protocol):
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
+
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is predicted of a worker, which has this number."""
 
     def record(
         self,

@@ -399,6 +399,14 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             self.limits.tenants.on_ends((request_id,), now)
             return self.slots.free(request_id, output_tokens)
 
+    def forget_predictions(self, worker_id: int) -> None:
+        """Forget what was predicted of a worker's cache, as the engine has emptied it. What its
+        events told stays: events tell of that too. Nothing if there is no such worker."""
+        with self._lock:
+            entry = self.registry.entry(worker_id)
+            for rank in () if entry is None else entry.ranks:
+                self.index.forget_predictions(rank, self.registry.number(rank))
+
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""
         now = self.clock.now()

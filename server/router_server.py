@@ -2,9 +2,15 @@
 
 from collections.abc import Sequence
 
-from .admin import AdminRoutes, ReloadRoute
+from .admin import AdminRoutes, CacheClearingRoute, ReloadRoute
 from .dashboard import DashboardRoutes
-from .fronts import SharedChanges, SharedPages, share_aborts, share_bookings
+from .fronts import (
+    SharedChanges,
+    SharedPages,
+    share_aborts,
+    share_bookings,
+    share_forgetting,
+)
 from .live_settings import LiveSettings
 from .metrics import MetricsPage
 from .pool import ConfiguredPool
@@ -93,6 +99,10 @@ def admin_server(
             **WorkersRoute(lambda: [({}, workers.router)]).routes,
             **PoolRoutes(workers.router, workers.reader, changes.change_limits).routes,
             **AdminRoutes(changes).routes,
+            **CacheClearingRoute(
+                lambda: [({}, workers.clearing)],
+                share_forgetting(parts.siblings, lambda: [workers.clearing]),
+            ).routes,
             **ReloadRoute(settings.shared).routes,
             **DashboardRoutes(shared.shown).routes,
         },

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from ..base.errors import StatusCode, WorkerError
 from ..base.identity import MAX_WORKER_ID
 from ..transport.security import ClientTls
+from .cache_clearing import CLEAR_METHOD
 from .channels import ConnectionPolicy, EngineCall, EngineChannel, EventCall, Metadata
 from .engine_facts import EngineFacts, facts_of
 from .failures import EngineCallError, Origin
@@ -98,6 +99,10 @@ class TrtllmClient:
         None: the engine does not know how.
         """
         return await ask_prefetch(self._channel, request, timeout=timeout, metadata=metadata)
+
+    async def clear_kv_blocks(self, *, timeout: float) -> None:
+        """Have the engine empty its cache; EngineCallError, with its words, if it does not."""
+        await self._channel.unary(CLEAR_METHOD, b"", timeout=timeout)
 
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None

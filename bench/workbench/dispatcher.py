@@ -114,6 +114,9 @@ class MemoryEngine:
     async def prefetch(self, *_: Any, **__: Any) -> int | None:
         return None
 
+    async def clear_kv_blocks(self, *, timeout: float) -> None:
+        """There is no cache."""
+
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         return False, ""
 

@@ -119,6 +119,13 @@ class VllmEngine:
         await self._llm.abort(request_id)
         return True
 
+    async def clear_kv_blocks(self) -> None:
+        """See ClearingEngine; the engine's own event tells of it."""
+        if self._llm is None or self._running.failure is not None:
+            raise EngineUnavailableError(self._running.failure or "the engine is stopped")
+        if await self._llm.reset_prefix_cache() is False:
+            raise WorkerError("the engine keeps its cache: requests use blocks of it")
+
     def cached_blocks(self, rank: int, tier: StorageTier) -> list[CachedBlock]:
         return self._mirror.cached_blocks(rank, tier)
 

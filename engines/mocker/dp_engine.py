@@ -93,6 +93,15 @@ class DataParallelEngine:
         LiveEngine.prefetch does."""
         return self._rank(rank).prefetch(request)
 
+    def clear(self) -> None:
+        """Empty the caches of all ranks. WorkerError, and nothing is done, if one may not be."""
+        if self.starting:
+            raise EngineUnavailableError("the engine is starting")
+        for live in self.ranks:
+            live.check_idle()
+        for live in self.ranks:
+            live.clear()
+
     @property
     def least_loaded(self) -> int:
         """The rank with the fewest requests."""

@@ -14,6 +14,7 @@ from ..serving import (
     ENGINE_TIERS,
     BlocksRemoved,
     BlocksStored,
+    CacheCleared,
     CachedBlock,
     EngineRequest,
     KvEvent,
@@ -129,6 +130,14 @@ class MockEngine:
         events = [self._event(change) for change in changes]
         del self._sequences[number]
         return loaded, events
+
+    def clear(self) -> list[KvEvent]:
+        """Forget the whole cache, while there is no request; what changed."""
+        assert not self._live
+        self._core = SingleEngine(self.config, self.config.timing)
+        for blocks in self._cached.values():
+            blocks.clear()
+        return [CacheCleared()]
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its blocks; False if there is none of that id."""

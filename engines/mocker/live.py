@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...base.clock import Clock, SystemClock
+from ...base.errors import WorkerError
 from ..serving import EngineRequest, EngineUnavailableError, KvEvent
 from .engine import MockEngine, StepResult, request_id_in_use
 from .sequence import Sequence
@@ -87,6 +88,7 @@ class LiveEngine:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0  # when the last step is over
+        self._untold = False  # what it changed was not told yet
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="mock engine")
@@ -135,6 +137,20 @@ class LiveEngine:
             self._on_events(events)
         return blocks
 
+    def check_idle(self) -> None:
+        """WorkerError if requests are here, or what a step changed was not told yet."""
+        if self.failure is not None or self._task is None:
+            raise EngineUnavailableError(self.failure or "the engine is stopped")
+        if self.busy or self._untold:
+            raise WorkerError(f"the engine has {len(self._streams)} requests: its cache is in use")
+
+    def clear(self) -> None:
+        """Empty the cache. WorkerError as `check_idle`."""
+        self.check_idle()
+        events = self.engine.clear()
+        if self._on_events is not None:
+            self._on_events(events)
+
     def abort(self, request_id: str) -> bool:
         """End a request early; False if there is none of that id."""
         stream = self._streams.pop(request_id, None)
@@ -174,6 +190,7 @@ class LiveEngine:
             await self.awake.wait()
             now = clock.now()
             result = engine.step((due - over) * self._speedup)
+            self._untold = True
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
             self._due = due
             steps += 1
@@ -191,6 +208,7 @@ class LiveEngine:
                 steps = 0
 
     def _tell(self, result: StepResult) -> None:
+        self._untold = False
         if result.events and self._on_events is not None:
             self._on_events(result.events)
 

@@ -69,6 +69,11 @@ class ServedMock:
         await self.ranks.awake()
         return self.ranks.prefetch(request, request.dp_rank)
 
+    async def clear_kv_blocks(self) -> None:
+        """See ClearingEngine."""
+        await self.ranks.awake()
+        self.ranks.clear()
+
     def generate(self, request: EngineRequest) -> "MockAnswer":
         return MockAnswer(self, request)
 

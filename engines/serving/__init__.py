@@ -10,6 +10,7 @@ from .config import ServingConfig, require, require_choice, require_positive
 from .engine import (
     Answer,
     AnswerPart,
+    ClearingEngine,
     EngineLoad,
     EngineUnavailableError,
     OnEvents,
@@ -40,6 +41,7 @@ __all__ = [
     "BlocksStored",
     "CacheCleared",
     "CachedBlock",
+    "ClearingEngine",
     "EngineLoad",
     "EngineUnavailableError",
     "EngineRequest",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ...base.urls import DEFAULT_NATS_URL
 from ...process.settings import bad_setting, option
+from ...runtime.components import GENERATIONS, Generation
 from ...runtime.kv_stores import LEASE_TTL_S
 from ...transport.security import NatsAuthConfig, ServerTlsConfig
 from ...workers.records import DiscoveryConfig, EventPlaneConfig
@@ -52,6 +53,12 @@ class ServingConfig:
         " Dynamo's workers are (dynamo).",
         choices=DIALECTS,
     )
+    key_generation: str = option(
+        "today",
+        "With --discovery: how the keys are written, as Dynamo 1.6.1 does (today) or as its first"
+        " generation does (seed): instances below /services/, names of cards with dots.",
+        choices=GENERATIONS,
+    )
     aliases: str = option(
         "", "With --discovery: more names of the model, for frontends, with commas."
     )
@@ -69,10 +76,19 @@ class ServingConfig:
             require("worker_id", 0 <= self.worker_id < 2**64, "must fit 64 bits")
         require("heartbeat_s", 0 <= self.heartbeat_s < math.inf, "must be finite, at least 0")
         require_choice("dialect", self.dialect, DIALECTS)
+        require_choice("key_generation", self.key_generation, GENERATIONS)
+        if self.discovery.backend(given_workers=True) == "kubernetes":
+            text = "an object of Kubernetes has no place for keys of the seed generation"
+            require("key_generation", self.generation == "today", text)
         require_positive("lease_ttl_s", self.lease_ttl_s)
         require("drain_timeout_s", self.drain_timeout_s >= 0, "must not be negative")
         for key in ("host", "namespace", "component", "endpoint"):
             require(key, bool(getattr(self, key)), "must not be empty")
+
+    @property
+    def generation(self) -> Generation:
+        """`key_generation`, as those who write keys take it."""
+        return "seed" if self.key_generation == "seed" else "today"
 
 
 def require(key: str, holds: bool, text: str) -> None:

@@ -6,18 +6,20 @@ Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/request_plane`).
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError, WorkerError
 from ...runtime.components import EndpointName, Instance
 from ...runtime.request_planes import RequestContext, RequestServer, annotated
+from ...workers.cache_clearing import CLEAR_ENDPOINT, CLEARED
 from ...workers.dialects import TokenLogprob
 from ...workers.records import RECOVERY
 from .dynamo_recovery import EventRecovery, RankEvents
-from .engine import AnswerPart, EngineUnavailableError, ServedEngine
+from .engine import AnswerPart, ClearingEngine, EngineUnavailableError, ServedEngine
 from .request import EngineRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -29,7 +31,8 @@ _SAMPLING = (
 
 
 class DynamoEndpoints:
-    """`generate` and, for each rank, the endpoint that repeats its events; until `close`."""
+    """`generate`, `clear_kv_blocks` where the engine can, and for each rank the endpoint that
+    repeats its events; until `close`."""
 
     def __init__(
         self,
@@ -44,6 +47,11 @@ class DynamoEndpoints:
         self._worker_id = worker_id
         self._paths: list[str] = []
         self.instance = self._serve(name, self._generate)
+        self.others: list[Instance] = []
+        """endpoints of the worker beside `generate`"""
+        if isinstance(engine, ClearingEngine):
+            clear = EndpointName(name.namespace, name.component, CLEAR_ENDPOINT)
+            self.others.append(self._serve(clear, partial(_clear, engine)))
         self.recovery = [
             self._serve(
                 EndpointName(
@@ -94,6 +102,17 @@ class DynamoEndpoints:
                     if part.handoff is not None:
                         last["disaggregated_params"] = msgspec.json.decode(part.handoff)
                     yield annotated(last | {"completion_usage": _usage(request, part, sent)})
+
+
+async def _clear(
+    engine: ClearingEngine, body: Any, context: RequestContext
+) -> AsyncGenerator[object, None]:
+    try:
+        await engine.clear_kv_blocks()
+    except WorkerError as error:
+        yield annotated({"status": "error", "message": str(error)})
+    else:
+        yield annotated(CLEARED)
 
 
 def _usage(request: EngineRequest, part: AnswerPart, completion_tokens: int) -> dict[str, Any]:

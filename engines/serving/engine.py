@@ -70,6 +70,16 @@ class PrefetchingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class ClearingEngine(Protocol):
+    """A ServedEngine that can empty its cache. It tells so by its events."""
+
+    async def clear_kv_blocks(self) -> None:
+        """Forget all cached blocks, of all ranks and tiers. WorkerError, and nothing is forgotten,
+        while requests use some, or if the engine does not run."""
+        ...
+
+
 class ServedEngine(Protocol):
     """One engine, all its data-parallel ranks, on the loop that started it."""
 

@@ -58,6 +58,7 @@ class WorkerRegistration:
         self._files = dict(files)
         self._kind = kind or {}
         self._instance: Instance | None = None
+        self._others: list[Instance] = []
         self._endpoints: DynamoEndpoints | None = None
 
     @property
@@ -91,6 +92,7 @@ class WorkerRegistration:
             self._endpoints = DynamoEndpoints(self._requests, host, name, worker_id, engine, events)
             instance = self._endpoints.instance
             recovery = list(self._endpoints.recovery)
+            self._others = self._endpoints.others
         subject = endpoint_subject(name.namespace, name.component, name.endpoint, KV_EVENTS)
         for rank, (publisher, target) in enumerate(zip(publishers, recovery, strict=True)):
             worker = WorkerWithDpRank(worker_id, rank)
@@ -100,18 +102,20 @@ class WorkerRegistration:
                 await self._register(*event_channel(name, publisher.publisher_id, prefix))
             await self._register(*event_source(name, source))
             if target is not None:
-                await self._register(*target.key("today"), target.value())
+                await self._register(*target.key(config.generation), target.value())
         card = replace(card_of(engine, config), **self._kind)
-        await self._register(*encode_card(card, name, worker_id, self._files))
+        generation = config.generation
+        await self._register(*encode_card(card, name, worker_id, self._files, generation))
         self._instance = instance
-        await self._register(*instance.key("today"), instance.value())
+        for each in (*self._others, instance):
+            await self._register(*each.key(generation), each.value())
 
     async def withdraw(self) -> None:
         """Let nobody find us who does not know us; what is under way may end."""
         instance, self._instance = self._instance, None
-        if instance is not None:
+        for each in () if instance is None else (instance, *self._others):
             try:
-                await self._registrations.unregister(*instance.key("today"))
+                await self._registrations.unregister(*each.key(self._config.generation))
             except StoreError as error:
                 log.warning("an instance stays until its lease ends", error=str(error))
         if self._endpoints is not None:

@@ -8,13 +8,14 @@ from typing import Any
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode, WorkerError
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import ServerCall
+from ...workers.cache_clearing import CLEAR_METHOD
 from ...workers.dialects import DP_RANK_KEY, TrtllmAnswer, with_handoff
 from ...workers.engine_facts import EngineFacts
 from ...workers.prefetch import PREFETCH_METHOD, encode_loaded
 from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import DP_SIZE_KEY, PUBLISHER_ID_KEY, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, common_pb, pb
-from .engine import EngineUnavailableError, PrefetchingEngine, ServedEngine
+from .engine import ClearingEngine, EngineUnavailableError, PrefetchingEngine, ServedEngine
 from .kv_feed import KvEventFeed
 from .request import trtllm_request
 
@@ -75,6 +76,8 @@ class TrtllmServicer:
         if isinstance(self._engine, PrefetchingEngine) and self._engine.prefetches:
             decode = pb.GenerateRequest.FromString
             methods[PREFETCH_METHOD] = Method(self.prefetch, decode, encode_loaded)
+        if isinstance(self._engine, ClearingEngine):
+            methods[CLEAR_METHOD] = Method(self.clear_kv_blocks)
         return methods
 
     async def generate(self, message: Any, context: ServerCall) -> None:
@@ -128,6 +131,17 @@ class TrtllmServicer:
             await context.abort(_INVALID, str(error))
         except WorkerError as error:
             await context.abort(_UNAVAILABLE, str(error))
+
+    async def clear_kv_blocks(self, message: bytes, context: ServerCall) -> bytes:
+        """Empty the cache."""
+        assert isinstance(self._engine, ClearingEngine)
+        try:
+            await self._engine.clear_kv_blocks()
+        except EngineUnavailableError as error:
+            await context.abort(_UNAVAILABLE, str(error))
+        except WorkerError as error:
+            await context.abort(StatusCode.FAILED_PRECONDITION, str(error))
+        return b""
 
     async def abort(self, message: Any, context: ServerCall) -> Any:
         if await self._engine.abort(message.request_id):

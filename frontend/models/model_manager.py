@@ -11,7 +11,7 @@ from ...base.urls import DEFAULT_NATS_URL, redact_url
 from ...router.kv_router import KvRouter
 from ...runtime.discovery import Reconciler
 from ...runtime.event_planes import probe
-from ...server.admin import WorkerAdmin
+from ...server.admin import CacheClearing, WorkerAdmin
 from ...server.config import ServeConfig
 from ...server.dispatch import RequestReader
 from ...server.metrics import Labels, MetricsPage
@@ -129,6 +129,10 @@ class ModelManager:
     def routers(self) -> Iterator[tuple[Labels, KvRouter]]:
         """The same with the router of each pool."""
         return ((labels, workers.router) for labels, workers in self._labelled())
+
+    def clearings(self) -> Iterator[tuple[Labels, CacheClearing]]:
+        """What clears the caches of each pool's workers."""
+        return ((labels, workers.clearing) for labels, workers in self._labelled())
 
     def admins(self) -> Iterator[WorkerAdmin]:
         return (workers.admin for _, workers in self._labelled())

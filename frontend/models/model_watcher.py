@@ -11,8 +11,10 @@ from ...workers.records import (
     EVENT_SOURCES,
     ModelCard,
     PublisherRecord,
+    by_worker,
     decode_card,
     decode_source,
+    read_card_key,
 )
 from .worker_sets import CardKey, NamespaceFilter, Refusal, SetName, WorkerSet, worker_sets
 
@@ -43,15 +45,13 @@ class ModelWatcher(StoreWatch):
     @property
     def sources(self) -> Mapping[WorkerWithDpRank, PublisherRecord]:
         """The event sources, by whose cache they speak of."""
-        return {source.worker: source for source in self._sources.values.values()}
+        ids = {i.instance_id for watcher in self._instances for i in watcher.values.values()}
+        return by_worker(self._sources.values.values(), ids)
 
 
 def _card_key(bucket: Bucket, prefix: str, entry: Entry) -> CardKey:
     """ValueError for a key that is none of a card's."""
-    namespace, component, endpoint, instance_id, *suffix = entry.key.split("/")
-    return CardKey(
-        EndpointName(namespace, component, endpoint), int(instance_id, 16), "/".join(suffix)
-    )
+    return CardKey(*read_card_key(entry.key))
 
 
 def _card_or_reason(entry: Entry) -> ModelCard | str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...base.errors import EventError
 from ...base.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
-from ..prefix_index import CacheBranch, TierOverlap
+from ..prefix_index import CacheBranch, PredictionCounts, TierOverlap
 from ..source import SOURCES_IN_A_STEP, Missing, SourceImage, SourceState, SourceStatus
 from ..wire import TIERS, StorageTier, describe_decode_error
 from . import _status
@@ -103,6 +103,10 @@ class EventIndex:
         """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0, or a worker
         whose cache is predicted."""
         return self._predicted.records
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        return self._predicted.counts
 
     @property
     def predict_ttl_s(self) -> float | None:
@@ -213,6 +217,10 @@ class EventIndex:
         """A request with these blocks was sent to a worker. Ignored unless `predicts`."""
         self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
+    def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is predicted of a worker; what its events told stays."""
+        self._predicted.forget(worker, number)
+
     def expire(self, now: float) -> None:
         """Forget predictions that are too old. Reported blocks stay: their engine drops them."""
         self._predicted.expire(now)
@@ -313,9 +321,9 @@ class EventIndex:
         return restore_source(self._actor, *image)
 
     def counters(self) -> dict[str, int]:
-        """Running totals of the event path; `waiting`, `predicted`, `indexed_blocks` and
-        `index_bytes` are present numbers."""
-        return {**_status.read_counters(self._actor), "predicted": len(self._predicted)}
+        """Running totals of the event path; `waiting`, `indexed_blocks` and `index_bytes` are
+        present numbers."""
+        return _status.read_counters(self._actor)
 
     def tier_counters(self) -> dict[StorageTier, dict[str, int]]:
         """Running totals of each tier: events by type, blocks, and what named unknown blocks."""

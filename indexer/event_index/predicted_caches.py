@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...base.identity import WorkerWithDpRank
 from ..approximate import ApproximateIndex
-from ..prefix_index import CacheBranch
+from ..prefix_index import CacheBranch, PredictionCounts
 
 LocalHashes = npt.NDArray[np.uint64]
 
@@ -34,9 +34,14 @@ class PredictedCaches:
         self.is_empty = True
         """whether nothing at all is believed; that may be found out late"""
 
-    def __len__(self) -> int:
-        """Blocks that are believed to be cached."""
-        return sum(map(len, self._indexes))
+    @property
+    def counts(self) -> PredictionCounts:
+        """Of both kinds together."""
+        return PredictionCounts(
+            sum(map(len, self._indexes)),
+            sum(index.expired for index in self._indexes),
+            sum(index.pruned for index in self._indexes),
+        )
 
     def __contains__(self, worker: object) -> bool:
         """Whether this worker's cache is predicted, since it reports nothing."""
@@ -75,6 +80,11 @@ class PredictedCaches:
         self._note_records()
         for index in self._indexes:
             index.unbind(worker)
+
+    def forget(self, worker: WorkerWithDpRank, number: int) -> None:
+        """Forget what is believed of a worker, which stays."""
+        for index in self._indexes:
+            index.forget_predictions(worker, number)
 
     def record(
         self,

@@ -8,7 +8,17 @@ from .cancellation import CancellationToken
 from .client import Client
 from .components import Component, Endpoint, Namespace
 from .instance_selector import InstanceSelector, Selection
-from .instances import INSTANCES, SERVICES, EndpointName, Instance, decode_instance
+from .instances import (
+    GENERATIONS,
+    INSTANCES,
+    SERVICES,
+    EndpointName,
+    Generation,
+    Instance,
+    beside,
+    decode_instance,
+    read_id,
+)
 
 if TYPE_CHECKING:
     from .distributed_runtime import DistributedRuntime
@@ -20,6 +30,8 @@ __all__ = [
     "DistributedRuntime",
     "Endpoint",
     "EndpointName",
+    "GENERATIONS",
+    "Generation",
     "INSTANCES",
     "Instance",
     "InstanceSelector",
@@ -27,8 +39,10 @@ __all__ = [
     "Selection",
     "NOTHING",
     "SERVICES",
+    "beside",
     "data_of",
     "decode_instance",
+    "read_id",
 ]
 
 # The client of NATS comes with it.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..request_planes import Handler
+from ..request_planes import Handler, NatsService
 from .client import Client
 from .instance_selector import InstanceSelector
 from .instances import EndpointName, Instance, check_part
@@ -15,6 +15,7 @@ class ComponentRuntime(Protocol):
 
     async def instances_below(self, prefix: str) -> list[Instance]: ...
     async def serve(self, name: EndpointName, handler: Handler) -> Instance: ...
+    async def create_service(self, namespace: str, component: str) -> NatsService: ...
     async def client_of(
         self, name: EndpointName, static: Sequence[str], selector: InstanceSelector | None
     ) -> Client: ...
@@ -52,6 +53,13 @@ class Component:
 
     def endpoint(self, name: str) -> "Endpoint":
         return Endpoint(self.runtime, EndpointName(self.namespace.name, self.name, name))
+
+    async def create_service(self) -> NatsService:
+        """Be there for NATS's service protocol (`$SRV.PING`, `INFO`, `STATS`), as the service
+        `{namespace}_{component}`, until the runtime is shut down. Its endpoints over NATS are seen
+        there, whose first `serve` does this too. ConfigError without NATS, StoreError if it is
+        away."""
+        return await self.runtime.create_service(self.namespace.name, self.name)
 
     async def instances(self) -> list[Instance]:
         return await self.runtime.instances_below(f"{self.namespace.name}/{self.name}/")

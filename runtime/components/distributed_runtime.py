@@ -14,10 +14,12 @@ from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
     Handler,
     NatsCarrier,
+    NatsService,
     RequestClient,
     RequestContext,
     RequestServer,
     annotated,
+    service_name,
 )
 from .cancellation import CancellationToken
 from .client import Client
@@ -84,6 +86,7 @@ class DistributedRuntime:
         self._registrations: Registrations | None = None
         self._declared: dict[EndpointName, Handler] = {}
         self._served: dict[EndpointName, Instance] = {}
+        self._services: dict[tuple[str, str], NatsService] = {}
         self._clients: list[Client] = []
         self._started = False
         self.token = CancellationToken()
@@ -151,6 +154,9 @@ class DistributedRuntime:
 
     async def shutdown(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Be found no more, let answers end, then give the lease back and let go. Idempotent."""
+        if self._nats is not None:
+            await self._nats.remove_services()
+        self._services.clear()
         for instance in self._served.values():
             if self._registrations is not None:
                 try:
@@ -219,15 +225,33 @@ class DistributedRuntime:
         path = path_of(name, id)
         address = f"{shown}:{self._server.port}/{path}"
         instance = Instance(name, id, "tcp", address, "msgpack")
-        self._server.add(path, handler)
         if self._over_nats and self._nats is not None:
             instance = Instance(name, id, "nats_tcp", subject_of(name, id), "msgpack")
-            take = self._server.take
-            await self._nats.serve(instance.address, lambda subject, data: take(path, data))
+            service = await self.create_service(name.namespace, name.component)
+            stats = await self._nats.serve_endpoint(
+                service,
+                f"{name.endpoint}-{id:x}",
+                instance.address,
+                lambda subject, data: self._server.take(path, data),
+            )
+            handler = stats.counted(handler)
+        self._server.add(path, handler)
         self._served[name] = instance
         if self._registrations is not None:
             await self._registrations.register(*instance.key(self._generation), instance.value())
         return instance
+
+    async def create_service(self, namespace: str, component: str) -> NatsService:
+        """See Component.create_service."""
+        if self._nats is None:
+            raise ConfigError("a service of NATS needs the address of NATS", key="nats")
+        place = namespace, component
+        service = self._services.get(place)
+        if service is None:
+            service = NatsService(service_name(namespace, component))
+            await self._nats.create_service(service)
+            self._services[place] = service
+        return service
 
     async def client_of(
         self, name: EndpointName, static: Sequence[str], selector: InstanceSelector | None

@@ -5,23 +5,26 @@
 | today | `v1/instances/{namespace}/{component}/{endpoint}/{id}` | all of it, as JSON |
 | seed | `/services/{namespace}/{component}/{endpoint}/{instance}`, or `...{endpoint}-{id}` | JSON |
 
-An id is the lease's, in hexadecimal in keys and addresses, and a number in JSON. Both are read;
-which one is written is configured.
+An id is the lease's, in hexadecimal in keys and addresses, and a number in JSON. Writers that know
+only doubles round that number: the key's id counts. Both generations are read; which one is written
+is configured.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from ...base.identity import MAX_WORKER_ID
+from ...base.identity import MAX_WORKER_ID, is_same_id
 from ..kv_stores import Entry
 
 INSTANCES = "v1/instances"
 SERVICES = "/services"
 Generation: TypeAlias = Literal["today", "seed"]
+GENERATIONS = get_args(Generation)
 _NAME = re.compile(r"[^/.\s\0]+")
+_HEX = re.compile(r"[0-9A-Fa-f]+")  # int() takes signs, spaces and underscores besides
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -103,12 +106,21 @@ def subject_of(name: EndpointName, instance_id: int) -> str:
     return f"{name.namespace}_{name.component}.{name.endpoint}-{instance_id:x}"
 
 
+def beside(transport: str, address: str, endpoint: str) -> str | None:
+    """The address of another endpoint of an instance; None if its address is of no known form."""
+    before, dot, last = address.rpartition("/" if transport == "tcp" else ".")
+    if not before or transport not in ("tcp", "nats_tcp"):
+        return None
+    instance = "" if dot == "/" else f"-{last.rpartition('-')[2]}"
+    return f"{before}{dot}{endpoint}{instance}"
+
+
 class _Value(msgspec.Struct):
     transport: dict[str, Any]
     namespace: str | None = None
     component: str | None = None
     endpoint: str | None = None
-    instance_id: int | None = None
+    instance_id: int | float | None = None
     request_plane_codec: str | None = None
 
 
@@ -120,15 +132,27 @@ def decode_instance(entry: Entry) -> Instance:
         read = msgspec.json.decode(entry.value, type=_Value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not an instance: {error}") from None
-    said = (read.namespace, read.component, read.endpoint, read.instance_id)
-    there = (name.namespace, name.component, name.endpoint, instance_id)
-    if any(one not in (None, other) for one, other in zip(said, there, strict=True)):
-        raise ValueError(f"the value says {said}, its key {there}")
+    written = (read.namespace, read.component, read.endpoint)
+    there = (name.namespace, name.component, name.endpoint)
+    same_id = read.instance_id is None or is_same_id(read.instance_id, instance_id)
+    if not same_id or any(a not in (None, b) for a, b in zip(written, there, strict=True)):
+        value = (*written, read.instance_id)
+        raise ValueError(f"the value says {value}, its key {(*there, instance_id)}")
     for transport, address in read.transport.items():
         if isinstance(address, str) and address:
             codec = read.request_plane_codec or "json"
             return Instance(name, instance_id, transport, address, codec)
     raise ValueError("not an instance: it has no transport")
+
+
+def read_id(text: str) -> int:
+    """An instance's id as it stands in keys. ValueError if it can be none."""
+    if not _HEX.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is not an instance's id")
+    instance_id = int(text, 16)
+    if instance_id > MAX_WORKER_ID:
+        raise ValueError(f"{text[:100]!r} is larger than an instance's id can be")
+    return instance_id
 
 
 def _read_key(key: str) -> tuple[EndpointName, int]:
@@ -138,10 +162,4 @@ def _read_key(key: str) -> tuple[EndpointName, int]:
         parts = [parts[0], parts[1], endpoint, last]
     if len(parts) != 4:
         raise ValueError(f"{key!r} is not namespace/component/endpoint/instance")
-    try:
-        instance_id = int(parts[3].rpartition("-")[2], 16)
-    except ValueError:
-        raise ValueError(f"{parts[3]!r} is not an instance's id") from None
-    if not 0 <= instance_id <= MAX_WORKER_ID:
-        raise ValueError(f"{parts[3]!r} is larger than an instance's id can be")
-    return EndpointName(*parts[:3]), instance_id
+    return EndpointName(*parts[:3]), read_id(parts[3].rpartition("-")[2])

@@ -8,6 +8,7 @@ from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated
 from .faults import Fault, RequestError
 from .frames import FrameError
+from .nats_service import NatsService, service_name
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
 from .response_reader import PartDecoder, part_decoders
@@ -25,6 +26,7 @@ __all__ = [
     "FrameError",
     "Handler",
     "NatsCarrier",
+    "NatsService",
     "PartDecoder",
     "RequestClient",
     "RequestContext",
@@ -32,6 +34,7 @@ __all__ = [
     "RequestServer",
     "annotated",
     "part_decoders",
+    "service_name",
 ]
 
 # The client of NATS is imported by its first user.

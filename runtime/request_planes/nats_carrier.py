@@ -7,6 +7,8 @@ its frame, and the reply is empty.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -20,6 +22,7 @@ from ...transport.nats import NatsLink
 from ..kv_stores import NatsAddress, NatsConnection, StoreError
 from .answer import Answer
 from .faults import Fault, RequestError
+from .nats_service import GROUP, EndpointStats, NatsService
 
 ACK_TIMEOUT_S = 5.0
 UNSUBSCRIBE_TIMEOUT_S = 1.0
@@ -27,6 +30,8 @@ _MAX_MESSAGES, _MAX_BYTES = 1 << 14, 64 << 20
 
 Take = Callable[[str, bytes], str]
 """Begins to answer a request for a subject; the acknowledgement."""
+_Served: TypeAlias = tuple[str, str]
+"""A subject, and the id of the service whose control subject it is: several have the same."""
 log = get_logger(__name__)
 
 
@@ -36,8 +41,9 @@ class NatsCarrier:
     def __init__(self, address: NatsAddress) -> None:
         """ConfigError if the address is none. Connects when it is first used."""
         self._connection = NatsConnection(address)
-        self._served: dict[str, Take] = {}
-        self._ends: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._served: dict[_Served, Take] = {}
+        self._ends: dict[_Served, Callable[[], Awaitable[None]]] = {}
+        self._services: list[NatsService] = []
         self._link: NatsLink | None = None
         """the connection that the subscriptions are on"""
         self._lost = asyncio.Event()
@@ -65,18 +71,53 @@ class NatsCarrier:
 
     async def serve(self, subject: str, take: Take) -> None:
         """Take requests for a subject, also after NATS was away. StoreError if it is away now."""
-        self._served[subject] = take
-        link = await self._connection.link()
-        if self._link is None or self._link is link:
-            self._link = link
-            await self._subscribe(link, subject)
-        if self._task is None:
-            self._task = supervise("requests over NATS", self._follow)
+        await self._serve((subject, ""), take)
+
+    async def serve_endpoint(
+        self, service: NatsService, name: str, subject: str, take: Take
+    ) -> EndpointStats:
+        """As `serve`, as an endpoint of a service; its counts."""
+        stats = EndpointStats(name, subject)
+        await self.serve(subject, lambda at, payload: stats.on_request(take(at, payload)))
+        service.endpoints.append(stats)
+        return stats
+
+    async def create_service(self, service: NatsService) -> None:
+        """Answer what NATS's clients ask of services, until `remove_services`. As `serve`."""
+        self._services.append(service)
+        try:
+            for subject, verb in service.control_subjects().items():
+                await self._serve((subject, service.id), partial(_tell, service, verb))
+        except BaseException:
+            await self._remove_service(service)
+            raise
+
+    async def remove_services(self) -> None:
+        """Answer for no service any more."""
+        for service in list(self._services):
+            await self._remove_service(service)
+
+    async def _remove_service(self, service: NatsService) -> None:
+        self._services.remove(service)
+        for subject in service.control_subjects():
+            await self._remove((subject, service.id))
 
     async def remove(self, subject: str) -> None:
         """Take no more of a subject."""
-        self._served.pop(subject, None)
-        if (end := self._ends.pop(subject, None)) is not None:
+        await self._remove((subject, ""))
+
+    async def _serve(self, served: _Served, take: Take) -> None:
+        self._served[served] = take
+        link = await self._connection.link()
+        if self._link is None or self._link is link:
+            self._link = link
+            await self._subscribe(link, served)
+        if self._task is None:
+            self._task = supervise("requests over NATS", self._follow)
+
+    async def _remove(self, served: _Served) -> None:
+        self._served.pop(served, None)
+        if (end := self._ends.pop(served, None)) is not None:
             try:
                 await end()
             except (NatsError, OSError):
@@ -87,8 +128,8 @@ class NatsCarrier:
         await stopped(task)
         link, self._link = self._link, None
         if link is not None and self._ends:
-            for subject in list(self._ends):
-                await self.remove(subject)
+            for served in list(self._ends):
+                await self._remove(served)
             # A request that the server sends to a connection that is closing is lost, and its
             # caller waits for an acknowledgement: the server must know first.
             with suppress(TimeoutError):
@@ -100,17 +141,19 @@ class NatsCarrier:
             reply.cancel()
         await self._connection.close()
 
-    async def _subscribe(self, link: NatsLink, subject: str) -> None:
+    async def _subscribe(self, link: NatsLink, served: _Served) -> None:
+        subject, service = served
+
         def on_message(message: Msg) -> None:
-            take = self._served.get(subject)
+            take = self._served.get(served)
             if take is not None and message.reply:
                 text = take(subject, message.data)
                 reply = asyncio.create_task(_reply(message, text))
                 self._replies.add(reply)
                 reply.add_done_callback(self._replies.discard)
 
-        self._ends[subject] = await link.subscribe_messages(
-            subject, on_message, _MAX_MESSAGES, _MAX_BYTES
+        self._ends[served] = await link.subscribe_messages(
+            subject, on_message, _MAX_MESSAGES, _MAX_BYTES, "" if service else GROUP
         )
         await link.flush()
 
@@ -121,8 +164,8 @@ class NatsCarrier:
             try:
                 link = await self._connection.link()
                 if link is not self._link:
-                    for subject in list(self._served):
-                        await self._subscribe(link, subject)
+                    for served in list(self._served):
+                        await self._subscribe(link, served)
                     self._link = link
                 backoff.reset()
                 await self._lost.wait()
@@ -130,6 +173,10 @@ class NatsCarrier:
             except (StoreError, NatsError, OSError) as error:
                 log.warning("requests over NATS wait for it", error=str(error))
                 await asyncio.sleep(backoff.next())
+
+
+def _tell(service: NatsService, verb: str, subject: str, payload: bytes) -> str:
+    return service.answer(verb)
 
 
 async def _reply(message: Msg, text: str) -> None:

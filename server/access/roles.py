@@ -97,6 +97,7 @@ RULES = {
     "POST /dashboard/what-if": _any_of(_SELECTOR, _ADMIN),
     "GET /busy_threshold": _any_of(_METRICS, _ADMIN),
     "POST /busy_threshold": CLOSED,
+    "POST /clear_kv_blocks": CLOSED,
     "POST /reload": CLOSED,
     "POST /workers": CLOSED,
     "POST /workers/{id}/drain": CLOSED,

@@ -4,6 +4,7 @@ router runs.
 Entered by the services, whose gRPC methods and HTTP routes are here, and by `serve`.
 """
 
+from .cache_clearing import CacheClearing, CacheClearingRoute
 from .discovered_workers import DiscoveredWorkers
 from .pool_admins import PoolAdmins
 from .reload import (
@@ -38,6 +39,8 @@ __all__ = [
     "REQUESTS",
     "AdminError",
     "AdminRoutes",
+    "CacheClearing",
+    "CacheClearingRoute",
     "Change",
     "DiscoveredWorkers",
     "PoolAdmins",

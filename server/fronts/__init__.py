@@ -11,6 +11,7 @@ from .shared import (
     SharedReload,
     share_aborts,
     share_bookings,
+    share_forgetting,
     share_metrics,
     share_replicas,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Supervisor",
     "share_aborts",
     "share_bookings",
+    "share_forgetting",
     "share_metrics",
     "share_replicas",
 ]

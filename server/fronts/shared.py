@@ -8,7 +8,7 @@ import msgspec
 from ...base.errors import ConfigError
 from ...router.kv_router import KvRouter
 from ..access import Caller, Role
-from ..admin import Change, Reloader
+from ..admin import CacheClearing, Change, Reloader
 from ..dashboard import PageData, PagedPool, ShownPool
 from ..dispatch import Dispatcher
 from ..metrics import Family, FrontPages, MetricsPage, families_of
@@ -84,6 +84,25 @@ def share_aborts(
         return await siblings.first("Abort", asked, tuple[bool, str], bool, ABORT_TIMEOUT_S)
 
     return elsewhere
+
+
+def share_forgetting(
+    siblings: Siblings, pools: Callable[[], Iterable[CacheClearing]]
+) -> Callable[[Sequence[int]], Awaitable[None]]:
+    """Has predictions of workers whose caches were cleared forgotten, here and at the siblings."""
+
+    async def here(worker_ids: Sequence[int]) -> bool:
+        for pool in pools():
+            pool.forget(worker_ids)
+        return True
+
+    siblings.answer("Forget", list[int], here)
+
+    async def everywhere(worker_ids: Sequence[int]) -> None:
+        await here(worker_ids)
+        await siblings.ask_all("Forget", list(worker_ids), bool)
+
+    return everywhere
 
 
 def share_metrics(

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from ...base.limit_hits import LimitHits
 from ...indexer.event_index import EventIndex
+from ...indexer.prefix_index import PrefixIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
 from ...process import supervised
 from ...router.admission import AdmissionQueue
@@ -92,11 +93,6 @@ def event_metrics(index: EventIndex) -> Iterator[Metric | None]:
         ("index_bytes", "Memory of the index.", found["index_bytes"]),
         ("events_waiting", "Messages in the mailbox.", found["waiting"]),
         ("events_held_now", "Events behind gaps.", found["held_now"]),
-        (
-            "index_predicted_blocks",
-            "Blocks believed to be cached because of where requests were sent.",
-            found["predicted"],
-        ),
     )
 
 
@@ -186,6 +182,26 @@ def loop_metrics() -> Iterator[Metric]:
         "dynamo_router_loop_failures",
         "Exceptions in background loops, which went on.",
         loops,
+    )
+
+
+@source
+def prediction_metrics(index: PrefixIndex) -> Iterator[Metric]:
+    """What is believed of caches because of where requests were sent: what all workers hold with
+    `--no-kv-events`, else of those that report nothing, or have not reported yet."""
+    known = index.predictions
+    yield from gauges(
+        "dynamo_router_",
+        (
+            "index_predicted_blocks",
+            "Blocks believed to be cached because of where requests were sent.",
+            known.blocks,
+        ),
+    )
+    yield from counters(
+        "dynamo_router_predictions_",
+        ("expired", "Predicted blocks forgotten for their age.", known.expired),
+        ("pruned", "Predicted blocks forgotten for want of room.", known.pruned),
     )
 
 

@@ -20,6 +20,7 @@ from .collectors import (
     limit_metrics,
     loan_metrics,
     plane_metrics,
+    prediction_metrics,
     queue_metrics,
     replica_metrics,
     session_metrics,
@@ -61,6 +62,7 @@ class RouterMetrics:
         page.add(worker_metrics(self._router, self.workers, reports, max_workers))
         page.add(dispatch_metrics(dispatcher))
         page.add(booking_metrics(self._router.slots))
+        page.add(prediction_metrics(self._router.index))
         page.add(fault_metrics(self._router, dispatcher))
         if hits is not None:
             page.add(limit_metrics(hits))

@@ -20,7 +20,7 @@ from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
 from ..access import Security
-from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, WorkerAdmin
+from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, CacheClearing, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard, Tokenize
 from ..dispatch import (
@@ -121,6 +121,7 @@ class WorkerPool:
             booked=self.router.requests_of,
             unbooked=self.dispatcher.plain.requests_of,
         )
+        self.clearing = CacheClearing(self.monitor, self.router)
         self.monitor.listeners.append(self.decider.poll)
         self.dashboard.incidents.watch(self.monitor.listeners)
 

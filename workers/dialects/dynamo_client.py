@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, StatusCode, WorkerError
-from ...runtime.components import NOTHING, data_of
+from ...runtime.components import NOTHING, beside, data_of
 from ...runtime.request_planes import (
     Answer,
     AnswerListener,
@@ -17,6 +17,7 @@ from ...runtime.request_planes import (
     RequestClient,
     RequestError,
 )
+from ..cache_clearing import CLEAR_ENDPOINT, check_cleared
 from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
@@ -116,6 +117,20 @@ class DynamoClient:
     ) -> int | None:
         """Such engines have no call for it."""
         return None
+
+    async def clear_kv_blocks(self, *, timeout: float) -> None:
+        """Ask the worker's endpoint for it, which stands beside `generate`."""
+        route = self.route
+        address = beside(route.transport, route.address, CLEAR_ENDPOINT)
+        if address is None:
+            raise _unimplemented(CLEAR_ENDPOINT)
+        asked = self._plane.stream(address, None, transport=route.transport, codec=route.codec)
+        try:
+            async with asyncio.timeout(timeout), aclosing(asked) as parts:
+                answers = [data async for part in parts if (data := data_of(part)) is not NOTHING]
+        except (RequestError, WorkerError, TimeoutError) as error:
+            raise _failure_of(error) from None
+        check_cleared(answers[-1] if answers else None)
 
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         """Nothing is left to do: a call that is cancelled tells its worker."""

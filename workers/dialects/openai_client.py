@@ -127,6 +127,10 @@ class OpenAiClient:
         """Such engines have no call for it."""
         return None
 
+    async def clear_kv_blocks(self, *, timeout: float) -> None:
+        """Such engines have no call for it that all of them know."""
+        raise unimplemented("an engine that speaks OpenAI's HTTP is asked for no cache")
+
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
         """End a call by closing its connection; its answer ends with what there is of it."""
         running = self._running.get(request_id)

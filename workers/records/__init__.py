@@ -9,6 +9,7 @@ from .event_keys import (
     EVENT_SOURCES,
     RECOVERY,
     PublisherRecord,
+    by_worker,
     decode_source,
     event_channel,
     event_source,
@@ -23,6 +24,7 @@ from .model_card import (
     adapter_id,
     decode_card,
     encode_card,
+    read_card_key,
 )
 from .worker_watch import WorkerWatch
 
@@ -47,6 +49,7 @@ __all__ = [
     "WorkerWatch",
     "WrongFileError",
     "adapter_id",
+    "by_worker",
     "checked_folder",
     "decode_card",
     "decode_source",
@@ -55,5 +58,6 @@ __all__ = [
     "event_channel",
     "event_source",
     "model_files",
+    "read_card_key",
     "tokenizer_files",
 ]

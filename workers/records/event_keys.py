@@ -9,13 +9,14 @@ A scope is `namespace/{namespace}/component/{component}/endpoint/{endpoint}`.
 Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from ...base.identity import WorkerWithDpRank, as_worker
-from ...runtime.components import EndpointName, Instance, decode_instance
+from ...base.identity import WorkerWithDpRank, as_worker, doubles_of, is_same_id
+from ...runtime.components import EndpointName, Instance, decode_instance, read_id
 from ...runtime.event_planes import KV_EVENTS
 from ...runtime.event_planes.zmq import EVENT_CHANNELS, Channel, channel_scope, scope_prefix
 from ...runtime.kv_stores import Entry
@@ -35,12 +36,12 @@ class PublisherRecord:
 
 
 class _Metadata(msgspec.Struct):
-    worker: dict[str, int]
+    worker: dict[str, int | float]
     recovery_target: dict[str, Any] | None = None
 
 
 class _Source(msgspec.Struct):
-    publisher_id: int
+    publisher_id: int | float
     metadata: _Metadata
 
 
@@ -48,12 +49,41 @@ def decode_source(entry: Entry) -> PublisherRecord:
     """ValueError for what is no event source."""
     try:
         read = msgspec.json.decode(entry.value, type=_Source)
-        worker = as_worker((read.metadata.worker["worker_id"], read.metadata.worker["dp_rank"]))
+        written = read.metadata.worker
+        worker = as_worker((_whole(written["worker_id"]), _whole(written["dp_rank"])))
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         raise ValueError(f"not an event source: {error}") from None
-    if not 0 <= read.publisher_id < 2**64:
-        raise ValueError(f"{read.publisher_id} is no publisher's id")
-    return PublisherRecord(worker, read.publisher_id, _recovery(read.metadata.recovery_target))
+    publisher_id = read_id(entry.key.rpartition("/")[2])
+    if not is_same_id(read.publisher_id, publisher_id):
+        raise ValueError(f"the value says publisher {read.publisher_id}, its key {publisher_id}")
+    return PublisherRecord(worker, publisher_id, _recovery(read.metadata.recovery_target))
+
+
+def _whole(number: int | float) -> int:
+    """ValueError for one with a fraction."""
+    if number != int(number):
+        raise ValueError(f"{number} is no whole number")
+    return int(number)
+
+
+def by_worker(
+    sources: Iterable[PublisherRecord], worker_ids: Collection[int]
+) -> dict[WorkerWithDpRank, PublisherRecord]:
+    """Sources by whose cache they speak of. A worker's id that no worker has, as its writer rounded
+    it to a double, is that of the one worker whose id may be rounded so."""
+    exact: dict[float, int | None] = {}
+    found = {}
+    for source in sources:
+        worker = source.worker
+        if worker.worker_id not in worker_ids and worker_ids:
+            if not exact:
+                for id in worker_ids:
+                    for double in set(doubles_of(id)):
+                        exact[double] = None if double in exact else id
+            if (id_of_one := exact.get(float(worker.worker_id))) is not None:
+                source = replace(source, worker=worker._replace(worker_id=id_of_one))
+        found[source.worker] = source
+    return found
 
 
 def _recovery(target: dict[str, Any] | None) -> Instance | None:
@@ -61,7 +91,7 @@ def _recovery(target: dict[str, Any] | None) -> Instance | None:
         return None
     try:
         parts = [target[key] for key in ("namespace", "component", "endpoint")]
-        key = "/".join((*parts, f"{target['instance_id']:x}"))
+        key = "/".join((*parts, f"{int(target['instance_id']):x}"))
         return decode_instance(Entry(key, msgspec.json.encode(target), 0))
     except (KeyError, TypeError, ValueError):
         return None  # its events are good without it

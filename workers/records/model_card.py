@@ -1,7 +1,8 @@
 """Model cards: what a worker says of its model, as Dynamo 1.6.1 writes and reads it.
 
 A card stands at `v1/mdc/{namespace}/{component}/{endpoint}/{id}`, beside the worker's instance;
-that of an adapter one level below.
+that of an adapter one level below. Dynamo's first generation has the names with dots,
+`v1/mdc/{namespace}.{component}.{endpoint}/{id}`: read too, and written where that is configured.
 Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.components import EndpointName
+from ...runtime.components import EndpointName, Generation, read_id
 from ...runtime.kv_stores import Entry
 from ..engine_facts import EngineFacts
 from ..registry import MAX_RANKS
@@ -147,8 +148,24 @@ def decode_card(entry: Entry) -> ModelCard:
     )
 
 
+def read_card_key(key: str) -> tuple[EndpointName, int, str]:
+    """(endpoint, instance's id, adapter or "") of a card's key. ValueError if it is none."""
+    first, *rest = key.split("/")
+    if "." in first:
+        name, (id, *suffix) = EndpointName.parse(first), rest or [""]
+    elif len(rest) >= 3:
+        name, (id, *suffix) = EndpointName(first, rest[0], rest[1]), rest[2:]
+    else:
+        raise ValueError(f"{key[:100]!r} is no key of a card")
+    return name, read_id(id), "/".join(suffix)
+
+
 def encode_card(
-    card: ModelCard, name: EndpointName, instance_id: int, files: dict[str, Any] | None = None
+    card: ModelCard,
+    name: EndpointName,
+    instance_id: int,
+    files: dict[str, Any] | None = None,
+    generation: Generation = "today",
 ) -> tuple[str, str, bytes]:
     """(bucket, key, value) of a card. `files`, which say what those in the card would: see
     `model_files`."""
@@ -185,7 +202,8 @@ def encode_card(
     }
     if card.aliases:
         value["card_json"]["aliases"] = card.aliases
-    key = f"{name.prefix}{instance_id:x}"
+    prefix = name.prefix if generation == "today" else f"{name}/"
+    key = f"{prefix}{instance_id:x}"
     if card.adapter:
         suffix = value["model_suffix"] = slug_of(card.adapter)
         value["card_json"]["lora"] = {"name": card.adapter}

@@ -14,8 +14,8 @@ from ...runtime.discovery import StoreWatch, full_key_string
 from ...runtime.event_planes.zmq import scope_prefix
 from ...runtime.kv_stores import Entry, KeyValueStore
 from .discovered import DiscoveredWorker, EndpointWorkers
-from .event_keys import EVENT_SOURCES, PublisherRecord, decode_source
-from .model_card import CARDS, ModelCard, decode_card
+from .event_keys import EVENT_SOURCES, PublisherRecord, by_worker, decode_source
+from .model_card import CARDS, ModelCard, decode_card, read_card_key
 
 
 class WorkerWatch(StoreWatch):
@@ -32,7 +32,10 @@ class WorkerWatch(StoreWatch):
             self.follow(INSTANCES, full_key_string, decode_instance, name.prefix),
             self.follow(SERVICES, full_key_string, decode_instance, name.prefix[:-1]),
         ]
-        self._cards = self.follow(CARDS, full_key_string, _decode_named_card, name.prefix)
+        self._cards = [
+            self.follow(CARDS, full_key_string, _decode_named_card, prefix)
+            for prefix in (name.prefix, f"{name}/")
+        ]
         self._sources = self.follow(
             EVENT_SOURCES,
             full_key_string,
@@ -43,17 +46,16 @@ class WorkerWatch(StoreWatch):
     @property
     def workers(self) -> dict[int, DiscoveredWorker]:
         """Those that can be called, by their ids."""
-        found: dict[int, Instance] = {}
-        for watcher in reversed(self._instances):  # where there are two, that of today counts
-            for instance in watcher.values.values():
-                if instance.name == self._name:
-                    found[instance.instance_id] = instance
-        return self._fleet.workers(found.values(), self.cards, self._sources.values.values())
+        found = self._found
+        return self._fleet.workers(found.values(), self.cards, self._sources_of(found).values())
 
     @property
     def cards(self) -> dict[int, ModelCard]:
         """Their model cards, by their ids."""
-        return dict(self._cards.values.values())
+        found: dict[int, ModelCard] = {}
+        for watcher in reversed(self._cards):  # as with instances
+            found.update(watcher.values.values())
+        return found
 
     elsewhere: frozenset[int] = frozenset()
     """whoever is not of this endpoint is not seen"""
@@ -61,9 +63,24 @@ class WorkerWatch(StoreWatch):
     @property
     def sources(self) -> dict[WorkerWithDpRank, PublisherRecord]:
         """The event sources, by whose cache they speak of."""
-        return {source.worker: source for source in self._sources.values.values()}
+        return self._sources_of(self._found)
+
+    @property
+    def _found(self) -> dict[int, Instance]:
+        found: dict[int, Instance] = {}
+        for watcher in reversed(self._instances):  # where there are two, that of today counts
+            for instance in watcher.values.values():
+                if instance.name == self._name:
+                    found[instance.instance_id] = instance
+        return found
+
+    def _sources_of(self, found: Collection[int]) -> dict[WorkerWithDpRank, PublisherRecord]:
+        return by_worker(self._sources.values.values(), found)
 
 
 def _decode_named_card(entry: Entry) -> tuple[int, ModelCard]:
     """(instance's id, card). Those of adapters stand one level below and are passed over."""
-    return int(entry.key.rpartition("/")[2], 16), decode_card(entry)
+    _, instance_id, adapter = read_card_key(entry.key)
+    if adapter:
+        raise ValueError(f"the card of an adapter: {adapter[:100]!r}")
+    return instance_id, decode_card(entry)

@@ -1,6 +1,7 @@
 """Workers that are found in a store: they come, are called, and go, while others are given."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from support.servers.discovered_fleet import (
     workers_of,
 )
 
+from dynamo_router.runtime.kv_stores import open_store
 from dynamo_router.workers.health_tracker import HealthPolicy
 
 DIALECTS = ("trtllm", "dynamo")
@@ -36,6 +38,43 @@ async def test_workers_are_found_called_and_go(backend: Backend, dialect: str) -
             await until_ready(ports, 5)
         await until_ready(ports, 2)
         assert await completed(ports, "again") == outputs[0]
+
+
+@on_stores("file", "etcd", "nats")
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_workers_that_write_keys_as_the_first_generation_does_are_found(
+    backend: Backend, dialect: str
+) -> None:
+    async with (
+        finding(backend) as ports,
+        registered(backend, 2, dialect=dialect, key_generation="seed") as fleet,
+    ):
+        await until_ready(ports, 2)
+        store = open_store(backend.kind, backend.environ)
+        try:
+            assert not (await store.bucket("v1/instances").entries("")).entries
+            instances = (
+                await store.bucket("/services").entries("dynamo/backend/generate/")
+            ).entries
+            assert len(instances) == 2
+            cards = (await store.bucket("v1/mdc").entries("")).entries
+            expected = {f"dynamo.backend.generate/{id:x}" for id in fleet.worker_ids}
+            assert {card.key for card in cards} == expected
+            # A worker may stand there twice, and a value be written by who knows only doubles.
+            twin = cards[0].value
+            (entry,) = (e for e in instances if e.key.endswith(cards[0].key.rpartition("/")[2]))
+            value = json.loads(entry.value)
+            value["instance_id"] = float(value["instance_id"])
+            await store.bucket("v1/mdc").put(cards[0].key.replace(".", "/"), twin)
+            await store.bucket("v1/instances").put(entry.key, json.dumps(value).encode())
+            await store.bucket("/services").put("dynamo/backend/generate/+7", entry.value)
+            await store.bucket("v1/mdc").put("dynamo.backend.generate/junk", twin)
+            async with registered(backend, 1, dialect=dialect):
+                await until_ready(ports, 3)
+            await until_ready(ports, 2)
+            assert len(await completed(ports, "one")) == 4
+        finally:
+            await store.close()
 
 
 async def test_a_given_worker_may_stand_beside_them(backend: Backend) -> None:

@@ -47,6 +47,17 @@ async def test_two_models_in_one_namespace_have_nothing_in_common(
         assert "a, b" in body["error"]["message"]
 
 
+async def test_a_model_whose_keys_are_the_first_generations_is_served(backend: Backend) -> None:
+    async with (
+        registered(backend, 2, model_id="a", engine=TINY, dialect="dynamo",
+                   key_generation="seed") as ours,
+        registered(backend, 1, model_id="a", engine=TINY, dialect="dynamo") as todays,
+        model_serving(backend) as client,
+    ):  # fmt: skip
+        await client.until_shares(a=3)
+        assert await many(client, "a", 40) == {*ours.worker_ids, *todays.worker_ids}
+
+
 async def test_a_model_comes_and_goes_with_its_workers(backend: Backend) -> None:
     async with model_serving(backend) as client:
         assert await names_of(client) == []

@@ -88,6 +88,30 @@ async def test_prometheus_reads_every_format(events: bool) -> None:
     }  # fmt: skip
 
 
+async def test_predictions_that_expire_or_find_no_room_are_counted() -> None:
+    router = KvRouterConfig(
+        block_size=BLOCK, use_kv_events=False, router_ttl_secs=0.2, router_max_tree_size=4
+    )
+    blocks, expired, pruned = (
+        f"dynamo_router_{name}"
+        for name in ("index_predicted_blocks", "predictions_expired_total",
+                     "predictions_pruned_total")
+    )  # fmt: skip
+    async with serving(FakeEngine(), router=router) as ports:
+        page = await ports.metrics()
+        assert page[blocks] == page[expired] == page[pruned] == 0
+        await ports.answers(prompt("long", 6 * BLOCK))
+        page = await ports.metrics()
+        assert page[pruned] == 3 and page[blocks] + page[expired] == 3
+
+        async def forgotten() -> bool:
+            await ports.answers(prompt("short", 1))  # a decision forgets what is too old
+            return (await ports.metrics())[expired] == 3
+
+        await until(forgotten)
+        assert (await ports.metrics())[blocks] == 0
+
+
 async def test_what_callers_have_open_is_told() -> None:
     async with serving(FakeEngine(stall)) as ports:
         call = asyncio.create_task(ports.answers(prompt()))

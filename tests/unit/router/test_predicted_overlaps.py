@@ -81,10 +81,14 @@ def test_without_the_knob_only_events_count() -> None:
         assert isinstance(router.index, EventIndex) and not router.index.predicts
 
 
-def test_predictions_are_counted(router: KvRouter) -> None:
+def test_predictions_are_counted(router: KvRouter, clock: ManualClock) -> None:
     router.decide(PROMPT, "a")
     assert isinstance(router.index, EventIndex)
-    assert router.index.counters()["predicted"] == 4
+    assert router.index.predictions == (4, 0, 0)
+    router.free("a")
+    clock.advance(5.2)
+    assert router.overlaps(PROMPT) == {}
+    assert router.index.predictions == (0, 4, 0)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ GOOD = {"transport": {"tcp": "h:1/p"}}
         ("dynamo/backend/generate/7f/x", GOOD, "is not namespace/component/endpoint/instance"),
         ("dynamo/backend/generate/worker", GOOD, "is not an instance's id"),
         ("dynamo/backend/generate/" + "f" * 17, GOOD, "larger than an instance's id"),
+        ("dynamo/backend/generate/+7f", GOOD, "is not an instance's id"),
+        ("dynamo/backend/generate/7_f", GOOD, "is not an instance's id"),
+        ("dynamo/backend/generate/7f", {**GOOD, "instance_id": -127}, "its key"),
+        ("dynamo/backend/generate/7f", {**GOOD, "instance_id": 127.5}, "its key"),
+        ("dynamo/backend/generate/7f", {**GOOD, "instance_id": 10**400}, "."),
+        ("dynamo/backend/generate/7f", {**GOOD, "instance_id": True}, "not an instance"),
+        (
+            f"dynamo/backend/generate/{2**62 + 1:x}",
+            {**GOOD, "instance_id": 2**62 - 4096},
+            "its key",
+        ),
         ("dynamo//generate/7f", GOOD, "a name has no dot"),
         ("dynamo/backend/generate/7f", "{half", "not an instance"),
         ("dynamo/backend/generate/7f", "[]", "not an instance"),
@@ -76,6 +87,19 @@ GOOD = {"transport": {"tcp": "h:1/p"}}
 def test_what_is_no_instance_says_why(key: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_instance(entry(key, value))
+
+
+EXACT = 7587891994254240587
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["7587891994254240587", "7587891994254241000", "7587891994254240768", "7.5878919942542e+18"],
+)
+def test_an_id_that_its_writer_rounded_is_that_of_the_key(written: str) -> None:
+    value = f'{{"transport": {{"tcp": "h:1/p"}}, "instance_id": {written}}}'
+    instance = decode_instance(entry(f"dynamo/backend/generate/{EXACT:x}", value))
+    assert instance.instance_id == EXACT
 
 
 @pytest.mark.parametrize("name", ["a.b", "a.b.c.d", "a..c", "a/b.c.d", "a b.c.d", ""])

@@ -20,11 +20,13 @@ from dynamo_router.workers.records import (
     EndpointWorkers,
     ModelCard,
     PublisherRecord,
+    by_worker,
     decode_card,
     decode_source,
     encode_card,
     event_channel,
     event_source,
+    read_card_key,
     tokenizer_files,
 )
 
@@ -112,6 +114,71 @@ def test_what_we_write_is_read_back() -> None:
     bucket, key, value = event_source(NAME, source)
     assert bucket == EVENT_SOURCES and key.endswith("/topic/kv-events/abc")
     assert decode_source(Entry(key, value, 1)) == source
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "dynamo/backend/generate/7f", "dynamo.backend.generate/7f",
+        "dynamo/backend/generate/7f/lora-1", "dynamo.backend.generate/7f/lora-1",
+    ],
+)  # fmt: skip
+def test_a_card_stands_under_the_names_with_slashes_or_with_dots(key: str) -> None:
+    assert read_card_key(key) == (NAME, 0x7F, "lora-1" if key.endswith("lora-1") else "")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "7f", "dynamo.backend.generate", "dynamo.backend.generate/", "dynamo.backend/7f",
+        "dynamo.backend.generate.x/7f", "dynamo..generate/7f", "dynamo/backend/7f",
+        "dynamo/backend/generate/-7f", "dynamo.backend.generate/7 f", "dynamo//generate/7f",
+        "dynamo.backend.generate/" + "f" * 17, "dynamo/back.end/generate/7f",
+    ],
+)  # fmt: skip
+def test_other_keys_are_those_of_no_card(key: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        read_card_key(key)
+
+
+def test_a_card_is_written_under_either() -> None:
+    card = ModelCard("ours", 64, adapter="Sql Adapter")
+    for generation, prefix in (("today", NAME.prefix), ("seed", "dynamo.backend.generate/")):
+        _, key, _ = encode_card(card, NAME, 255, generation=generation)  # type: ignore[arg-type]
+        assert key == f"{prefix}ff/sql-adapter"
+        assert read_card_key(key) == (NAME, 255, "sql-adapter")
+
+
+def test_a_source_whose_worker_was_rounded_is_that_of_the_worker_it_can_be() -> None:
+    exact, near, far = 2**62 + 700, 2**62 + 900, 2**61 + 1
+    for written in (float(exact), f"{exact:.14g}"):
+        target = Instance(NAME, exact, "tcp", "h:1/p", "msgpack")
+        source = PublisherRecord(WorkerWithDpRank(exact, 1), 2**60 + 1, target)
+        _, key, value = event_source(NAME, source)
+        text = value.decode().replace(f'"worker_id":{exact}', f'"worker_id":{written}')
+        text = text.replace(f'"instance_id":{exact}', f'"instance_id":{written}')
+        text = text.replace(f'"publisher_id":{2**60 + 1}', f'"publisher_id":{2**60}')
+        read = decode_source(Entry(key, text.encode(), 1))
+        assert read.publisher_id == 2**60 + 1 and read.recovery is not None
+        assert by_worker([read], [far, exact]) == {
+            source.worker: replace(read, worker=source.worker)
+        }
+        # It may be either's, or a worker's of elsewhere: it is nobody's then.
+        assert set(by_worker([read], [far])) == set(by_worker([read], [])) == {read.worker}
+    assert set(by_worker([read], [near, exact])) == {read.worker}
+    assert by_worker([source], [near, exact]) == {source.worker: source}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [('"publisher_id":7', '"publisher_id":8'), ('"dp_rank":1', '"dp_rank":1.5'),
+     ('"worker_id":5', '"worker_id":-5'), ('"worker_id":5', '"worker_id":1e300')],
+)  # fmt: skip
+def test_a_source_with_numbers_that_cannot_be_is_none(change: tuple[str, str]) -> None:
+    _, key, value = event_source(NAME, PublisherRecord(WorkerWithDpRank(5, 1), 7, None))
+    assert change[0] in value.decode()
+    with pytest.raises(ValueError, match="."):
+        decode_source(Entry(key, value.decode().replace(*change).encode(), 1))
 
 
 def test_our_channel_has_the_form_of_theirs() -> None:
