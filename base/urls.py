@@ -23,6 +23,8 @@ _NEXT_URL = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.\-]*://)")
 def split_nats_url(url: str) -> tuple[str, int]:
     """Host and port of a `nats://` or `tls://` address; ConfigError if it is none."""
     try:
+        if not is_printable(url):
+            raise ValueError
         parts = _split(url)
         fits = parts.scheme in ("nats", "tls") and not parts.path.strip("/")
         if fits and parts.hostname and not parts.query and not parts.fragment:
@@ -33,6 +35,11 @@ def split_nats_url(url: str) -> tuple[str, int]:
         f"{redact_url(url)!r} is not the address of a NATS server: expected nats://HOST:PORT",
         key="nats",
     )
+
+
+def is_printable(url: str) -> bool:
+    """Whether there is no space or control character in it, some of which a parser passes over."""
+    return url.isprintable() and " " not in url
 
 
 def user_of(url: str) -> str:

@@ -22,7 +22,9 @@ from .environment import is_service_link
 
 ENV_PREFIX = "DYNAMO_ROUTER_"
 LARGEST = 2**64 - 1
-"""No whole number of a setting is larger."""
+"""No whole number of a setting is larger,"""
+MOST = 2**31 - 1
+"""and none is that counts something, unless its option says `most`."""
 SHORTEST_S = 0.01
 """No time-out or interval is shorter: to look so often would only keep the process busy."""
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class OptionSpec:
     choices: tuple[str, ...] | None
     positional: bool
     url: bool  # its value may hold credentials, which are not shown
+    most: float = math.inf  # no number is larger, nor its opposite smaller
 
     @property
     def name(self) -> str:
@@ -145,6 +148,7 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
                 choices=meta.get("choices"),
                 positional=meta.get("positional", False),
                 url=meta.get("url", False),
+                most=meta.get("most", _most_of(field.name, kind)),
             )
         )
     return specs
@@ -244,6 +248,13 @@ def _shape(hint: Any) -> tuple[type, bool, bool]:
     return hint, optional, False
 
 
+def _most_of(name: str, kind: type) -> float:
+    """The largest number that a setting can be: bytes and seeds may be as large as numbers are."""
+    if kind is not int:
+        return math.inf
+    return LARGEST if name.endswith(("bytes", "seed")) else MOST
+
+
 def _default(field: "dataclasses.Field[Any]") -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
@@ -268,6 +279,9 @@ def _convert_one(spec: OptionSpec, value: Any, origin: str) -> Any:
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
         expected = wanted.get(spec.kind.__name__, f"a {spec.kind.__name__}")
         raise bad_setting(spec.key, f"{value!r} ({origin}) is not {expected}") from None
+    if spec.kind is int and abs(converted) > spec.most:
+        bounds = f"from {-spec.most} to {spec.most}" if converted < 0 else f"at most {spec.most}"
+        raise bad_setting(spec.key, f"{value!r} ({origin}) is not {bounds}")
     if spec.choices is not None and converted not in spec.choices:
         raise bad_setting(spec.key, f"{value!r} ({origin}) is not one of {', '.join(spec.choices)}")
     return converted

@@ -67,6 +67,11 @@ class CandidateSource:
         if self._peers is not None:
             self._peers.on_worker(entry.ranks)
 
+    def on_worker_gone(self, number: int) -> None:
+        """A worker was removed, and the bookings there were dropped."""
+        if self._peers is not None:
+            self._peers.evidence.on_worker_gone(number)
+
     def count_peers(
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
     ) -> "PeerLoad":
@@ -229,6 +234,8 @@ class CandidateSource:
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed."""
+        if self._peers is not None and not self.slots.is_owned(request_id):
+            self._peers.on_own_first_token(request_id)
         if self._watch is not None:
             self._watch.on_first_token(request_id, now)
 

@@ -6,7 +6,7 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..process.settings import bad_setting, is_finite, option
+from ..process.settings import MOST, bad_setting, is_finite, option
 from .admission import AdmissionConfig
 from .affinity import AffinityConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
@@ -192,9 +192,10 @@ class KvRouterConfig:
         if self.mode not in MODES:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
         self._check_policy()
-        for key in ("block_size", *_SIZES):
+        for key in ("block_size", "max_unknown_workers", *_SIZES):
             require_at_least(key, getattr(self, key), 1)
-        require_at_least("max_unknown_workers", self.max_unknown_workers, 1)
+            if getattr(self, key) > MOST:
+                raise bad_setting(key, f"{getattr(self, key)!r} must be at most {MOST}")
         for key in (
             "overlap_score_credit",
             "overlap_score_credit_decay",
@@ -211,6 +212,8 @@ class KvRouterConfig:
             require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
         if self.router_predicted_ttl_secs is not None:
             require_at_least("router_predicted_ttl_secs", self.router_predicted_ttl_secs, 0)
+            if self.router_predicted_ttl_secs > MOST:
+                raise bad_setting("router_predicted_ttl_secs", f"must be at most {MOST}")
             if not self.use_kv_events:
                 raise bad_setting("router_predicted_ttl_secs", "needs use_kv_events")
         if not self.active_request_expiry_secs > 0:

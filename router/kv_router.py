@@ -134,7 +134,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def count_peers(self) -> "PeerLoad":
         """Count other routers' bookings too; ConfigError unless `router_replica_sync` is on."""
-        return self._source.count_peers(self._learner, self._lock, self.clock)
+        peers = self._source.count_peers(self._learner, self._lock, self.clock)
+        self.limits.seconds_to_probe = peers.seconds_to_probe
+        return peers
 
     def workers(self) -> list[WorkerView]:
         """Every registered rank, then those that only publish events."""
@@ -207,7 +209,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 text = f"request id {request_id!r} is in use"
                 raise InvalidRequestError(text, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
-            candidates.below_share = limits.tenants.below_share_of(tenant, now)
+            candidates.below_share = limits.share_of(tenant, now)
             pin = source.pin(pinned_worker, candidates)
             takers, weighted = candidates.eligible, self.registry.is_weighted
             if excluded_workers:
@@ -218,7 +220,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 self._rng,
                 allowed=None if allowed_workers is None else source.mask(allowed_workers),
                 pinned=pin,
-                busy=limits.busy() if limits.any_busy else None,
+                busy=limits.busy_of(takers, now) if limits.any_busy else None,
                 avoided=limits.avoided(takers) if weighted or limits.caps else None,
                 temperature=temperature,
                 preferred=source.preferred(preferred_worker, config),
@@ -339,7 +341,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         with self._lock:
             eligible, limits = self.registry.eligible(now := self._expire()), self.limits
             anybody = limits.seconds_until_free(eligible, now)
-            return self._source.wait_times(anybody, limits.waiting(eligible))
+            return self._source.wait_times(anybody, limits.waiting(eligible, now))
 
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
@@ -429,6 +431,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             if self._dropped is not None:
                 self._dropped += dropped
             self.index.unbind(worker)
+            self._source.on_worker_gone(number)
             self._policy.on_worker_gone(number)
 
     def _on_update(self, entry: WorkerEntry) -> None:

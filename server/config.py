@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ..base.urls import DEFAULT_NATS_URL
+from ..base.urls import DEFAULT_NATS_URL, split_nats_url
 from ..process.settings import SHORTEST_S, bad_setting, option
 from ..router.config import KvRouterConfig, require_at_least
 from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
@@ -11,6 +11,7 @@ from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
 from ..workers.records import DiscoveryConfig, EventPlaneConfig
+from ..workers.worker_url import parse_worker
 from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig
@@ -193,6 +194,10 @@ class ServeConfig:
                 raise bad_setting(key, "must be in 0..65535")
         if self.admin_port is not None and not 0 <= self.admin_port <= 65535:
             raise bad_setting("admin_port", "must be in 0..65535")
+        for url in self.workers:
+            parse_worker(url)
+        if self.nats is not None:
+            split_nats_url(self.nats)
         self.nats_auth.check_has_server(self.nats)
         if self.event_sources not in EVENT_SOURCES:
             text = f"{self.event_sources!r} is not one of {', '.join(EVENT_SOURCES)}"

@@ -69,6 +69,7 @@ class ReplicaSync:
             name,
             on_namesake=_warn_of_namesake,
             on_pending=self._on_pending,
+            on_load_fell=on_load_fell,
         )
         self.dynamo = DynamoReplicas(load, router_id, elsewhere)
         self.sessions = SessionSync(sessions, router_id, elsewhere=elsewhere)

@@ -31,6 +31,9 @@ class OwnedBookings:
     def __bool__(self) -> bool:
         return bool(self._bookings)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._bookings
+
     def entries_of(self, owner: str) -> int:
         """What an owner has booked, in entries of the table."""
         return self._entries.get(owner, 0)

@@ -288,6 +288,10 @@ class SlotTable:
         """Whether any request is booked for an owner."""
         return bool(self._owned)
 
+    def is_owned(self, request_id: str) -> bool:
+        """Whether a request is booked for an owner, by whose word alone its prompt is computed."""
+        return request_id in self._owned
+
     @property
     def total_requests(self) -> int:
         return self._book.total_requests

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..base.errors import ConfigError
 from ..base.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
-from ..base.urls import redact_url
+from ..base.urls import is_printable, redact_url
 from .registry import MAX_RANKS, check_weight
 
 TRTLLM, OPENAI = "trtllm", "openai"
@@ -105,6 +105,8 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     """
     shown = redact_url(url)
     try:
+        if not is_printable(url):
+            raise ValueError
         parts = urlsplit(url if "://" in url.partition("?")[0] else f"grpc://{url}")
         port = parts.port
         scheme = parts.scheme.removesuffix(_DNS)

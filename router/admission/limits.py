@@ -7,6 +7,7 @@ of the load as it is then: nothing is remembered, so nothing can stay latched on
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -160,6 +161,8 @@ class LoadLimits:
         self._registry = registry
         self.shares = WeightedShares(registry)
         self.tenants = TenantShares(config.tenants)
+        self.seconds_to_probe: Callable[[float], float] | None = None
+        """for how long load of other routers may still keep requests waiting: see PeerLoad"""
         self._foreseer = policy
         self._holder = policy if policy is not None and policy.holds else None
         self.config = config
@@ -232,6 +235,21 @@ class LoadLimits:
                     numbers = list(entry.numbers)
                     mask[numbers] = mask[numbers].all()
         return mask
+
+    def busy_of(self, eligible: Mask, now: float) -> Mask | None:
+        """Which ranks take no more; None where a request is to see whether all of these are."""
+        mask = self.busy()
+        return None if not (eligible & ~mask).any() and self._may_probe(now) else mask
+
+    def share_of(self, tenant: str, now: float) -> Callable[[], float]:
+        """See Candidates.below_share; no request is shed that is to see whether it must be."""
+        below_share = self.tenants.below_share_of(tenant, now)
+        if self.seconds_to_probe is None or not self.config.shed:
+            return below_share
+        return lambda: math.inf if self._may_probe(now) else below_share()
+
+    def _may_probe(self, now: float) -> bool:
+        return self.seconds_to_probe is not None and self.seconds_to_probe(now) <= 0
 
     def full(self) -> Mask | None:
         """Which ranks have as many requests as they may; None: no such limit."""
@@ -315,6 +333,12 @@ class LoadLimits:
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request will be told so.
         """
+        wait = self._seconds_until_free(eligible, now, hold, has_more)
+        if wait > 0 and self.seconds_to_probe is not None:
+            return min(wait, self.seconds_to_probe(now))
+        return wait
+
+    def _seconds_until_free(self, eligible: Mask, now: float, hold: bool, has_more: bool) -> float:
         if self.any_busy:
             eligible = eligible & ~self.busy()
         if has_more:
@@ -353,7 +377,7 @@ class LoadLimits:
             return False
         return not slots.has_owned or bool((slots.certain_prefill_tokens()[eligible] > 0).all())
 
-    def waiting(self, eligible: Mask) -> Mask:
+    def waiting(self, eligible: Mask, now: float) -> Mask:
         """Which of these ranks a request waits for that may go nowhere else: those for which alone
         `seconds_until_free`, without a hold, is not 0."""
         if self.any_busy:
@@ -362,7 +386,8 @@ class LoadLimits:
         waits = np.zeros_like(eligible) if full is None else full
         if share is not None:
             waits = waits | (self._slots.active_prefill_tokens() > share * self._budgets())
-        return eligible & waits
+        waits = eligible & waits
+        return np.zeros_like(waits) if waits.any() and self._may_probe(now) else waits
 
     def _budgets(self) -> Any:
         budgets = self._registry.batch_tokens

@@ -5,14 +5,14 @@ when it died is dropped for its age.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from ...base.envelope import EnvelopeWriter, decode_envelope
 from ...base.errors import EventError
-from ...slots.peers import MAX_COUNT, Booked, Ended, Event
+from ...slots.peers import MAX_COUNT, MAX_ID, Booked, Ended, Event, bytes_of
 from .peer_load import PeerLoad
 
 ACTIVE_SEQUENCES = "active_sequences_events"
@@ -22,6 +22,8 @@ EXPIRY_S = 300.0
 LISTENS_S = 300.0
 """and for so long after it was heard of, a router of Dynamo's is told of ours."""
 MAX_BOOKINGS = 65536
+MAX_BYTES = 64 << 20
+"""Of all bookings together, estimated."""
 _MARK = "dynamo/"
 
 
@@ -47,7 +49,7 @@ class _Added(msgspec.Struct, frozen=True):
 
 
 class _ActiveSequenceEvent(msgspec.Struct, frozen=True):
-    request_id: str
+    request_id: Annotated[str, msgspec.Meta(max_length=MAX_ID)]
     worker: _Worker
     data: _Added | Literal["MarkPrefillCompleted", "Free"]
     router_id: int
@@ -75,6 +77,7 @@ class DynamoReplicas:
         """`elsewhere`: workers of the endpoint whose bookings are of no concern here."""
         self._load, self._router_id, self._elsewhere = load, router_id, elsewhere
         self._bookings: dict[str, tuple[float, Booked]] = {}  # oldest first
+        self._bytes = 0  # of them
         self._listens_until = float("-inf")
         self._envelopes = EnvelopeWriter(router_id, ACTIVE_SEQUENCES)
         self._workers: dict[str, _Worker] = {}  # of our requests that they were told of
@@ -179,11 +182,17 @@ class DynamoReplicas:
             )
         except (OverflowError, ValueError) as error:
             raise EventError(f"no hash of a sequence: {error}") from error
+        if self._bytes + bytes_of(booking) > MAX_BYTES:
+            self.refused += 1
+            return
+        self._bytes += bytes_of(booking)
         self._bookings[event.request_id] = now, booking
         self._load.book(_MARK + event.request_id, booking)
 
     def _release(self, request_id: str) -> bool:
-        if self._bookings.pop(request_id, None) is None:
+        held = self._bookings.pop(request_id, None)
+        if held is None:
             return False
+        self._bytes -= bytes_of(held[1])
         self._load.release(_MARK + request_id, 0)
         return True

@@ -30,15 +30,18 @@ class Replica:
         *,
         on_namesake: Callable[[Beat], None] = lambda beat: None,
         on_pending: Callable[[], None] = lambda: None,
+        on_load_fell: Callable[[], None] = lambda: None,
     ) -> None:
         """`router_id` is random, below 2**53 and not 0; `name` is for people. `on_namesake` is
         called with the first beat of each other router that has the same name, `on_pending` under
-        the lock when there is something to send to the others."""
+        the lock when there is something to send to the others, `on_load_fell` by `tick` when
+        claims of others were refuted."""
         self._on_namesake = on_namesake
         self._load = load
-        self._on_pending = on_pending
+        self._on_pending, self._on_load_fell = on_pending, on_load_fell
         self.own = OwnBookings(router_id, name)
         self.peers = PeerBook(router_id, load)
+        self.evidence = load.evidence
         self._beat_at = self._drawn_at = self._touched_at = float("-inf")
         self._asked = False
         self._namesakes: set[int] = set()
@@ -64,6 +67,7 @@ class Replica:
     ) -> None:
         """See BookingListener; so are the two below."""
         worker = self._load.registry.worker(number)
+        self._load.on_own_request(request_id, number)
         self.own.on_booked(
             Booked(
                 request_id,
@@ -82,6 +86,7 @@ class Replica:
         self._on_pending()
 
     def on_ended(self, request_id: str, output_tokens: int | None) -> None:
+        self._load.on_own_ended(request_id)
         self.own.on_ended(request_id, output_tokens)
         self._on_pending()
 
@@ -120,6 +125,7 @@ class Replica:
         said: list[Message] = []
         with self._load.lock:
             said += [Ask(self.own.router_id, wanted) for wanted in self.peers.tick(now)]
+            fell = self._load.judge()
             if self._asked and now - self._drawn_at >= PICTURE_S:
                 said += self._draw(now)
             if now - self._beat_at >= BEAT_S:
@@ -128,6 +134,8 @@ class Replica:
             if now - self._touched_at >= TOUCH_S:
                 self._touched_at = now
                 self._load.touch(now)
+        if fell:
+            self._on_load_fell()
         return said
 
     def on_connected(self, now: float) -> list[Message]:

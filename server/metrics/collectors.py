@@ -340,11 +340,12 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Iterator[Metric]:
 def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
     """How many other routers there are, what they have booked, and how well they are heard."""
     replica, dynamo = sync.replica, sync.dynamo
-    peers, counts = replica.peers, replica.peers.counts
+    peers, counts, evidence = replica.peers, replica.peers.counts, replica.evidence
     yield from gauges(
         "dynamo_router_peers",
         ("", "Other routers of the same workers that are alive.", len(peers.present())),
         ("_bookings", "Requests that other routers have booked.", len(peers) + len(dynamo)),
+        ("_bytes", "Memory for what other routers have booked, estimated.", peers.bytes),
     )
     yield from counters(
         "dynamo_router_peer_",
@@ -358,6 +359,8 @@ def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
             "Other routers' bookings refused for want of room.",
             counts.refused + dynamo.refused,
         ),
+        ("refuted", "Other routers' bookings that engines have refuted.", evidence.refuted),
+        ("doubts", "Times that refuted bookings made a router doubted.", evidence.doubted),
         ("undecodable", "Messages that could not be read.", sync.undecodable),
         ("untold", "Own bookings that could not be sent to other routers.", replica.own.dropped),
     )

@@ -6,6 +6,7 @@ Pure: messages and `now` go in, messages and changes of load come out.
 from .messages import (
     HASH_BYTES,
     MAX_COUNT,
+    MAX_ID,
     Ask,
     Batch,
     Beat,
@@ -19,11 +20,12 @@ from .messages import (
     encode_message,
 )
 from .own_bookings import OwnBookings
-from .peer_book import PeerBook, PeerCounts, PeerSink
+from .peer_book import PeerBook, PeerCounts, PeerSink, bytes_of
 
 __all__ = [
     "HASH_BYTES",
     "MAX_COUNT",
+    "MAX_ID",
     "Ask",
     "Batch",
     "Beat",
@@ -37,6 +39,7 @@ __all__ = [
     "PeerSink",
     "Picture",
     "Prefilled",
+    "bytes_of",
     "decode_message",
     "encode_message",
 ]

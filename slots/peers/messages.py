@@ -11,10 +11,17 @@ from ...base.errors import EventError
 
 HASH_BYTES = 8
 MAX_CHUNKS = 4096
+MAX_EVENTS = 256
+"""In a batch, and bookings in a chunk of a picture."""
+MAX_ID = 512
+"""Characters of a request's id; OwnBookings shortens longer ones."""
+MAX_NAME = 256
+"""Characters of a router's name."""
 MAX_COUNT = 2**32 - 1
 """Largest of the numbers of a booking: tokens, and ranks."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 _Number = Annotated[int, msgspec.Meta(ge=0)]
+_Id = Annotated[str, msgspec.Meta(max_length=MAX_ID)]
 
 
 @final
@@ -25,7 +32,7 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
     those left to compute, 0 where they do not count; `prefilled`: its first token is out.
     """
 
-    request_id: str
+    request_id: _Id
     worker_id: _Number
     dp_rank: _Count
     hashes: bytes
@@ -43,7 +50,7 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
 class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
     """Its first token is out; `cached_tokens` of its prompt were cached, -1: not told."""
 
-    request_id: str
+    request_id: _Id
     cached_tokens: int = -1
 
 
@@ -51,7 +58,7 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """It is over; 0 `output_tokens`: nobody has counted them."""
 
-    request_id: str
+    request_id: _Id
     output_tokens: int = 0
 
 
@@ -63,14 +70,14 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
     router_id: _Number
     sequence: _Number
-    events: list[Event]
+    events: Annotated[list[Event], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """A router is there; `following` is the number that its next batch will have."""
 
     router_id: _Number
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     following: _Number
     leaving: bool = False
 
@@ -89,7 +96,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True, tag="picture"):
     following: _Number
     chunk: _Number
     chunks: Annotated[int, msgspec.Meta(gt=0, le=MAX_CHUNKS)]
-    bookings: list[Booked]
+    bookings: Annotated[list[Booked], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
 Message = Batch | Beat | Ask | Picture

@@ -1,14 +1,26 @@
 """OwnBookings: what this router has booked, as it tells the others."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import TypeVar
 
-from .messages import Batch, Beat, Booked, Ended, Event, Picture, Prefilled
+import msgspec
+
+from .messages import (
+    MAX_EVENTS,
+    MAX_ID,
+    MAX_NAME,
+    Batch,
+    Beat,
+    Booked,
+    Ended,
+    Event,
+    Picture,
+    Prefilled,
+)
 
 E = TypeVar("E", Event, Booked)
 
-MAX_EVENTS = 256
-"""In a batch."""
 MAX_BYTES = 256 << 10
 """Of hashes in a message, unless one booking alone has more."""
 MAX_PENDING = 100_000
@@ -23,7 +35,7 @@ class OwnBookings:
 
     def __init__(self, router_id: int, name: str = "") -> None:
         """`router_id` is random and not 0; `name` is for people."""
-        self.router_id, self.name = router_id, name
+        self.router_id, self.name = router_id, name[:MAX_NAME]
         self.following = 0
         self.dropped = 0
         """events that nobody was told of, but by a picture"""
@@ -39,17 +51,21 @@ class OwnBookings:
         return len(self._pending)
 
     def on_booked(self, booking: Booked) -> None:
+        if len(booking.request_id) > MAX_ID:
+            booking = msgspec.structs.replace(booking, request_id=_short(booking.request_id))
         self._active[booking.request_id] = booking
         self._add(booking)
 
     def on_prefilled(self, request_id: str, cached_tokens: int | None) -> None:
         """Only its first time counts. Unknown ids are ignored, here and below."""
+        request_id = _short(request_id)
         booking = self._active.get(request_id)
         if booking is not None and not booking.prefilled:
             self._active[request_id] = booking.after_prefill()
             self._add(Prefilled(request_id, -1 if cached_tokens is None else cached_tokens))
 
     def on_ended(self, request_id: str, output_tokens: int | None) -> None:
+        request_id = _short(request_id)
         if self._active.pop(request_id, None) is not None:
             self._add(Ended(request_id, output_tokens or 0))
 
@@ -85,6 +101,13 @@ class OwnBookings:
         if len(self._pending) >= MAX_PENDING:
             self.drop_pending()
         self._pending.append(event)
+
+
+def _short(request_id: str) -> str:
+    """The id, or what stands for one that is too long for a message."""
+    if len(request_id) <= MAX_ID:
+        return request_id
+    return blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
 def _portions(events: list[E]) -> Iterator[list[E]]:

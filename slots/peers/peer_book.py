@@ -4,11 +4,14 @@ Each router numbers its batches. Those behind a gap are held back until the miss
 the router's picture did, which it is asked for. So what is counted of a router is what it had
 booked at one moment, however messages are lost, repeated or reordered. A router that is silent is
 gone, and so are its bookings.
+
+Invariant: what is kept of a router, applied or not, is within MAX_PEER_BYTES, and of all within
+MAX_BYTES.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 from ...base.identity import WorkerWithDpRank
@@ -25,6 +28,16 @@ MAX_AHEAD = 128
 MAX_PEERS = 64
 MAX_ENTRIES = 2**22
 """Of all the others together: the sum, over their bookings, of 1 + the blocks of each."""
+MAX_BYTES = 128 << 20
+"""Of what is kept of all the others together: bookings, batches behind a gap, parts of pictures,"""
+MAX_PEER_BYTES = MAX_BYTES // 2
+"""and of each."""
+EVENT_BYTES = 700
+"""Of a booking without its id and blocks, with its places in the tables that count it."""
+ID_COPIES = 3
+
+
+_OWNER = re.compile("[0-9a-f]+")
 
 
 class PeerSink(Protocol):
@@ -35,6 +48,9 @@ class PeerSink(Protocol):
     def complete_prefill(self, key: str, cached_tokens: int) -> None: ...
 
     def release(self, key: str, output_tokens: int) -> None: ...
+
+    def gone(self, owner: str) -> None:
+        """All that it has booked, whose keys begin with OWNER/, is released next."""
 
 
 @dataclass(slots=True)
@@ -59,6 +75,7 @@ class _Peer:
 
     def __init__(self, router_id: int, now: float) -> None:
         self.mark = f"{router_id:x}/"
+        self.settled_at = float("-inf")  # when all that it had sent was last known to be here
         self.name = ""
         self.heard_at = now
         self.following: int | None = None  # the next batch; None: its picture is awaited
@@ -69,15 +86,27 @@ class _Peer:
         self.asked_at = float("-inf")
         self.drawn = -1  # `following` of the picture whose chunks are here
         self.chunks: dict[int, list[Booked]] = {}
+        self.bytes = 0  # of bookings, `ahead` and `chunks`
 
 
 class PeerBook:
     """The bookings of the others, told to a sink as they change. `own_id` is ignored."""
 
-    def __init__(self, own_id: int, sink: PeerSink, *, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(
+        self,
+        own_id: int,
+        sink: PeerSink,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        max_peer_bytes: int = MAX_PEER_BYTES,
+    ) -> None:
         self.own_id, self._sink, self._max_entries = own_id, sink, max_entries
+        self._max_bytes, self._max_peer_bytes = max_bytes, max_peer_bytes
         self._peers: dict[int, _Peer] = {}
         self._entries = 0
+        self.bytes = 0
+        """of what is kept of all the others, estimated"""
         self.counts = PeerCounts()
 
     def __len__(self) -> int:
@@ -86,6 +115,12 @@ class PeerBook:
     def present(self) -> dict[int, str]:
         """The name of each router that is there, by id."""
         return {router_id: peer.name for router_id, peer in self._peers.items()}
+
+    def settled_at(self, owner: str) -> float:
+        """When all that a router had sent, whose keys begin with OWNER/, was last known to be here;
+        -inf if it is not there."""
+        peer = self._peers.get(int(owner, 16)) if _OWNER.fullmatch(owner) else None
+        return float("-inf") if peer is None else peer.settled_at
 
     def bookings_on(self, worker: WorkerWithDpRank) -> list[tuple[str, Booked]]:
         """(key, booking) of all that is booked on a worker."""
@@ -115,19 +150,26 @@ class PeerBook:
             self._drain(peer)
         else:
             self._miss(peer, now)
+            if sequence in peer.ahead or not self._keep(peer, sum(map(bytes_of, batch.events))):
+                return
             peer.ahead[sequence] = batch.events
             if len(peer.ahead) > MAX_AHEAD:
-                del peer.ahead[min(peer.ahead)]
+                self._take_ahead(peer, min(peer.ahead))
 
     def on_beat(self, beat: Beat, now: float) -> None:
         if beat.leaving:
             self._forget(beat.router_id)
             return
+        peer = self._peers.get(beat.router_id)
+        if peer is not None and (peer.following or 0) > beat.following + MAX_AHEAD:
+            self._forget(beat.router_id)  # a number that it did not give has moved us ahead of it
         peer = self._heard(beat.router_id, now)
         if peer is not None:
             peer.name = beat.name
             if peer.following is None or beat.following > peer.following:
                 self._miss(peer, now)
+            elif peer.missing_since is None:
+                peer.settled_at = now
 
     def on_picture(self, picture: Picture, now: float) -> None:
         peer = self._heard(picture.router_id, now)
@@ -138,12 +180,13 @@ class PeerBook:
         if peer.drawn != picture.following:
             if picture.following < peer.drawn:
                 return
-            peer.drawn, peer.chunks = picture.following, {}
-        peer.chunks[picture.chunk] = picture.bookings
-        if sum(map(_entries, chain(*peer.chunks.values()))) > self._max_entries:
-            self.counts.refused += 1
-            peer.chunks = {}
-            return
+            self._drop_chunks(peer)
+            peer.drawn = picture.following
+        if picture.chunk not in peer.chunks:
+            if not self._keep(peer, sum(map(bytes_of, picture.bookings))):
+                self._drop_chunks(peer)
+                return
+            peer.chunks[picture.chunk] = picture.bookings
         if len(peer.chunks) == picture.chunks > max(peer.chunks):
             self._redraw(peer, [peer.chunks[chunk] for chunk in range(picture.chunks)])
 
@@ -190,7 +233,7 @@ class PeerBook:
     def _drain(self, peer: _Peer) -> None:
         """Apply what had to wait; `following` was just moved on."""
         assert peer.following is not None
-        while (events := peer.ahead.pop(peer.following, None)) is not None:
+        while (events := self._take_ahead(peer, peer.following)) is not None:
             self._apply(peer, events)
         if not peer.ahead:
             # What a beat has told of may still be missing: the next beat will tell it again.
@@ -211,6 +254,8 @@ class PeerBook:
     def _redraw(self, peer: _Peer, chunks: list[list[Booked]]) -> None:
         """Make the peer's bookings those of its picture, whose chunks are all there."""
         self.counts.pictures += 1
+        following = peer.drawn
+        self._drop_chunks(peer)
         drawn = {booking.request_id: booking for some in chunks for booking in some}
         for request_id in [name for name in peer.bookings if name not in drawn]:
             self._release(peer, request_id)
@@ -222,9 +267,9 @@ class PeerBook:
                 self._book(peer, booking)
             elif booking.prefilled:
                 self._complete(peer, booking.request_id)
-        peer.following, peer.chunks, peer.drawn = peer.drawn, {}, -1
-        for sequence in [number for number in peer.ahead if number < peer.following]:
-            del peer.ahead[sequence]
+        peer.following = following
+        for sequence in [number for number in peer.ahead if number < following]:
+            self._take_ahead(peer, sequence)
         self._drain(peer)
 
     def _book(self, peer: _Peer, booking: Booked) -> None:
@@ -234,6 +279,8 @@ class PeerBook:
         entries = _entries(booking)
         if self._entries + entries > self._max_entries:
             self.counts.refused += 1
+            return
+        if not self._keep(peer, bytes_of(booking)):
             return
         self._entries += entries
         peer.bookings[request_id] = booking
@@ -250,13 +297,46 @@ class PeerBook:
         if booking is not None:
             peer.prefilled.discard(request_id)
             self._entries -= _entries(booking)
+            self._give_back(peer, bytes_of(booking))
             self._sink.release(peer.mark + request_id, output_tokens)
 
     def _forget(self, router_id: int) -> None:
         peer = self._peers.pop(router_id, None)
         if peer is not None:
+            self._sink.gone(peer.mark[:-1])
             for request_id in list(peer.bookings):
                 self._release(peer, request_id)
+            self._give_back(peer, peer.bytes)
+
+    def _keep(self, peer: _Peer, size: int) -> bool:
+        """Count what is to be kept of a peer; False where there is no room."""
+        if peer.bytes + size > self._max_peer_bytes or self.bytes + size > self._max_bytes:
+            self.counts.refused += 1
+            return False
+        peer.bytes += size
+        self.bytes += size
+        return True
+
+    def _give_back(self, peer: _Peer, size: int) -> None:
+        peer.bytes -= size
+        self.bytes -= size
+
+    def _take_ahead(self, peer: _Peer, sequence: int) -> list[Event] | None:
+        events = peer.ahead.pop(sequence, None)
+        if events is not None:
+            self._give_back(peer, sum(map(bytes_of, events)))
+        return events
+
+    def _drop_chunks(self, peer: _Peer) -> None:
+        for some in peer.chunks.values():
+            self._give_back(peer, sum(map(bytes_of, some)))
+        peer.chunks, peer.drawn = {}, -1
+
+
+def bytes_of(event: Event) -> int:
+    """What an event costs where it is kept, estimated."""
+    blocks = len(event.hashes) if type(event) is Booked else 0
+    return EVENT_BYTES + ID_COPIES * len(event.request_id) + blocks
 
 
 def _entries(booking: Booked) -> int:

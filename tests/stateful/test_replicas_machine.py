@@ -42,6 +42,9 @@ class Counted:
     def release(self, key, output_tokens):
         del self.load[key]
 
+    def gone(self, owner):
+        pass
+
 
 class Router:
     def __init__(self, router_id, name, skew):

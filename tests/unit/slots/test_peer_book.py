@@ -5,11 +5,13 @@ import pytest
 from dynamo_router.base.errors import EventError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.slots.peers import (
+    MAX_ID,
     Batch,
     Beat,
     Booked,
     Ended,
     Event,
+    Message,
     OwnBookings,
     PeerBook,
     Picture,
@@ -33,6 +35,9 @@ class Told:
 
     def release(self, key: str, output_tokens: int) -> None:
         self.heard.append((key, f"ended {output_tokens}"))
+
+    def gone(self, owner: str) -> None:
+        pass
 
     def take(self) -> list[tuple[str, object]]:
         heard, self.heard = self.heard, []
@@ -147,8 +152,8 @@ def test_room_is_bounded_and_given_back() -> None:
     peers.on_batch(Batch(2, 1, [Ended("a"), booked("c", blocks=9)]), 0.0)
     assert told.take() == [("2/a", "ended 0"), ("2/c", 1)]
     peers.on_batch(Batch(2, 3, []), 0.0)
-    peers.on_picture(Picture(2, 4, 0, 2, [booked("d", blocks=10)]), 0.0)
-    assert peers.counts.refused == 2
+    peers.on_picture(Picture(2, 4, 0, 1, [booked("d", blocks=10)]), 0.0)
+    assert peers.counts.refused == 2 and len(peers) == 0
     for router_id in range(3, MAX_PEERS + 5):
         peers.on_beat(Beat(router_id, "", 0), 0.0)
     assert len(peers.present()) == MAX_PEERS
@@ -215,3 +220,82 @@ def test_impossible_messages_are_refused(message: Batch | Beat | Picture) -> Non
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(EventError):
         decode_message(data)
+
+
+SMALL = {"max_bytes": 200_000, "max_peer_bytes": 100_000}
+
+
+def flooded(peers: PeerBook, kind: str, router_id: int) -> None:
+    for number in range(200):
+        some: list[Event] = [booked(f"{number}-{n}".ljust(500, "x"), blocks=4) for n in range(8)]
+        if kind == "pictures":
+            peers.on_picture(Picture(router_id, 5, number, 4096, some), 0.0)  # type: ignore[arg-type]
+        elif kind == "gaps":
+            peers.on_batch(Batch(router_id, 5 + number, some), 0.0)
+        elif kind == "ends":
+            ends: list[Event] = [Ended(event.request_id) for event in some]
+            peers.on_batch(Batch(router_id, 5 + number, ends), 0.0)
+        else:
+            if not number:
+                peers.on_picture(Picture(router_id, 0, 0, 1, []), 0.0)
+            peers.on_batch(Batch(router_id, number, some), 0.0)
+
+
+@pytest.mark.parametrize("kind", ["pictures", "gaps", "ends", "bookings"])
+def test_bytes_are_bounded_of_each_router_and_of_all_and_are_given_back(kind: str) -> None:
+    peers = PeerBook(1, Told(), **SMALL)
+    for router_id in (2, 3, 4):
+        flooded(peers, kind, router_id)
+        if router_id == 2:
+            assert 0 < peers.bytes <= 100_000
+        assert peers.bytes <= 200_000
+    assert peers.counts.refused
+    peers.tick(GONE_S)
+    assert peers.bytes == 0 and len(peers) == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Batch(2, 0, [booked("x" * (MAX_ID + 1))]),
+        Batch(2, 0, [Prefilled("x" * (MAX_ID + 1))]),
+        Batch(2, 0, [Ended("x" * (MAX_ID + 1))]),
+        Batch(2, 0, [booked(str(n)) for n in range(257)]),
+        Picture(2, 0, 0, 1, [booked("x" * (MAX_ID + 1))]),
+        Picture(2, 0, 0, 1, [booked(str(n)) for n in range(257)]),
+        Beat(2, "x" * 257, 0),
+    ],
+)
+def test_messages_with_too_long_ids_names_or_lists_are_refused(message: Message) -> None:
+    with pytest.raises(EventError):
+        decode_message(encode_message(message))
+
+
+def test_own_ids_that_are_too_long_are_sent_as_what_fits() -> None:
+    own = OwnBookings(1, "n" * 300)
+    long = "x" * 5000
+    own.on_booked(booked(long))
+    own.on_prefilled(long, 3)
+    own.on_ended(long, 1)
+    (batch,) = own.take()
+    assert decode_message(encode_message(batch)) == batch and len(own) == 0
+    assert {len(event.request_id) for event in batch.events} == {64} and len(batch.events) == 3
+    assert decode_message(encode_message(own.beat())) == own.beat()
+
+
+def test_a_router_whose_numbers_another_one_has_moved_ahead_is_heard_again() -> None:
+    peers, told = book_of([booked("a")])
+    peers.on_batch(Batch(2, 5, []), 0.0)  # whoever sends under its id makes a hole,
+    peers.on_picture(Picture(2, 2**60, 0, 1, [booked("false")]), 0.1)  # and fills it
+    told.take()
+    peers.on_beat(Beat(2, "two", 1), 0.2)
+    assert told.take() == [("2/false", "ended 0")] and peers.tick(0.2) == [2]
+    peers.on_picture(Picture(2, 1, 0, 1, [booked("a")]), 0.3)
+    assert told.take() == [("2/a", 1)]
+
+
+def test_a_router_that_begins_anew_under_its_id_is_heard() -> None:
+    peers, told = book_of(*([booked(str(n))] for n in range(MAX_AHEAD + 2)), max_entries=1000)
+    told.take()
+    peers.on_beat(Beat(2, "two", 0), 0.2)
+    assert len(peers) == 0 and peers.tick(0.2) == [2]
