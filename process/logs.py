@@ -185,6 +185,31 @@ class RateLimit:
         return unreported, min(waits, default=None)
 
 
+def escaped(text: str) -> str:
+    """The text with everything that is no character to be seen, line breaks and marks of direction
+    among it, as an escape: what a peer says is one line, and says nothing to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _escape_values(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor of logs in text: in JSON such characters are escaped anyway. The lines
+    of a traceback are set in, so that none of them passes for a line of the log."""
+    for name, value in event.items():
+        if not isinstance(value, int | float | None):
+            text = value if isinstance(value, str) else repr(value)
+            if name == "exception":
+                event[name] = "\n".join(f"  {escaped(line)}" for line in text.split("\n"))
+            elif not text.isprintable():
+                event[name] = escaped(text)
+    return event
+
+
 class _LineLogger:
     """What structlog hands its rendered lines to."""
 
@@ -216,9 +241,10 @@ class LogOutput:
     def change(self, level: str, log_format: LogFormat) -> None:
         """Log from this level on, in this format, from now on."""
         number = logging.getLevelNamesMapping()[level.upper()]
-        renderer: Any = structlog.dev.ConsoleRenderer(colors=os.isatty(self.descriptor))
+        console = structlog.dev.ConsoleRenderer(colors=os.isatty(self.descriptor))
+        rendering: list[Any] = [_escape_values, console]
         if log_format == "json":
-            renderer = structlog.processors.JSONRenderer(default=str)
+            rendering = [structlog.processors.JSONRenderer(default=str)]
         structlog.configure(
             processors=[
                 structlog.contextvars.merge_contextvars,
@@ -226,7 +252,7 @@ class LogOutput:
                 self.rate,
                 structlog.processors.TimeStamper(fmt="iso", utc=log_format == "json"),
                 structlog.processors.format_exc_info,
-                renderer,
+                *rendering,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(number),
             logger_factory=lambda *_: _LineLogger(self.writer),

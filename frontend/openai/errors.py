@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import InvalidRequestError, StatusCode
+from ...base.errors import InvalidRequestError, RouterError, StatusCode
 from ...server.dispatch import status_of
 from ...transport.http1 import ErrorAnswer, HttpError
+from ...workers.failures import EngineCallError
 
 RETRY_AFTER_S = 1
 _TYPES = {
@@ -91,6 +92,8 @@ def api_error(error: BaseException) -> ApiError:
 BAD_BODY = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a body raises that is no JSON, no UTF-8, nested too deep, or not of its form."""
 
+_FORESEEN = (ApiError, HttpError, RouterError, EngineCallError, *BAD_BODY)
+
 
 def bad_body(error: BaseException) -> ApiError:
     """One of BAD_BODY as what the client is told."""
@@ -107,7 +110,9 @@ def error_answer(error: BaseException) -> ErrorAnswer:
     """Any error as an answer in OpenAI's shape."""
     found = bad_body(error) if isinstance(error, BAD_BODY) else api_error(error)
     more = error.headers if isinstance(error, HttpError) else {}
-    return ErrorAnswer(found.status, msgspec.json.encode(found.body), {**found.headers, **more})
+    headers = {**found.headers, **more}
+    foreseen = isinstance(error, _FORESEEN)
+    return ErrorAnswer(found.status, msgspec.json.encode(found.body), headers, foreseen)
 
 
 def unknown_model(model: str, known: list[str]) -> ApiError:

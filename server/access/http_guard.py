@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 from ...transport.http1 import Asked, HttpError
 from .access import Access
 from .callers import AccessError, Caller, set_account, set_caller
-from .loopback import is_loopback, parse_ip
+from .loopback import is_everywhere, is_loopback, parse_ip
 from .roles import CLOSED, RULES
 
 JSON = "application/json"
 _READING = ("GET", "HEAD")
 _METRICS = "GET /metrics"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a web page can send to another site without asking it first."""
 
@@ -37,7 +38,8 @@ class AdminAddress(NamedTuple):
         ours, theirs = parse_ip(self.host), parse_ip(host)
         if ours is None:  # a name: localhost, or one that is told apart by its port
             return self.host != "localhost" or (theirs is not None and theirs.is_loopback)
-        return ours.is_unspecified or ours == theirs or is_loopback(self.host) and is_loopback(host)
+        everywhere = is_everywhere(self.host)
+        return everywhere or ours == theirs or is_loopback(self.host) and is_loopback(host)
 
 
 class PageCheck:
@@ -49,9 +51,14 @@ class PageCheck:
         self._access = access
         self._names = {name.lower() for name in own if name}
 
-    def check_origin(self, origin: str | None, scheme: str, host: str | None) -> None:
-        """`host` is the header that names the address asked."""
-        if origin is not None and not is_own_origin(origin, scheme, host or ""):
+    def check_origin(
+        self, origin: str | None, scheme: str, host: str | None, *, proxied: bool = False
+    ) -> None:
+        """`host` is the header that names the address asked. `proxied`: TLS may have ended before
+        us, at whatever has the page's name."""
+        if origin is None or is_own_origin(origin, scheme, host or ""):
+            return
+        if not (proxied and is_own_origin(origin, "https", host or "")):
             self._refuse("origin", "a web page of another origin may not ask this router")
 
     def check_host(self, host: str | None) -> None:
@@ -81,6 +88,12 @@ class HttpGuard:
         self._access = access
         self._pages = PageCheck(access, allowed_hosts)
         self.admin: AdminAddress | None = None
+        self._port_for_all = 0
+
+    def serves(self, host: str, port: int) -> None:
+        """The address of its listener. One on all addresses is reached by others, also where a
+        connection came over loopback: from a proxy beside it."""
+        self._port_for_all = port if is_everywhere(host) else 0
 
     def admit(self, asked: Asked) -> Caller:
         """Who calls; from now on this task serves a call of theirs."""
@@ -97,28 +110,30 @@ class HttpGuard:
     def _admit(self, asked: Asked) -> Caller:
         rule, headers, access = RULES.get(asked.route, CLOSED), asked.headers, self._access
         scope, named = asked.scope, headers.get("host")
-        self._pages.check_origin(headers.get("origin"), scope["scheme"], named)
+        host, port = scope["server"] or ("", 0)
+        private = access.open and is_loopback(host) and port != self._port_for_all
+        strict = rule.admin_listener or private
+        self._pages.check_origin(headers.get("origin"), scope["scheme"], named, proxied=not strict)
         if rule.open:
             return access.admit(rule, None)
-        host, port = scope["server"] or ("", 0)
-        changes = scope["method"] not in _READING
+        token = None if access.open else _authorization(asked)
+        caller = access.admit(rule, token, asked.names)
         if rule.admin_listener:
             self._check_admin(asked, host, port)
         # Metrics are scraped by whatever name we have there, and change nothing.
-        if (rule.admin_listener or changes or is_loopback(host)) and asked.route != _METRICS:
+        if strict and asked.route != _METRICS:
             self._pages.check_host(named)
-        if rule.admin_listener and changes:
+        if rule.admin_listener and scope["method"] not in _READING:
             self._check_body(asked)
-        token = None if access.open else _authorization(asked)
-        return access.admit(rule, token, asked.names)
+        return caller
 
     def _check_admin(self, asked: Asked, host: str, port: int) -> None:
         if self.admin is None:
             text = "needs --auth-tokens or --tls-client-ca where not only this machine calls"
             self._refuse("listener", 403, f"{asked.scope['path']} {text}")
         elif not self.admin.is_reached_by(host, port):
-            where = f"{self.admin.host}:{self.admin.port}"
-            self._refuse("listener", 403, f"this is served on the admin listener alone: {where}")
+            text = "this is served on the admin listener alone: see --admin-host and --admin-port"
+            self._refuse("listener", 403, text)
 
     def _check_body(self, asked: Asked) -> None:
         headers = asked.headers
@@ -155,5 +170,8 @@ def _name_in(host: str) -> tuple[str, bool]:
 
 
 def is_own_origin(origin: str, scheme: str, host: str) -> bool:
-    """Whether a page of this origin was served at the address it now sends a request to."""
-    return origin.lower() == f"{scheme}://{host}".lower()
+    """Whether a page of this origin was served at the address it now sends a request to. The
+    scheme's own port may be left out."""
+    own = f":{_DEFAULT_PORTS[scheme]}"
+    name = origin.lower().removeprefix(f"{scheme}://")
+    return name != origin.lower() and name.removesuffix(own) == host.lower().removesuffix(own)

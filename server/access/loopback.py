@@ -19,3 +19,8 @@ def is_loopback(host: str) -> bool:
     """Whether a host to listen on, or to reach us by, is this machine alone."""
     found = parse_ip(host)
     return host == "localhost" if found is None else found.is_loopback
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether to listen on this host is to listen on all addresses."""
+    return (found := parse_ip(host)) is not None and found.is_unspecified

@@ -14,7 +14,7 @@ from ..config import ServeConfig
 from .access import Access
 from .exposure import open_to_others
 from .http_guard import AdminAddress, HttpGuard
-from .loopback import is_loopback, parse_ip
+from .loopback import is_everywhere, is_loopback, parse_ip
 
 LOOPBACK = "127.0.0.1"
 
@@ -93,6 +93,5 @@ def admin_address(
         return AdminAddress(host, http_port), False
     wanted = admin_host or LOOPBACK
     port = http_port if admin_port is None else admin_port
-    all_addresses = (found := parse_ip(host)) is not None and found.is_unspecified
-    shared = port == http_port and port != 0 and (all_addresses or wanted == host)
+    shared = port == http_port and port != 0 and (is_everywhere(host) or wanted == host)
     return AdminAddress(wanted, port), not shared

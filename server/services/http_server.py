@@ -74,6 +74,7 @@ class HttpServer:
         self.port = await self._listener.start(
             self._host, self._wanted, key=self._key, tls=context, reuse_port=self._reuse_port
         )
+        self._guard.serves(self._host, self.port)
         admin, apart = self._admin_at(self.port)
         if admin is not None and apart:
             taken = await self._listener.start(

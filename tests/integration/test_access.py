@@ -307,7 +307,8 @@ async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself
         assert admin is not None and f" admin 127.0.0.1:{admin.port} " in ports.server.ready_line
         status, told = await ports.http("POST", "/busy_threshold", data=THRESHOLD, headers=JSON)
         assert status == 403
-        assert f"on the admin listener alone: 127.0.0.1:{admin.port}" in told["error"]
+        assert "on the admin listener alone" in told["error"]
+        assert str(admin.port) not in told["error"]
         url = f"http://127.0.0.1:{admin.port}/busy_threshold"
         async with ports._session.post(url, data=THRESHOLD, headers=JSON) as answer:
             assert answer.status == 200

@@ -183,8 +183,10 @@ class Application:
         except Exception as error:
             answer = self._form(error)
             told = {**answer.headers, "x-request-id": request_id}
-            if answer.status == 500:
+            if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
+            elif answer.status == 500:  # an engine's fault: its stack is of no use
+                log.warning("request failed", path=path, request_id=request_id, error=str(error))
             if isinstance(error, HttpError) and error.status == 413:
                 self._on_long_body()
                 told["connection"] = "close"  # the rest of the body is not read

@@ -99,11 +99,8 @@ class HttpConnection(asyncio.Protocol):
         self._silent_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Nothing here is upgraded, and what follows may be of another protocol.
-            self._closing = True
-            if self._arriving is not None:
-                self._arriving.keep_alive = False
+        except httptools.HttpParserUpgrade as upgrade:
+            self._pass_over_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(self._found or self._no_request(error))
         else:
@@ -199,11 +196,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        if parser.should_upgrade():
+            return  # see _pass_over_upgrade
         if self._silent_bytes > self._limits.head_bytes:  # or it is much more than the head
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             if size > self._limits.head_bytes:
                 self._stop(self._too_long())
-        raw_path, query = self._split_url()
+        raw_path, query, host = self._split_url()
         version = parser.get_http_version()
         if version not in _SPOKEN:
             self._stop(_UNSPOKEN)
@@ -211,6 +210,9 @@ class HttpConnection(asyncio.Protocol):
         hosts = names.count(b"host")
         if hosts > 1 or (version == "1.1" and not hosts):
             self._stop(HttpError(400, "a request needs one Host"))
+        if host:  # a URL says better than the header which host is meant
+            others = (header for header in self._headers if header[0] != b"host")
+            self._headers = [(b"host", host), *others]
         # HTTP/1.0 has no chunks: who passed this on may have seen another end of the body.
         framed = version == "1.1" or b"transfer-encoding" not in names
         scope = {
@@ -248,26 +250,42 @@ class HttpConnection(asyncio.Protocol):
             self._read_no_more()
 
     def on_message_complete(self) -> None:
-        assert self._arriving is not None
+        if self._arriving is None:
+            return  # the parser passes over the body of what could be upgraded
         self._reading, self._silent_bytes = False, 0
         self._stop_watching()
         self._arriving.on_body_end()
 
     # Its own parts
 
-    def _split_url(self) -> tuple[bytes, bytes]:
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """The head that came offers another protocol, and the parser would take all behind it for
+        that. Nothing here is upgraded: it is read again without the offer, then what follows."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(HttpError(405, "this server is no proxy", {"allow": "GET, POST"}))
+            return
+        kept = [(name, value) for name, value in self._headers if name != b"upgrade"]
+        lines = [b"%b: %b" % header for header in kept]
+        version = self._parser.get_http_version().encode()
+        head = b"\r\n".join((b"%b %b HTTP/%b" % (method, self._url, version), *lines, b"", b""))
+        self._parser, self._silent_bytes = httptools.HttpRequestParser(self), 0
+        self.data_received(head + rest)
+
+    def _split_url(self) -> tuple[bytes, bytes, bytes]:
         """The path and what stands behind its question mark; also of a URL with a host, as for
-        proxies."""
+        proxies, and then the host and port."""
         url = self._url
         if url[:1] == b"/" and url.isascii() and b"#" not in url:
             path, _, query = url.partition(b"?")
-            return path, query
+            return path, query, b""
         try:
             parsed = httptools.parse_url(url)
             parsed.path.decode("ascii")
         except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
             self._stop(HttpError(400, "the request's line has no path"))
-        return parsed.path, parsed.query or b""
+        host = url.partition(b"://")[2].partition(parsed.path)[0]
+        return parsed.path, parsed.query or b"", host
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = self.client.output = exchange

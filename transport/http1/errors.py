@@ -21,14 +21,16 @@ class ErrorAnswer(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str] = {}
+    foreseen: bool = True
+    """whether it is known what went wrong; False: it is a fault of ours"""
 
 
 ErrorForm = Callable[[BaseException], ErrorAnswer]
-"""Any error as an answer; one that is a fault of ours has status 500."""
+"""Any error as an answer."""
 
 
 def plain_error(error: BaseException) -> ErrorAnswer:
     """{"error": TEXT}; the text of what is no HttpError stays inside."""
     if not isinstance(error, HttpError):
-        return ErrorAnswer(500, b'{"error":"internal error"}')
+        return ErrorAnswer(500, b'{"error":"internal error"}', foreseen=False)
     return ErrorAnswer(error.status, msgspec.json.encode({"error": str(error)}), error.headers)

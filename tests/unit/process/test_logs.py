@@ -16,6 +16,7 @@ from dynamo_router.process.logs import (
     MAX_LINE_BYTES,
     UNLIMITED,
     LineWriter,
+    LogFormat,
     LogOutput,
     RateLimit,
     log_to_stderr,
@@ -210,3 +211,54 @@ def test_an_event_that_is_unlimited_loses_no_line() -> None:
         event = rate(None, "info", {"event": "request ended", UNLIMITED: True})
         assert event == {"event": "request ended"}
     assert rate.suppressed == 0
+
+
+FORGED = [
+    "x\n2026-01-01T00:00:00 [info     ] worker ready",
+    "x\r[info     ] worker ready",
+    "\x1b[2J\x1b]0;title\x07",
+    "\x9b2J",
+    "a\u2028b\u2029c\x85d\x0be\x0cf\x1c",
+    "\u202egnp.exe\u2066\u200f\u061c",
+    "a\x00b\x7fc",
+    "\ud800",
+    "\ufeff\U000e0001",
+]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("text", FORGED)
+def test_what_a_peer_says_is_no_line_of_its_own(
+    log_format: LogFormat, text: str, pipe: tuple[int, int], restored_logging: None
+) -> None:
+    """Wherever it stands in a line: as the event, a value, a name, in a list, an error, a log of
+    the standard library or a traceback."""
+    reading, writing = pipe
+    output = log_to_stderr("debug", log_format, descriptor=writing)
+    log = structlog.get_logger()
+    log.info(text)
+    log.info("event", value=text, nested=[text, {"a": text}], error=ValueError(text))
+    log.info("event", raw=text.encode("utf-8", "surrogatepass"))
+    logging.getLogger("peer").warning("said %s", text)
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        log.error("failed", exc_info=error)
+    output.close()
+    os.set_blocking(reading, False)
+    written = os.read(reading, 1 << 20).decode()
+    lines = written.rstrip("\n").split("\n")
+    assert all(line.isprintable() for line in lines), written
+    own = [line for line in lines if not line.startswith(" ")]
+    assert len(own) == 5 and not any(line.startswith("2026-01-01") for line in own), written
+
+
+def test_text_that_is_only_unusual_is_left_as_it_is(
+    pipe: tuple[int, int], restored_logging: None
+) -> None:
+    reading, writing = pipe
+    output = log_to_stderr("info", descriptor=writing)
+    structlog.get_logger().info("begun", model="モデル-é-🙂", path="C:\\a", n=3, none=None)
+    output.close()
+    (line,) = read_lines(reading)
+    assert "model=モデル-é-🙂" in line and "path=C:\\a" in line and "n=3" in line

@@ -317,7 +317,78 @@ async def test_a_server_that_ends_lets_answers_end() -> None:
         busy_writer.close()
 
 
-async def test_upgrades_are_passed_over() -> None:
+H2C = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQA")
+OFFERS = [
+    H2C,
+    ("connection: Upgrade", "upgrade: websocket", "sec-websocket-key: dGhlIHNhbXBsZQ=="),
+    ("connection: keep-alive, UPGRADE", "UPGRADE: TLS/1.0, HTTP/2.0"),
+    ("upgrade: h2c", "connection: upgrade", "upgrade: websocket"),
+    ("upgrade: h2c",),
+    ("connection: upgrade",),
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("size", [1 << 20, 1])
+async def test_an_upgrade_that_is_offered_is_passed_over(offer: tuple[str, ...], size: int) -> None:
+    """The body of its request is read, however that is framed, and what was sent behind it."""
+    head = "\r\n".join(
+        ("POST /a HTTP/1.1", "host: x", "transfer-encoding: chunked", *offer, "", "")
+    )
+    sent = [
+        post(b"hello", "/a", *offer),
+        head.encode() + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nupgrade: h2c\r\n\r\n",
+        post(b"", "/b?c", *offer),
+        post(b"last", "/a", CLOSE, *offer),
+    ]
     async with serving() as rig:
-        sent = post(b"", "/a", "connection: upgrade, http2-settings", "upgrade: h2c")
-        assert bodies(await rig.send(sent + b"PRI * HTTP/2.0")) == [b"POST /a? "]
+        reader, writer = await rig.open()
+        for each in sent:
+            for at in range(0, len(each), size):
+                writer.write(each[at : at + size])
+                await writer.drain()
+        async with asyncio.timeout(60):
+            found = await reader.read()
+        writer.close()
+        assert bodies(found) == [
+            b"POST /a? hello", b"POST /a? abcde", b"POST /b?c ", b"POST /a? last"
+        ]  # fmt: skip
+
+
+async def test_who_offers_an_upgrade_may_wait_before_the_body_and_speak_http_1_0() -> None:
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        writer.write(
+            post(b"", "/a", "expect: 100-continue", *H2C).replace(b"length: 0", b"length: 2")
+        )
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert (await reader.readuntil(b"hi")).endswith(b"\r\n\r\nPOST /a? hi")
+        writer.close()
+        assert bodies(await rig.send(post(b"old", "/a", *H2C, version="1.0"))) == [b"POST /a? old"]
+
+
+async def test_no_application_sees_an_upgrade() -> None:
+    seen: list[Any] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        seen.append(scope["headers"])
+        await echo(scope, receive, send, client)
+
+    async with serving(note) as rig:
+        await rig.send(post(b"x", "/a", CLOSE, *H2C))
+        assert b"upgrade" not in dict(seen[0]) and b"http2-settings" in dict(seen[0])
+
+
+async def test_of_a_url_and_a_header_the_url_says_which_host_is_meant() -> None:
+    seen: list[Any] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        seen.append(scope["headers"])
+        await echo(scope, receive, send, client)
+
+    async with serving(note) as rig:
+        for url in ("http://[::1]:8080/a", "http://y/a?b", "http://u@y/a#b"):
+            await rig.send(post(b"", url, CLOSE))
+    assert [dict(headers)[b"host"] for headers in seen] == [b"[::1]:8080", b"y", b"u@y"]
+    assert all([name for name, _ in headers].count(b"host") == 1 for headers in seen)

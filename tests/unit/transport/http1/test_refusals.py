@@ -15,6 +15,10 @@ REFUSED = [
     (b"hello\r\n\r\n", 400),
     (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # a client of TLS
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\nhello", 405),
+    (b"CONNECT /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi", 405),
+    (b"GET http:///a HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    (b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n", 400),
     (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
     (b"GET / HTTP/1.2\r\nhost: x\r\n\r\n", 505),
     (b"GET / HTTP/3\r\nhost: x\r\n\r\n", 505),
