@@ -14,8 +14,8 @@ from ...transport.grpc_methods import AnswerAtOnce, Method, answer_call
 from ...transport.http2 import AtOnce, ServerCall
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
+from ..call_limits import CallLimits
 from ..dispatch import MAX_DECODED_BYTES, status_of
-from .call_limits import CallLimits
 
 _INVALID = StatusCode.INVALID_ARGUMENT
 

@@ -12,8 +12,8 @@ from support.servers.http2_client import RawClient, echo, head_of, listening, ra
 
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.server.access import AccessError, GrpcGuard
+from dynamo_router.server.call_limits import CallLimits
 from dynamo_router.server.caller_limits import CallerLimits
-from dynamo_router.server.services.call_limits import CallLimits
 from dynamo_router.server.services.checked_calls import CheckedCalls
 from dynamo_router.transport.http2 import Http2Server
 
