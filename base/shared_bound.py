@@ -1,5 +1,7 @@
 """SharedBound: how much of something all callers together, and each, may have in use."""
 
+from collections.abc import Callable
+
 from .limit_hits import LimitHits
 
 
@@ -7,7 +9,8 @@ class SharedBound:
     """Counts an amount in use, of calls or bytes: at most `most` in all, `share` of it by a caller.
 
     What finds no room is counted in `hits` under `limit`, and under `limit`_per_caller if it is
-    the caller's own share that has none. Memory is that of the callers that have something in use.
+    the caller's own share that has none. `on_given_back` is called with each amount that is in use
+    no more. Memory is that of the callers that have something in use.
     """
 
     def __init__(self, limit: str, most: int, share: float, hits: LimitHits) -> None:
@@ -16,6 +19,7 @@ class SharedBound:
         self.most_each = max(1, int(most * share))
         self.used = 0
         self._hits = hits
+        self.on_given_back: Callable[[int], None] | None = None
         self._by_caller: dict[str, int] = {}
 
     def take(self, caller: str, amount: int = 1) -> str | None:
@@ -46,6 +50,8 @@ class SharedBound:
         else:
             del self._by_caller[caller]
         self.used -= amount
+        if self.on_given_back is not None:
+            self.on_given_back(amount)
 
     def used_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)

@@ -125,12 +125,15 @@ class PromptReader:
     async def encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. InvalidRequestError if it has more of them than prompts may have;
         where its length says so, before any are made."""
-        most, limits = self._text.most_characters, self._reader
-        if most is not None:
-            limits.check_length(-(-len(text) // most))
-        ids = await self._text.encode(text, add_special_tokens=add_special_tokens)
-        limits.check_length(len(ids))
-        return ids
+        characters, reader = self._text.most_characters, self._reader
+        if characters is not None:
+            reader.check_length(-(-len(text) // characters))
+        most = reader.limits.max_prompt_tokens
+        try:
+            return await self._text.encode(text, add_special_tokens=add_special_tokens, most=most)
+        except OverflowError as error:
+            reader.check_length(*error.args)
+            raise
 
     async def read(self, raw: bytes, field: str) -> list[Tokens]:
         """What a field of a body has: a text, token ids, or a list of either."""

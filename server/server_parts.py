@@ -6,6 +6,7 @@ from typing import Any
 from ..base.clock import SystemClock
 from ..base.limit_hits import LimitHits
 from ..process.logs import LogOutput
+from ..process.memory import FreedMemory
 from ..process.off_loop import OffLoop, OffLoopBounds
 from ..process.settings import SettingsSource
 from .access import Security
@@ -54,6 +55,8 @@ class ServerParts:
             ),
             self.hits,
         )
+        self._freed = FreedMemory(self.off_loop)
+        self.calls.bytes.on_given_back = self._freed.on_freed
         self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output, self.off_loop)
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
@@ -80,6 +83,7 @@ class ServerParts:
         """Idempotent."""
         self.metrics.loop_lag.close()
         await self.security.watch.close()
+        self._freed.close()
         self.off_loop.close()
         if self._spans is not None:
             await self._spans.close()

@@ -54,9 +54,12 @@ class ModelText:
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; InvalidRequestError if it cannot be encoded."""
-        work, size = partial(self._encode, text, add_special_tokens), len(text)
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; InvalidRequestError if it cannot be encoded, OverflowError with
+        their number if they are more than `most`."""
+        work, size = partial(self._encode, text, add_special_tokens, most), len(text)
         if size <= LONG_CHARS:
             return work()
         return await self._off_loop.run(work, size=size, seconds=size * SECONDS_PER_CHAR)
@@ -78,7 +81,7 @@ class ModelText:
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         try:
             # The batch call lets other threads run meanwhile; the plain one does not.
             (encoding,) = self._tokenizer.encode_batch_fast(
@@ -86,6 +89,10 @@ class ModelText:
             )
         except Exception as error:
             raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
+        count = len(encoding)
+        if most is not None and count > most:
+            del encoding  # the error's traceback would keep it, and a list of it takes long to make
+            raise OverflowError(count)
         ids: list[int] = encoding.ids
         return ids
 
