@@ -7,8 +7,8 @@ from collections.abc import Callable
 from .off_loop import OffLoop
 
 LEAST_BYTES = 1 << 20
-"""Of requests that ended, before it is worth the work."""
-PAUSE_S = 2.0
+"""Of a request that is worth the work: threads that allocate may wait for it meanwhile."""
+PAUSE_S = 4.0
 """In which more of them may end."""
 
 
@@ -20,7 +20,7 @@ def trim_memory() -> None:
 
 
 class FreedMemory:
-    """Counts bytes of requests that ended, until `close`.
+    """Trims memory some time after a long request has ended, until `close`.
 
     The C library keeps what a thread has freed for that thread: after one long text, a hundred
     times its size.
@@ -28,14 +28,12 @@ class FreedMemory:
 
     def __init__(self, off_loop: OffLoop, trim: Callable[[], None] = trim_memory) -> None:
         self._off_loop, self._trim = off_loop, trim
-        self._freed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def on_freed(self, size: int) -> None:
         """So many bytes are in flight no more."""
-        self._freed += size
-        if self._freed >= LEAST_BYTES and self._timer is None:
+        if size >= LEAST_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._begin)
 
     def close(self) -> None:
@@ -46,5 +44,5 @@ class FreedMemory:
             self._task.cancel()
 
     def _begin(self) -> None:
-        self._freed, self._timer = 0, None
+        self._timer = None
         self._task = asyncio.get_running_loop().create_task(self._off_loop.run(self._trim))

@@ -81,7 +81,7 @@ class ModelText:
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
 
-    def _encode(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
         try:
             # The batch call lets other threads run meanwhile; the plain one does not.
             (encoding,) = self._tokenizer.encode_batch_fast(
