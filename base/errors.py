@@ -37,6 +37,11 @@ class NoWorkersError(RouterError):
         self.overloaded = overloaded
 
 
+class CapacityError(RouterError):
+    """All that the caller, or all callers together, may have of something of ours is in use; trying
+    again later may help."""
+
+
 class WorkerError(RouterError):
     """A worker is gone or breaks the protocol."""
 

@@ -6,7 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ..base.account import current_account
 from ..base.errors import NoWorkersError
+from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher, RequestReader
 from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
 from ..workers.health import HealthMonitor
@@ -80,14 +82,16 @@ class Completions:
         prefill: PrefillWorkers | None = None,
         *,
         card: Callable[[], ModelCard | None] | None = None,
+        calls: CallLimits,
     ) -> None:
         """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
-        prompt, if not the worker that answers; `card` is what the workers say of the model now."""
+        prompt, if not the worker that answers; `card` is what the workers say of the model now;
+        `calls` counts requests of engines: a call has one for each of its answers."""
         self._workers = Workers(dispatcher, prefill)
         self._adapter = adapter
-        self._monitor = monitor
+        self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
-        self._embeddings = Embeddings(dispatcher, self._prompts)
+        self._embeddings = Embeddings(dispatcher, self._prompts, calls)
         self._text = text
         self._config, self._card = config, card
         self._read_card: ModelCard | None = None
@@ -153,7 +157,7 @@ class Completions:
             ids = await self._prompts.render(wanted.messages, None)
         else:
             assert wanted.prompt is not None
-            ids = await self._text.encode(
+            ids = await self._prompts.encoded(
                 wanted.prompt, add_special_tokens=wanted.add_special_tokens
             )
         limit = self.context_limit or None
@@ -176,8 +180,6 @@ class Completions:
         self, request: Sampling, prompts: Sequence[tuple[Tokens, str]], salt: int | None
     ) -> list[Choice]:
         choices: list[Choice] = []
-        if len(prompts) * request.choices > MOST_PROMPTS:
-            raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
         for tokens, prefix in prompts:
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
@@ -233,6 +235,19 @@ class Completions:
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
         self._check_ready(request.model)
+        wanted = len(prompts) * request.choices
+        if wanted > MOST_PROMPTS:
+            raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
+        with self._calls.requests_of(current_account(), wanted - 1):  # the call itself is one
+            await self._open(call, request, kind, prompts)
+
+    async def _open(
+        self,
+        call: HttpCall,
+        request: Sampling,
+        kind: Literal["chat", "completion"],
+        prompts: Sequence[tuple[Tokens, str]],
+    ) -> None:
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
         choices = await self._choices(request, prompts, origin.salt)
@@ -246,7 +261,7 @@ class Completions:
             with_logprobs=request.logprobs_wanted is not None,
         )
         run = self._stream if request.wants_stream else self._whole
-        await call.client.unless_gone(run(_OpenRequest(call, request, choices, origin, form)))
+        await run(_OpenRequest(call, request, choices, origin, form))
 
     async def _whole(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened

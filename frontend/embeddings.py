@@ -6,8 +6,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ..base.account import current_account
 from ..base.errors import StatusCode
 from ..process.supervised import all_done
+from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher
 from ..transport.http1 import HttpCall, answer_json
 from ..workers.failures import EngineCallError
@@ -28,9 +30,9 @@ class EmbeddingRequest(msgspec.Struct):
 class Embeddings:
     """Asks an engine for each input, all at the same time; the first error ends them all."""
 
-    def __init__(self, dispatcher: Dispatcher, prompts: PromptReader) -> None:
+    def __init__(self, dispatcher: Dispatcher, prompts: PromptReader, calls: CallLimits) -> None:
         self._dispatcher = dispatcher
-        self._prompts = prompts
+        self._prompts, self._calls = prompts, calls
 
     async def answer(self, call: HttpCall, request: EmbeddingRequest, model: str) -> None:
         """Answer a request to the model of this name."""
@@ -40,12 +42,8 @@ class Embeddings:
         inputs = await self._prompts.read(bytes(request.input), "input")
         if not all(len(each) for each in inputs):
             raise ApiError(400, "input has an empty entry", param="input")
-        found: list[Any] = []
-
-        async def ask() -> None:
-            found.extend(await self._embed(inputs, call.request_id))
-
-        await call.client.unless_gone(ask())
+        with self._calls.requests_of(current_account(), len(inputs) - 1):
+            found = await self._embed(inputs, call.request_id)
         encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)

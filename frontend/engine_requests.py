@@ -120,7 +120,20 @@ class PromptReader:
             variables["add_generation_prompt"] = request.add_generation_prompt
         text = template.render(with_read_arguments(messages), **variables)
         # The template has written the special tokens itself.
-        return await self._text.encode(text, add_special_tokens=False)
+        return await self.encoded(text, add_special_tokens=False)
+
+    async def encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text. InvalidRequestError if it has more of them than prompts may have;
+        where its length says so, before any are made."""
+        characters, reader = self._text.most_characters, self._reader
+        if characters is not None:
+            reader.check_length(-(-len(text) // characters))
+        most = reader.limits.max_prompt_tokens
+        try:
+            return await self._text.encode(text, add_special_tokens=add_special_tokens, most=most)
+        except OverflowError as error:
+            reader.check_length(*error.args)
+            raise
 
     async def read(self, raw: bytes, field: str) -> list[Tokens]:
         """What a field of a body has: a text, token ids, or a list of either."""
@@ -142,7 +155,7 @@ class PromptReader:
         ]
 
     async def _text_ids(self, text: str) -> list[int]:
-        return await self._text.encode(text, add_special_tokens=True)
+        return await self.encoded(text, add_special_tokens=True)
 
     async def _token_ids(self, raw: bytes) -> npt.NDArray[np.uint32]:
         try:

@@ -66,8 +66,9 @@ def router_listener(
         config,
         parts.config.model_id,
         card=None if parts.config.backend == STATIC else lambda: pool.card,
+        calls=parts.calls,
     )
-    models = ModelRoutes(OneModel(completions, workers), pool.calls, reader=workers.reader)
+    models = ModelRoutes(OneModel(completions, workers), parts.calls, reader=workers.reader)
     return openai_server(
         parts,
         models,
@@ -97,13 +98,13 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     }
     listener = openai_server(
         parts,
-        ModelRoutes(models, models.calls, reader=models.reader),
+        ModelRoutes(models, parts.calls, reader=models.reader),
         routes,
         port=config.http_port,
         key="http_port",
         workers=MOST_WORKERS,
     )
-    watch_servers(parts, models.calls, [listener])
+    watch_servers(parts, [listener])
 
     def exposed() -> list[str]:
         if not parts.security.access.open or is_loopback(config.host):

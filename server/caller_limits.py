@@ -32,6 +32,14 @@ class CallerLimits:
         "Most bytes of answers that wait for clients to read them; beyond, the request that has "
         "most of them ends.",
     )
+    max_computations: int = option(
+        1024,
+        "Most long computations (a text to tokenize, a prompt to hash) that wait or run beside the "
+        "event loop; more are RESOURCE_EXHAUSTED.",
+    )
+    max_computation_bytes: int = option(
+        256 << 20, "Most bytes of those computations; more are RESOURCE_EXHAUSTED."
+    )
     max_prompt_tokens: int = option(
         1 << 20, "Longest prompt, in tokens; a longer one is INVALID_ARGUMENT."
     )

@@ -17,7 +17,6 @@ from .pool import ConfiguredPool
 from .server import Server
 from .server_parts import ServerParts
 from .services import (
-    CallLimits,
     GrpcServer,
     HealthRoutes,
     HttpServer,
@@ -38,7 +37,7 @@ def router_server(
     grpc = grpc_server(parts, pool, changes)
     page, settings = parts.metrics_page(pool.metrics_pages), LiveSettings(parts, pool)
     http = admin_server(parts, pool, page, settings, changes)
-    watch_servers(parts, pool.calls, [http, *also])
+    watch_servers(parts, [http, *also])
     return Server(
         parts,
         pool,
@@ -71,7 +70,7 @@ def grpc_server(parts: ServerParts, pool: ConfiguredPool, changes: SharedChanges
         port=config.port,
         is_ready=lambda: workers.monitor.any_ready and not parts.draining,
         access=parts.security.access,
-        calls=pool.calls,
+        calls=parts.calls,
         workers=pool.most_workers,
         max_message_bytes=config.connection.max_message_bytes,
         tls=parts.security.server_tls,
@@ -115,6 +114,6 @@ def admin_server(
     )
 
 
-def watch_servers(parts: ServerParts, calls: CallLimits, http: Sequence[HttpServer]) -> None:
+def watch_servers(parts: ServerParts, http: Sequence[HttpServer]) -> None:
     """Show in the metrics what callers have open there."""
-    parts.metrics.watch_servers(calls.open_calls, lambda: sum(server.open for server in http))
+    parts.metrics.watch_servers(parts.calls.open_calls, lambda: sum(server.open for server in http))

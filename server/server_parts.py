@@ -6,9 +6,11 @@ from typing import Any
 from ..base.clock import SystemClock
 from ..base.limit_hits import LimitHits
 from ..process.logs import LogOutput
-from ..process.off_loop import OffLoop
+from ..process.memory import FreedMemory
+from ..process.off_loop import OffLoop, OffLoopBounds
 from ..process.settings import SettingsSource
 from .access import Security
+from .call_limits import CallLimits
 from .config import ServeConfig
 from .dispatch import NoTrace, Tracing
 from .fronts import Siblings, share_metrics
@@ -17,8 +19,8 @@ from .tracing import span_export_of
 
 
 class ServerParts:
-    """Made from a configuration: clock, security, spans, limits, metrics of the process, the other
-    processes, whether it drains. `config` is the configuration that is in use now.
+    """Made from a configuration: clock, security, spans, limits, threads, metrics of the process,
+    the other processes, whether it drains. `config` is the configuration that is in use now.
 
     ConfigError if a file that the configuration names is no good. `start` and `close` are the
     server's to call.
@@ -44,8 +46,18 @@ class ServerParts:
         self.tracing: Tracing = NoTrace() if self._spans is None else self._spans.tracing
         self.hits = LimitHits()
         """limits of the whole process"""
-        self.off_loop = OffLoop()
-        self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output)
+        limits = config.peers
+        self.calls = CallLimits(limits, self.hits)
+        """of all listeners"""
+        self.off_loop = OffLoop(
+            OffLoopBounds(
+                limits.max_computations, limits.max_computation_bytes, limits.max_share_per_caller
+            ),
+            self.hits,
+        )
+        self._freed = FreedMemory(self.off_loop)
+        self.calls.bytes.on_given_back = self._freed.on_freed
+        self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output, self.off_loop)
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
         """called once it drains"""
@@ -71,6 +83,7 @@ class ServerParts:
         """Idempotent."""
         self.metrics.loop_lag.close()
         await self.security.watch.close()
+        self._freed.close()
         self.off_loop.close()
         if self._spans is not None:
             await self._spans.close()

@@ -17,7 +17,6 @@ from ...server.dispatch import RequestReader
 from ...server.metrics import Labels, MetricsPage
 from ...server.pool import WorkerPlane, WorkerPool
 from ...server.server_parts import ServerParts
-from ...server.services import CallLimits
 from ..config import ModelFrontendConfig
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
@@ -57,9 +56,9 @@ class ModelManager:
         self._refused: list[Refusal] = []
         name = f"models in {config.backend}"
         self._reconciler = Reconciler(name, config.backend, self._watcher, self.reconcile)
-        self.calls = CallLimits(config.peers, parts.hits)
-        """of all pools"""
-        self.reader = RequestReader(config.router.block_size, config.peers, parts.hits)
+        self.reader = RequestReader(
+            config.router.block_size, config.peers, parts.hits, parts.off_loop
+        )
         """of requests that belong to no pool yet"""
 
     @property

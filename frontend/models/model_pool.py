@@ -293,6 +293,7 @@ class ModelPool:
             parts.security,
             parts.clock,
             parts.tracing,
+            parts.off_loop,
             pool=self.name.checksum[:POOL_ID_LENGTH],
             elsewhere=lambda: self._members.elsewhere,
             reset=shared.reset,
@@ -324,18 +325,19 @@ class ModelPool:
         return AdapterPool(self, self._adapters[name].routes)
 
     def _answering(self, name: str, *, adapter: bool = False) -> Completions:
-        workers, text = self._workers, self._text
+        workers, text, shared = self._workers, self._text, self._shared
         assert workers is not None and text is not None
         return Completions(
             workers.dispatcher,
             workers.monitor,
             workers.dispatcher.reader,
             text,
-            self._shared.frontend,
+            shared.frontend,
             name,
             adapter_id(name) if adapter else None,
             partial(self.prefill_workers, name if adapter else ""),
             card=lambda: self.found.card,
+            calls=shared.parts.calls,
         )
 
     async def _read_text(self) -> ModelText:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ...base.errors import InvalidRequestError, StatusCode
+from ...base.errors import CapacityError, InvalidRequestError, StatusCode
 from ...server.access import current_account
+from ...server.call_limits import CallLimits
 from ...server.dispatch import RequestReader, status_of
 from ...server.pool import WorkerPool
-from ...server.services import PINNED_WORKER_KEY, CallLimits
+from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
 from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES, Completions
 from ..openai import ApiError, unknown_model
@@ -149,15 +150,13 @@ class ModelRoutes:
         }
 
     async def _answer(self, route: str, call: HttpCall) -> None:
-        """Answer a request if there is capacity for it."""
-        caller, size = current_account(), len(call.body)
-        refusal = self._calls.take_request(caller, size)
-        if refusal is not None:
-            raise ApiError(429, f"no capacity for the request: {refusal}")
+        """Answer a request if there is capacity for it, as long as its client is there."""
         try:
-            await self._forward(route, call)
-        finally:
-            self._calls.give_back_request(caller, size)
+            with self._calls.requests_of(current_account()):
+                await call.client.unless_gone(self._forward(route, call))
+        except CapacityError:
+            self._calls.on_request_refused()
+            raise
 
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in

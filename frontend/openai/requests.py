@@ -15,6 +15,8 @@ from .tools import NO_TOOLS, ToolChoice, tool_choice_of
 
 MOST_CHOICES = 128
 MOST_STOPS = 32
+MOST_STOP_CHARS = 4096
+"""Of all stop strings: what is held back of an answer is compared with each beginning of them."""
 MOST_LOGPROBS = 20
 _UINT64 = 1 << 64
 
@@ -112,6 +114,9 @@ class Sampling(msgspec.Struct, kw_only=True):
             raise ApiError(400, text, param="repetition_penalty")
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
             raise ApiError(400, f"stop has more than {MOST_STOPS} entries", param="stop")
+        if sum(map(len, self.stop_strings)) > MOST_STOP_CHARS:
+            text = f"stop has more than {MOST_STOP_CHARS} characters"
+            raise ApiError(400, text, param="stop")
         for token_id in self.stop_ids:
             if not 0 <= token_id < 1 << 32:
                 raise ApiError(400, f"stop: {token_id} is no token id", param="stop")

@@ -44,7 +44,7 @@ class MarkedOutput:
         self._reasoning = reasoning
         self._calls = calls
         self._choice = choice
-        self._forced = ""  # all that a forced answer said
+        self._forced: list[str] = []  # all pieces of a forced answer
 
     @property
     def sees_special(self) -> bool:
@@ -67,7 +67,7 @@ class MarkedOutput:
         content, calls = parsed.content, parsed.calls
         if self._choice.forced:
             calls = self._forced_calls()
-            content = "" if calls else self._forced
+            content = "" if calls else "".join(self._forced)
         elif self._calls is not None:
             rest, more = self._calls.flush()
             content, calls = content + rest, (*calls, *more)
@@ -75,7 +75,7 @@ class MarkedOutput:
 
     def _read(self, text: str) -> Parsed:
         if self._choice.forced:
-            self._forced += text
+            self._forced.append(text)
             return Parsed()
         if self._calls is None:
             return Parsed(text)
@@ -83,7 +83,7 @@ class MarkedOutput:
         return Parsed(content, calls=tuple(calls))
 
     def _forced_calls(self) -> tuple[ToolCall, ...]:
-        name, text = self._choice.name, self._forced.strip()
+        name, text = self._choice.name, "".join(self._forced).strip()
         if name is None:
             return tuple(read_json_calls(text, {}) or ())
         try:

@@ -39,9 +39,9 @@ class HarmonyOutput:
         self._scanner = MarkerScanner()
         self._opening = True  # nothing but white space came
         self._plain = False  # these are no messages
-        self._written = ""  # of a head, as far as it came
+        self._written: list[str] = []  # of a head, as far as it came
         self._head: _Head | None = None
-        self._arguments = ""
+        self._arguments: list[str] = []
 
     def feed(self, text: str) -> Parsed:
         """The next piece."""
@@ -55,10 +55,10 @@ class HarmonyOutput:
                 break
             if self._head is None:
                 cut = self._scanner.take_until(_MESSAGE)
-                self._written += cut.text
+                self._written.append(cut.text)
                 if not cut.found:
                     break
-                self._head, self._written = _read_head(self._written), ""
+                self._head, self._written = _read_head("".join(self._written)), []
             cut = self._scanner.take_until(*_ENDS)
             said, thought = self._say(self._head, cut.text)
             content, reasoning = content + said, reasoning + thought
@@ -66,14 +66,14 @@ class HarmonyOutput:
                 break
             content += self._end(self._head, calls)
             self._head, self._opening = None, cut.found not in (_START, _CHANNEL)
-            self._written = "" if self._opening else cut.found
+            self._written = [] if self._opening else [cut.found]
         return Parsed(content, reasoning, tuple(calls))
 
     def flush(self) -> Parsed:
         """The answer is over; engines leave out the token that ended it."""
         left, calls = self._scanner.take_all(), list[ToolCall]()
         if self._head is None:
-            written = self._written + left
+            written = "".join(self._written) + left
             return Parsed("" if written.lstrip().startswith("<|") else written)  # of no message
         content, reasoning = self._say(self._head, left)
         return Parsed(content + self._end(self._head, calls), reasoning, tuple(calls))
@@ -85,7 +85,7 @@ class HarmonyOutput:
             if held.startswith(opening):
                 self._opening = False
                 return True
-            if opening.startswith(held):
+            if opening.startswith(held) and not self._scanner.is_blank:
                 return False
         self._opening, self._plain = False, True
         return True
@@ -93,7 +93,7 @@ class HarmonyOutput:
     def _say(self, head: _Head, text: str) -> tuple[str, str]:
         """Content and reasoning; arguments are kept until they are whole."""
         if self._calls(head):
-            self._arguments += text
+            self._arguments.append(text)
             return "", ""
         return ("", text) if head.recipient or head.channel == "analysis" else (text, "")
 
@@ -104,7 +104,7 @@ class HarmonyOutput:
         """Add the call that a message was; its text, if that is no JSON."""
         if not self._calls(head):
             return ""
-        arguments, self._arguments = self._arguments.strip() or "{}", ""
+        arguments, self._arguments = "".join(self._arguments).strip() or "{}", []
         try:
             JSON.decode(arguments)
         except (ValueError, RecursionError):

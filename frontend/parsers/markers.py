@@ -5,6 +5,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _SPACE = re.compile(r"\s+")
+MOST_BLANKS = 1024
+"""White space that is held back for a marker behind it; with more, none is expected any more."""
 
 
 class Cut(NamedTuple):
@@ -43,6 +45,12 @@ class MarkerScanner:
     def peek(self) -> str:
         """What has not been taken."""
         return self._held[self._at :]
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it begins with more white space than is held back."""
+        held, at = self._held, self._at
+        return len(held) - at > MOST_BLANKS and held[at : at + MOST_BLANKS].isspace()
 
     def begun(self, most: int) -> str:
         """The first characters of it behind white space."""

@@ -58,10 +58,10 @@ class ReasoningParser:
         reasoning = content = ""
         if self._held:
             begun = self._scanner.peek().lstrip()
-            if not begun:  # of what, is not known yet
+            if not begun and not self._scanner.is_blank:  # of what, is not known yet
                 return Split("", "")
             self._held = False
-            if begun[0] in "{[" and not self._form.start.startswith(begun[0]):
+            if begun[:1] in ("{", "[") and not self._form.start.startswith(begun[:1]):
                 self._inside, self._over = False, True
         if not self._inside and not self._over:
             content = self._find_start()
@@ -84,7 +84,7 @@ class ReasoningParser:
         if begun.startswith(start):
             self._scanner.take_until(start)
             self._inside = True
-        elif begun and not start.startswith(begun):
+        elif self._scanner.is_blank or not start.startswith(begun):
             self._over = True
             return self._scanner.take_all()
         return ""
@@ -92,7 +92,7 @@ class ReasoningParser:
     def _read_inside(self) -> str:
         if self._may_open:
             begun, start = self._scanner.peek().lstrip(), self._form.start
-            if len(begun) < len(start) and start.startswith(begun):
+            if start.startswith(begun) and begun != start and not self._scanner.is_blank:
                 return ""
             self._may_open = False
             if begun.startswith(start):

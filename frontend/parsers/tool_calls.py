@@ -55,7 +55,7 @@ class ToolCallParser:
         self.special = form.special
         self._schemas = schemas_of(tools)
         self._scanner = MarkerScanner()
-        self._inside = ""
+        self._inside: list[str] = []  # pieces of what may be calls
         self._is_inside = False
         self._between = False  # calls, where white space does not count
         self._begun = False  # something but white space was said
@@ -75,12 +75,12 @@ class ToolCallParser:
                 content += self._said(cut.text)
                 if not cut.found:
                     return content, calls
-                self._is_inside, self._inside = True, ""
+                self._is_inside, self._inside = True, []
             if not self._form.end:
-                self._inside += self._scanner.take_all()
+                self._inside.append(self._scanner.take_all())
                 return content, calls
             cut = self._scanner.take_until(self._form.end)
-            self._inside += cut.text
+            self._inside.append(cut.text)
             if not cut.found:
                 return content, calls
             content += self._end(self._form.end, calls)
@@ -90,12 +90,13 @@ class ToolCallParser:
         calls: list[ToolCall] = []
         if not self._is_inside:
             return self._said(self._scanner.take_all()), calls
-        self._inside += self._scanner.take_all()
+        self._inside.append(self._scanner.take_all())
         return self._end("", calls), calls
 
     def _end(self, end: str, calls: list[ToolCall]) -> str:
         """Add the calls that were inside; text that was none."""
-        inside, self._is_inside = self._inside, False
+        inside, self._is_inside = "".join(self._inside), False
+        self._inside.clear()
         found = self._form.read(inside, self._schemas)
         if not found:
             return ("" if self._bare else self._form.start) + inside + end

@@ -60,7 +60,6 @@ class StopStrings:
     def _overhang(self, text: str) -> int:
         """Length of the longest end of the text that a stop string begins with."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[len(text) - length :]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+            if any(len(stop) > length and text.endswith(stop[:length]) for stop in self._stops):
                 return length
         return 0

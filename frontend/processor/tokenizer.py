@@ -14,10 +14,12 @@ from tokenizers.decoders import DecodeStream
 from ...base.errors import ConfigError, InvalidRequestError
 from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
+from .length_bound import most_characters
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32]
 LONG_CHARS = 2048
 """A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
+SECONDS_PER_CHAR = 1e-6
 MOST_PENDING = 16
 """Ids in a row that complete no text before they are decoded as they are."""
 MOST_OF_A_CHARACTER = 3
@@ -44,14 +46,23 @@ class ModelText:
         text = _template_text(folder, config)
         self.template = None if text is None else ChatTemplate(text, self.special_tokens)
         self.vocab_size = int(self._tokenizer.get_vocab_size())
+        self.most_characters = most_characters(
+            (folder / "tokenizer.json").read_bytes(), self._tokenizer.get_vocab()
+        )
+        """of a text for each of its tokens; None: any number"""
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; InvalidRequestError if it cannot be encoded."""
-        work = partial(self._encode, text, add_special_tokens)
-        return await self._off_loop.run(work) if len(text) > LONG_CHARS else work()
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; InvalidRequestError if it cannot be encoded, OverflowError with
+        their number if they are more than `most`."""
+        work, size = partial(self._encode, text, add_special_tokens, most), len(text)
+        if size <= LONG_CHARS:
+            return work()
+        return await self._off_loop.run(work, size=size, seconds=size * SECONDS_PER_CHAR)
 
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
@@ -70,7 +81,7 @@ class ModelText:
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
         try:
             # The batch call lets other threads run meanwhile; the plain one does not.
             (encoding,) = self._tokenizer.encode_batch_fast(
@@ -78,6 +89,10 @@ class ModelText:
             )
         except Exception as error:
             raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
+        count = len(encoding)
+        if most is not None and count > most:
+            del encoding  # the error's traceback would keep it, and a list of it takes long to make
+            raise OverflowError(count)
         ids: list[int] = encoding.ids
         return ids
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ...base.account import current_account, set_account
 from ...base.lazy_names import lazy_names
 from .access import Access
 from .callers import (
@@ -9,12 +10,10 @@ from .callers import (
     AccessError,
     Caller,
     check_id,
-    current_account,
     current_caller,
     generation_id,
     own_id,
     selection_id,
-    set_account,
     set_caller,
 )
 from .exposure import open_to_others

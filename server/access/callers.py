@@ -40,19 +40,6 @@ def set_caller(caller: Caller) -> None:
     _current.set(caller)
 
 
-_account: ContextVar[str] = ContextVar("account", default="")
-
-
-def current_account() -> str:
-    """Who the call that this task serves is charged to: its caller, or the address it came from."""
-    return _account.get()
-
-
-def set_account(account: str) -> None:
-    """From now on what this task uses is charged to `account`."""
-    _account.set(account)
-
-
 class AccessError(RouterError):
     """A call is refused: `authenticated` tells somebody who may not from somebody unknown."""
 

@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from ...base.account import network_of, set_account
 from ...transport.http1 import Asked, HttpError
 from .access import Access
-from .callers import AccessError, Caller, set_account, set_caller
+from .callers import AccessError, Caller, set_caller
 from .loopback import is_everywhere, is_loopback, parse_ip
 from .roles import CLOSED, RULES
 
@@ -104,7 +105,7 @@ class HttpGuard:
                 raise HttpError(403, str(error)) from None
             raise HttpError(401, str(error), {"www-authenticate": "Bearer"}) from None
         set_caller(caller)
-        set_account(caller.name or (asked.scope["client"] or ("",))[0])
+        set_account(caller.name or network_of((asked.scope["client"] or ("",))[0]))
         return caller
 
     def _admit(self, asked: Asked) -> Caller:

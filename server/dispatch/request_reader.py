@@ -1,6 +1,8 @@
 """Reads callers' requests within bounds, long ones off the event loop."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
 Tokens = npt.NDArray[np.uint32]
+T = TypeVar("T")
 
 
 class RequestReader:
@@ -37,18 +40,22 @@ class RequestReader:
         block_size: int,
         limits: CallerLimits | None = None,
         hits: LimitHits | None = None,
+        off_loop: OffLoop | None = None,
         *,
         hashes: bool = True,
     ) -> None:
+        """`off_loop`, if it is not given, is one of its own."""
         self.limits = limits or CallerLimits()
-        self.off_loop = OffLoop()
+        self.off_loop = off_loop or OffLoop()
+        self._owns_threads = off_loop is None
         self.hits = hits or LimitHits()
         self._block_size = block_size
         self._hashes = hashes
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
-        self.off_loop.close()
+        """End the threads that are its own. Idempotent."""
+        if self._owns_threads:
+            self.off_loop.close()
 
     async def generate(self, body: bytes) -> GenerateFacts:
         """The routing facts of a serialized GenerateRequest."""
@@ -57,7 +64,7 @@ class RequestReader:
             return facts
         most = self.limits.max_prompt_tokens, self.limits.max_id_bytes
         try:
-            return await self.off_loop.run(partial(self._read_and_hash, body, *most))
+            return await self._off(body, partial(self._read_and_hash, body, *most))
         except OverflowError as error:
             raise self._too_long(error) from None
 
@@ -80,7 +87,7 @@ class RequestReader:
             return found
         most = (self.limits.max_prompt_tokens, MAX_DECODED_BYTES)
         try:
-            return await self.off_loop.run(partial(parse_tokens, body, number, *most))
+            return await self._off(body, partial(parse_tokens, body, number, *most))
         except (OverflowError, ValueError) as error:
             raise self._refusal(error) from None
 
@@ -101,7 +108,7 @@ class RequestReader:
             if len(body) <= LONG_BYTES:
                 tokens, rest = cut_tokens(body, key, *most)
             else:
-                tokens, rest = await self.off_loop.run(partial(cut_tokens, body, key, *most))
+                tokens, rest = await self._off(body, partial(cut_tokens, body, key, *most))
         except OverflowError as error:
             raise self._too_long(error) from None
         except ValueError as error:
@@ -117,7 +124,7 @@ class RequestReader:
         """
         prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
         if prompt.isl * 4 > LONG_BYTES and self._hashes:
-            await self.off_loop.run(partial(self._hash, prompt))
+            await self.off_loop.run(partial(self._hash, prompt), size=prompt.isl * 4)
         return prompt
 
     def prompt_at_once(
@@ -130,9 +137,13 @@ class RequestReader:
             self.check_name("cache_namespace", cache_namespace or "")
             content = Content(lora_name or None, cache_namespace or None)
         prompt = Prompt(tokens, self._block_size, content)
-        if prompt.isl > self.limits.max_prompt_tokens:
-            raise self._too_long(OverflowError("max_prompt_tokens", prompt.isl))
+        self.check_length(prompt.isl)
         return prompt
+
+    def check_length(self, tokens: int) -> None:
+        """InvalidRequestError if a prompt has more tokens than prompts may have."""
+        if tokens > self.limits.max_prompt_tokens:
+            raise self._too_long(OverflowError("max_prompt_tokens", tokens))
 
     def check_name(self, what: str, name: str) -> None:
         """InvalidRequestError if a name that a caller gives is too long."""
@@ -140,6 +151,9 @@ class RequestReader:
             self.hits.hit("max_id_bytes")
             most = self.limits.max_id_bytes
             raise InvalidRequestError(f"{what} is longer than {most} bytes")
+
+    def _off(self, body: bytes, work: Callable[[], T]) -> Awaitable[T]:
+        return self.off_loop.run(work, size=len(body))
 
     def _hash(self, prompt: Prompt) -> None:
         if self._hashes:

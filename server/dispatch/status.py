@@ -3,6 +3,7 @@
 import asyncio
 
 from ...base.errors import (
+    CapacityError,
     InvalidRequestError,
     NoWorkersError,
     RouterError,
@@ -42,7 +43,8 @@ def _status_of(error: BaseException) -> tuple[StatusCode, str]:
         if error.field == "request_id":  # it belongs to a request that has not ended yet
             return StatusCode.ALREADY_EXISTS, str(error)
         return StatusCode.INVALID_ARGUMENT, str(error)
-    if isinstance(error, NoWorkersError) and error.overloaded:
+    overloaded = isinstance(error, NoWorkersError) and error.overloaded
+    if overloaded or isinstance(error, CapacityError):
         return StatusCode.RESOURCE_EXHAUSTED, str(error)
     if isinstance(error, NoWorkersError | WorkerError):
         return StatusCode.UNAVAILABLE, str(error)

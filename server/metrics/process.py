@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...process.logs import LogOutput
+from ...process.off_loop import OffLoop
 from .families import counter_by, counters, gauge_by, gauges, source
 
 # Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
@@ -84,6 +85,21 @@ def server_metrics(
     yield from gauges(
         "dynamo_router_",
         ("http_connections", "Connections to the HTTP server.", connections()),
+    )
+
+
+@source
+def off_loop_metrics(off_loop: OffLoop) -> Iterator[Metric]:
+    """Long computations beside the event loop."""
+    yield from counters(
+        "dynamo_router_off_loop_",
+        ("runs", "Computations beside the event loop.", off_loop.runs),
+        ("dropped", "Of those, not begun as their client had left.", off_loop.dropped),
+    )
+    yield from gauges(
+        "dynamo_router_off_loop_",
+        ("waiting", "Computations that wait or run.", off_loop.waiting),
+        ("waiting_bytes", "Bytes of their requests.", off_loop.waiting_bytes),
     )
 
 

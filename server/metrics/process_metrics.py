@@ -5,12 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from ...base.clock import Clock
 from ...base.limit_hits import LimitHits
 from ...process.logs import LogOutput
+from ...process.off_loop import OffLoop
 from ..access import Security
 from .collectors import limit_metrics, loop_metrics, security_metrics
 from .loop_lag import LoopLagProbe
 from .page import MetricsPage
 from .pooled import Labels, pooled_metrics
-from .process import build_metrics, log_metrics, process_metrics, server_metrics
+from .process import (
+    build_metrics,
+    log_metrics,
+    off_loop_metrics,
+    process_metrics,
+    server_metrics,
+)
 
 LabelledPages = Callable[[], Iterable[tuple[Labels, MetricsPage]]]
 
@@ -19,7 +26,12 @@ class ProcessMetrics:
     """`loop_lag` runs from its start to its close; without, it shows nothing."""
 
     def __init__(
-        self, clock: Clock, security: Security, hits: LimitHits, log: LogOutput | None
+        self,
+        clock: Clock,
+        security: Security,
+        hits: LimitHits,
+        log: LogOutput | None,
+        off_loop: OffLoop,
     ) -> None:
         self.loop_lag = LoopLagProbe(clock)
         self._page = MetricsPage(
@@ -30,6 +42,7 @@ class ProcessMetrics:
             log_metrics(log),
             limit_metrics(hits),
             loop_metrics,
+            off_loop_metrics(off_loop),
         )
 
     def watch_servers(

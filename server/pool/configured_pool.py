@@ -12,7 +12,6 @@ from ..dashboard import PageData, PagedPool, Tokenize
 from ..metrics import Labels, MetricsPage
 from ..mock_process import MockProcess
 from ..server_parts import ServerParts
-from ..services import CallLimits
 from .worker_discovery import MOST_WORKERS, WorkerDiscovery, is_discovering
 from .worker_pool import WorkerPool
 
@@ -29,11 +28,15 @@ class ConfiguredPool:
         self._parts, self._vocab_size = parts, vocab_size
         self._stack = AsyncExitStack()
         self.workers = WorkerPool(
-            config, parts.security, parts.clock, parts.tracing, hits=parts.hits, tokenize=tokenize
+            config,
+            parts.security,
+            parts.clock,
+            parts.tracing,
+            parts.off_loop,
+            hits=parts.hits,
+            tokenize=tokenize,
         )
-        refused = self.workers.metrics.requests.on_refused
-        self.calls = CallLimits(config.peers, parts.hits, refused)
-        """of all listeners"""
+        parts.calls.on_request_refused = self.workers.metrics.requests.on_refused
         self._stack.callback(self.workers.router.close)
         admin, monitor = self.workers.admin, self.workers.monitor
         self._discovery: WorkerDiscovery | None = None

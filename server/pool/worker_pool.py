@@ -13,6 +13,7 @@ from ...base.limit_hits import LimitHits
 from ...base.urls import DEFAULT_NATS_URL
 from ...indexer.event_index import EventIndex
 from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
+from ...process.off_loop import OffLoop
 from ...router.decider import Decider
 from ...router.kv_router import KvRouter
 from ...runtime.event_planes import EventPlane, NatsPlane
@@ -54,6 +55,7 @@ class WorkerPool:
         security: Security,
         clock: Clock,
         tracing: Tracing,
+        off_loop: OffLoop | None = None,
         *,
         pool: str = "",
         elsewhere: Callable[[], Collection[int]] = frozenset,
@@ -61,10 +63,11 @@ class WorkerPool:
         hits: LimitHits | None = None,
         tokenize: Tokenize | None = None,
     ) -> None:
-        """`pool`: which set of the endpoint's workers these are, by a name that every router has
-        for it, empty: all; `elsewhere`: those that are of another set; `reset` is shared by all
-        pools of a process; `hits`: what limits are counted by, if the pool does not show them;
-        `tokenize`: how its model reads text, if that is known."""
+        """`off_loop`: where long requests are read, if not on threads of its own; `pool`: which set
+        of the endpoint's workers these are, by a name that every router has for it, empty: all;
+        `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
+        `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
+        model reads text, if that is known."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.events: EventIntake | None = None
@@ -96,7 +99,11 @@ class WorkerPool:
         self.decider = Decider(self.router, before_decision=before)
         self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
-            config.router.block_size, config.peers, self.hits, hashes=self.router.uses_caches
+            config.router.block_size,
+            config.peers,
+            self.hits,
+            off_loop,
+            hashes=self.router.uses_caches,
         )
         self.dispatcher = Dispatcher(
             self.decider,

@@ -3,7 +3,6 @@
 Entered by `serve` alone.
 """
 
-from .call_limits import CallLimits
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
 from .pool_routes import PoolRoutes, WorkersRoute
@@ -19,7 +18,6 @@ from .trtllm_service import (
 )
 
 __all__ = [
-    "CallLimits",
     "GrpcServer",
     "Health",
     "HttpServer",

@@ -5,16 +5,17 @@ Servers bound calls by dropping them without a count, so their own limits are se
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import lru_cache
 from typing import Any
 
+from ...base.account import account_of
 from ...base.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
+from ...base.shared_bound import SharedBound
 from ...transport.grpc_methods import AnswerAtOnce, Method, answer_call
 from ...transport.http2 import AtOnce, ServerCall
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
+from ..call_limits import CallLimits
 from ..dispatch import MAX_DECODED_BYTES, status_of
-from .call_limits import CallLimits, SharedBound
 
 _INVALID = StatusCode.INVALID_ARGUMENT
 
@@ -79,7 +80,7 @@ class CheckedCalls:
 
         async def finish(call: ServerCall) -> None:
             # It is not asked who calls once more: a refusal would count twice.
-            caller = call.payer or peer_host(call.peer())
+            caller = call.payer or account_of(call.peer())
             if bound.take(caller) is not None:
                 call.give_up()
                 return
@@ -102,7 +103,7 @@ class CheckedCalls:
         if metadata and _size_of(metadata) > calls.max_metadata_bytes:
             calls.hits.hit("max_metadata_bytes")
             raise _no_capacity(calls, calls.bound_of(path), "its metadata is too long")
-        return current_caller().name or peer_host(call.peer())
+        return current_caller().name or account_of(call.peer())
 
 
 async def _answer(
@@ -173,9 +174,3 @@ async def _decoded(calls: CallLimits, method: Method, message: bytes, call: Serv
         return method.decode(message)
     except Exception:
         await call.abort(_INVALID, UNREADABLE_MESSAGE)
-
-
-@lru_cache(maxsize=4096)
-def peer_host(peer: str) -> str:
-    """The address in what gRPC calls a peer, without its port: ipv4:ADDRESS:PORT and the like."""
-    return peer.rpartition(":")[0] if peer.startswith("ip") else peer

@@ -1,8 +1,8 @@
 """How many gRPC connections one address may have. Pure."""
 
 from collections import Counter
-from ipaddress import IPv6Address, ip_address
 
+from ...base.account import network_of
 from ...base.limit_hits import LimitHits
 
 LIMIT = "max_connection_share"
@@ -43,18 +43,3 @@ class ConnectionShare:
         self._by_peer[peer] -= 1
         if not self._by_peer[peer]:
             del self._by_peer[peer]
-
-
-def network_of(host: str) -> str:
-    """Who counts as one: an IPv4 address, also one in IPv6's clothes; the /64 of an IPv6 address,
-    of which its owner has them all; anything else as it is."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        if not address.is_loopback:
-            return f"{IPv6Address(int(address) >> 64 << 64)}/64"
-    return str(address)

@@ -5,10 +5,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from ...base.account import network_of
 from ...base.limit_hits import LimitHits
 from ...process.system import open_files
 from ..caller_limits import CallerLimits
-from .connection_share import network_of
 
 SPARE = 32
 """Descriptors for NATS, files, and whatever comes up."""

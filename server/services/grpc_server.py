@@ -16,8 +16,8 @@ from ...transport.security import ServerTls
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GrpcGuard
+from ..call_limits import CallLimits
 from ..caller_limits import CallerLimits
-from .call_limits import CallLimits
 from .checked_calls import CheckedCalls
 from .connection_share import ConnectionShare
 from .connections import plan_connections, share_of

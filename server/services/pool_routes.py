@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import RouterError
+from ...base.errors import CapacityError, RouterError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.prefix_index import TierOverlap
 from ...indexer.wire import TIERS
@@ -79,6 +79,9 @@ class PoolRoutes:
         }
 
     async def _on_overlaps(self, call: HttpCall) -> None:
+        await call.client.unless_gone(self._tell_overlaps(call))
+
+    async def _tell_overlaps(self, call: HttpCall) -> None:
         try:
             tokens, rest = await self._reader.json_tokens(call.body, b"token_ids")
             body = _OVERLAPS.decode(rest)
@@ -105,6 +108,8 @@ class PoolRoutes:
 
 
 def _bad_request(error: Exception) -> HttpError:
+    if isinstance(error, CapacityError):
+        return HttpError(429, str(error), {"retry-after": "1"})
     is_json = not isinstance(error, msgspec.DecodeError)
     return HttpError(400, str(error) if is_json else f"bad body: {error}")
 

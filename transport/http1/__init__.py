@@ -3,6 +3,7 @@
 from .application import (
     Application,
     Asked,
+    BodyCount,
     Handler,
     HttpCall,
     Routes,
@@ -30,6 +31,7 @@ __all__ = [
     "App",
     "Application",
     "Asked",
+    "BodyCount",
     "Client",
     "ClientLeftError",
     "ErrorAnswer",

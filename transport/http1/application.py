@@ -7,7 +7,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import structlog
@@ -138,6 +138,28 @@ Admit = Callable[[Asked], Any]
 """Who calls; an error, if they may not."""
 
 
+class BodyCount(Protocol):
+    """Counts the body of one request, from its first bytes until the request is answered."""
+
+    def add(self, size: int) -> None:
+        """So much more came; HttpError if there is no room for it."""
+        ...
+
+    def close(self) -> None:
+        """The request is answered."""
+        ...
+
+
+class Uncounted:
+    """A BodyCount where bodies have no bound together."""
+
+    def add(self, size: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Application:
     """Answers by its routes; errors get the server's form."""
 
@@ -149,10 +171,13 @@ class Application:
         admit: Admit = lambda asked: None,
         max_body_bytes: int,
         on_long_body: Callable[[], None] = lambda: None,
+        count_body: Callable[[], BodyCount] = Uncounted,
     ) -> None:
-        """`on_long_body` is called for each request with more than `max_body_bytes`."""
+        """`on_long_body` is called for each request with more than `max_body_bytes`; `count_body`
+        counts a request's body, once it is admitted."""
         self._routes, self._form, self._admit = RouteTable(routes), form, admit
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
+        self._count_body = count_body
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
@@ -168,11 +193,13 @@ class Application:
         headers = headers_of(scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
-        path = scope["path"]
+        path, count, whole = scope["path"], None, True
         try:
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             caller = self._admit(Asked(route.name, scope, headers, names))
-            body = await read_body(receive, self._max_body_bytes)
+            count, whole = self._count_body(), False
+            body = await read_body(receive, self._max_body_bytes, count.add)
+            whole = True
             query = scope["query_string"]
             call = HttpCall(
                 caller, path, headers, body, request_id, send, client, query, route.values
@@ -189,8 +216,12 @@ class Application:
                 log.warning("request failed", path=path, request_id=request_id, error=str(error))
             if isinstance(error, HttpError) and error.status == 413:
                 self._on_long_body()
+            if not whole:
                 told["connection"] = "close"  # the rest of the body is not read
             await send_whole(send, answer.status, answer.body, told)
+        finally:
+            if count is not None:
+                count.close()
 
 
 async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:

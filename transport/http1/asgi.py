@@ -33,8 +33,11 @@ def headers_of(scope: Scope) -> dict[str, str]:
     return found
 
 
-async def read_body(receive: Receive, most: int) -> bytes:
-    """The whole body; HttpError 413 once it is longer than `most` bytes."""
+async def read_body(
+    receive: Receive, most: int, count: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """The whole body; HttpError 413 once it is longer than `most` bytes. `count` is called with the
+    size of each part, and may raise."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -45,6 +48,7 @@ async def read_body(receive: Receive, most: int) -> bytes:
         length += len(parts[-1])
         if length > most:
             raise HttpError(413, f"the body is longer than {most} bytes")
+        count(len(parts[-1]))
         if not message.get("more_body", False):
             return b"".join(parts)
 

@@ -38,6 +38,8 @@ class OpenConnections:
     """Those of a server, and the tasks that answer their requests."""
 
     limits: HttpLimits = field(default_factory=HttpLimits)
+    on_slow: Callable[[], None] = lambda: None
+    """called for each request that takes too long to come"""
     open: "set[HttpConnection]" = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -64,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
         self._arriving: Exchange | None = None
         self._reading = self._in_head = False
         self._silent_bytes = 0  # that made no head or body yet
-        self._began = 0.0
+        self._began = self._heard = 0.0
         self._came = 0
         self._slow: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -96,6 +98,7 @@ class HttpConnection(asyncio.Protocol):
         if self._closing or self._refusal is not None:
             return  # of a client that lingers
         self._came += len(data)
+        self._heard = self._loop.time()
         self._silent_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -107,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
         if self._reading and self._slow is None and self._refusal is None:
-            self._slow = self._loop.call_later(self._limits.request_s, self._on_slow)
+            self._slow = self._loop.call_later(self._seconds_left(), self._on_slow)
 
     def pause_writing(self) -> None:
         self.client.on_full()
@@ -352,14 +355,20 @@ class HttpConnection(asyncio.Protocol):
     def _on_slow(self) -> None:
         """The request that is being read takes long."""
         self._slow = None
-        limits, now = self._limits, self._loop.time()
         if self._paused:  # it is we who do not read
-            self._began = now
-        left = self._began + limits.request_s + self._came / limits.least_bytes_per_s - now
+            self._began = self._heard = self._loop.time()
+        left = self._seconds_left()
         if left > 0:
             self._slow = self._loop.call_later(left, self._on_slow)
         else:
+            self._connections.on_slow()
             self._refuse(HttpError(408, "the request took too long to come"))
+
+    def _seconds_left(self) -> float:
+        """Until the request that is being read takes too long, if nothing more comes of it."""
+        limits = self._limits
+        in_all = self._began + limits.request_s + self._came / limits.least_bytes_per_s
+        return min(in_all, self._heard + limits.silence_s) - self._loop.time()
 
     def _stop_watching(self) -> None:
         if self._slow is not None:
@@ -374,7 +383,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         if self._paused and not self._transport.is_closing():
-            self._paused = False
+            self._paused, self._heard = False, self._loop.time()
             self._stop_looking()
             self._transport.resume_reading()
 

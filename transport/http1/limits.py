@@ -11,7 +11,7 @@ _CLOSE_WAIT, _CLOSED = 8, 7
 @dataclass(frozen=True)
 class HttpLimits:
     """What a client may send, and how slowly. A request has `request_s` and a second more for each
-    `least_bytes_per_s` that came of it."""
+    `least_bytes_per_s` that came of it, and of those at most `silence_s` without a byte."""
 
     head_bytes: int = 64 << 10
     """of a request: its line and headers"""
@@ -21,7 +21,8 @@ class HttpLimits:
     unread_bytes: int = 64 << 10
     """of a body that nobody asked for yet, beyond which no more is read"""
     request_s: float = 30.0
-    least_bytes_per_s: float = 500.0
+    least_bytes_per_s: float = 64 << 10
+    silence_s: float = 15.0
     look_s: float = 1.0
     """how often it is looked for the end of a connection that is not read"""
     linger_s: float = 2.0

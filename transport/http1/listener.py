@@ -12,6 +12,7 @@ from .application import Application
 from .asgi import Client
 from .connection import App, HttpConnection, OpenConnections
 from .errors import ErrorForm, plain_error
+from .limits import HttpLimits
 
 BACKLOG = 512
 
@@ -26,10 +27,13 @@ class HttpListener:
         form: ErrorForm = plain_error,
         *,
         wrap: Callable[[Any], asyncio.Protocol] = lambda protocol: protocol,
+        limits: HttpLimits | None = None,
+        on_slow: Callable[[], None] = lambda: None,
     ) -> None:
-        """`form`: of answers to what is no request."""
+        """`form`: of answers to what is no request; `on_slow` is called for each request that takes
+        too long to come."""
         self._app, self._form, self._wrap = app, form, wrap
-        self._connections = OpenConnections()
+        self._connections = OpenConnections(limits or HttpLimits(), on_slow)
         self._servers: list[asyncio.Server] = []
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from ...base.account import account_of
 from ._session import Session, SessionError
 from ._streams import (
     DRAINED,
@@ -243,8 +244,8 @@ class ServerConnection(Connection):
 
     @property
     def _client(self) -> str:
-        """Its address, without the port."""
-        return self.peer.rpartition(":")[0]
+        """Whom what it uses is charged to, before it is known who calls."""
+        return account_of(self.peer)
 
     def on_limit(self, limit: str) -> None:
         """Have a limit counted that this client has hit."""

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from dynamo_router.frontend.openai import ToolChoice
-from dynamo_router.frontend.parsers import Parsed, new_chat_output
+from dynamo_router.frontend.parsers import REASONING_PARSERS, Parsed, new_chat_output
+from dynamo_router.frontend.parsers.markers import MOST_BLANKS
 
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 MANY = 20_000
@@ -107,3 +108,33 @@ def test_deep_arguments_are_a_call_or_text(calls: str) -> None:
     for depth in (*range(900, 1010), 100_000):
         found = read(CALLS[calls] % ("[" * depth + "]" * depth), calls)
         assert bool(found.calls) != bool(found.content)
+
+
+@pytest.mark.parametrize("reasoning", REASONING_PARSERS)
+@pytest.mark.parametrize("held", [False, True])
+def test_white_space_without_end_is_passed_on(reasoning: str, held: bool) -> None:
+    """No step looks at all of what came before, as none of it is held back for long."""
+    output = new_chat_output(reasoning, None, ToolChoice(), "", held=held)
+    assert output is not None
+    parsed, most = [output.feed(" ") for _ in range(3 * MOST_BLANKS)], 0
+    for piece in parsed:
+        most = max(most, len(piece.content + piece.reasoning))
+    shown = sum(len(piece.content + piece.reasoning) for piece in parsed)
+    assert shown >= 2 * MOST_BLANKS - 64 and most <= MOST_BLANKS + 64
+    last = output.flush()
+    assert shown + len(last.content + last.reasoning) == 3 * MOST_BLANKS
+
+
+@pytest.mark.parametrize("reasoning", ["basic", "granite", "gpt_oss"])
+def test_reasoning_behind_some_white_space_is_found(reasoning: str) -> None:
+    texts = {
+        "basic": "<think>why</think>so",
+        "granite": "Here is my thought process:why" + "Here is my response:so",
+        "gpt_oss": "<|channel|>analysis<|message|>why<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>so",
+    }
+    output = new_chat_output(reasoning, None, ToolChoice(), "")
+    assert output is not None
+    pieces = [output.feed(piece) for piece in (*" " * 500, *texts[reasoning])] + [output.flush()]
+    assert "".join(piece.reasoning for piece in pieces).strip() == "why"
+    assert "".join(piece.content for piece in pieces).strip() == "so"

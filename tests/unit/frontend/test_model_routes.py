@@ -1,5 +1,6 @@
 """A request goes to a pool of the model that it names, and to the next one if nobody took it."""
 
+import asyncio
 import json
 import random
 from collections import Counter
@@ -8,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
+from dynamo_router.base.errors import CapacityError, InvalidRequestError, NoWorkersError
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.frontend.models import ModelRoutes
 from dynamo_router.frontend.models.routes import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.server.access import Caller
+from dynamo_router.server.call_limits import CallLimits
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch import RequestReader
-from dynamo_router.server.services import CallLimits
-from dynamo_router.transport.http1 import Client, Handler, HttpCall
+from dynamo_router.transport.http1 import Client, ClientLeftError, Handler, HttpCall
 
 ROUTE = "POST /v1/completions"
 
@@ -138,24 +139,45 @@ async def test_without_a_name_it_is_the_only_model() -> None:
 async def test_a_request_counts_until_it_is_answered() -> None:
     limits = CallLimits(CallerLimits(max_requests=1, max_share_per_caller=1.0), LimitHits())
     seen: list[dict[str, int]] = []
+    refused: list[None] = []
+    limits.on_request_refused = lambda: refused.append(None)
 
     class Pool(FakePool):
         async def _answer(self, call: HttpCall) -> None:
             seen.append(limits.open_calls())
-            with pytest.raises(ApiError, match="no capacity for the request: max_requests") as told:
+            with pytest.raises(CapacityError, match="no capacity for the request: max_requests"):
                 await ask(FakeDirectory(a=[FakePool()]), {"model": "a"}, limits)
-            assert told.value.status == 429
             raise InvalidRequestError("bad")
 
     for _ in range(2):
         with pytest.raises(InvalidRequestError):
             await ask(FakeDirectory(a=[Pool()]), {"model": "a"}, limits)
     assert [each["requests"] for each in seen] == [1, 1]
-    assert limits.open_calls()["requests"] == limits.bytes.used == 0
-    tight = CallLimits(CallerLimits(max_request_bytes=1), LimitHits())
-    with pytest.raises(ApiError, match="max_request_bytes"):
-        await ask(FakeDirectory(a=[FakePool()]), {"model": "a"}, tight)
-    assert tight.open_calls()["requests"] == 0
+    assert len(refused) == 2
+    assert limits.open_calls()["requests"] == 0
+
+
+async def test_a_request_ends_with_its_client_wherever_it_is() -> None:
+    """While its text is tokenized, too."""
+    limits, client = unlimited(), Client()
+    asked, ended = asyncio.Event(), list[str]()
+
+    class Pool(FakePool):
+        async def _answer(self, call: HttpCall) -> None:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("ended")
+
+    routes = ModelRoutes(FakeDirectory(a=[Pool()]), limits).routes
+    call = HttpCall(Caller("x"), "", {}, b'{"model": "a"}', "id", nobody, client)
+    running = asyncio.ensure_future(routes[ROUTE](call))
+    await asked.wait()
+    client.on_gone()
+    with pytest.raises(ClientLeftError):
+        await running
+    assert ended == ["ended"] and limits.open_calls()["requests"] == 0
 
 
 async def test_what_no_worker_took_goes_to_the_next_pool() -> None:

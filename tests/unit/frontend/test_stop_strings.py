@@ -59,3 +59,12 @@ def test_a_prefix_of_a_stop_never_leaks() -> None:
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stops_nothing_is_held(stops: Any) -> None:
     assert StopStrings(stops).feed("a<").text == "a<"
+
+
+def test_long_stop_strings_are_found_and_let_go() -> None:
+    stop = "a" * 4000 + "b"
+    stops = StopStrings([stop])
+    assert [stops.feed("a" * 1000).text for _ in range(4)] == [""] * 4
+    assert stops.feed("a" * 10).text == "a" * 10
+    assert stops.feed("c").text == "a" * 4000 + "c"
+    assert stops.feed("x" + stop) == ("x", stop)

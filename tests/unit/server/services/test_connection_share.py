@@ -7,12 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dynamo_router.base.account import network_of
 from dynamo_router.base.limit_hits import LimitHits
-from dynamo_router.server.services.connection_share import (
-    LIMIT,
-    ConnectionShare,
-    network_of,
-)
+from dynamo_router.server.services.connection_share import LIMIT, ConnectionShare
 from dynamo_router.server.services.connections import share_of
 
 MOST_EACH = 3

@@ -12,8 +12,8 @@ from support.servers.http2_client import RawClient, echo, head_of, listening, ra
 
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.server.access import AccessError, GrpcGuard
+from dynamo_router.server.call_limits import CallLimits
 from dynamo_router.server.caller_limits import CallerLimits
-from dynamo_router.server.services.call_limits import CallLimits
 from dynamo_router.server.services.checked_calls import CheckedCalls
 from dynamo_router.transport.http2 import Http2Server
 
@@ -79,7 +79,7 @@ async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused
             raise AccessError("nobody knows it", reason="token", authenticated=False)
 
     async def finish() -> None:
-        assert calls.questions.used_by("ipv4:10.0.0.1") == 1
+        assert calls.questions.used_by("10.0.0.1") == 1
 
     calls = CallLimits(CallerLimits(), LimitHits())
     checked = CheckedCalls(cast(GrpcGuard, SimpleNamespace(admit=admit)), calls)

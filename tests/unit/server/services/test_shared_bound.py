@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.base.limit_hits import LimitHits
-from dynamo_router.server.services.call_limits import SharedBound
+from dynamo_router.base.shared_bound import SharedBound
 
 CALLERS = st.sampled_from(["a", "b", "c"])
 

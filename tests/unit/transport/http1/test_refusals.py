@@ -102,6 +102,17 @@ async def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
         writer.close()
 
 
+async def test_a_request_that_comes_no_further_is_given_up() -> None:
+    """However much of it came, and long before it has had the time for that much."""
+    limits = HttpLimits(request_s=1000.0, silence_s=0.1)
+    async with serving(limits=limits) as rig:
+        hit: list[None] = []
+        rig.connections.on_slow = lambda: hit.append(None)
+        found = await rig.send(post(b"x" * 100_000)[:-1])
+        assert found.startswith(b"HTTP/1.1 408 ") and len(hit) == 1
+        assert found.count(b"HTTP/1.1") == 1
+
+
 async def test_a_request_has_one_answer() -> None:
     """Also if its body breaks off, or does not come, behind it: what came after it would be taken
     for the answer to the next request."""

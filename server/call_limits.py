@@ -1,0 +1,58 @@
+"""CallLimits: how many calls there are at once, of whom, and of how many bytes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..base.errors import CapacityError
+from ..base.limit_hits import LimitHits
+from ..base.shared_bound import SharedBound
+from ..workers.trtllm_proto import SERVICE
+from .caller_limits import CallerLimits
+
+REQUESTS = frozenset(f"/{SERVICE}/{name}" for name in ("Generate", "Embed", "GetTokenizer"))
+HEALTH = frozenset((f"/{SERVICE}/HealthCheck", "/grpc.health.v1.Health/Check"))
+
+
+class CallLimits:
+    """Bounds calls and bytes, of all callers and of each. Requests, questions about health and all
+    other questions have room of their own: none of them keeps the others out.
+    """
+
+    def __init__(self, limits: CallerLimits, hits: LimitHits) -> None:
+        share = limits.max_share_per_caller
+        self.limits = limits
+        self.hits = hits
+        self.message_timeout_s = limits.message_timeout_s
+        self.max_metadata_bytes = limits.max_metadata_bytes
+        self.requests = SharedBound("max_requests", limits.max_requests, share, hits)
+        self.questions = SharedBound("max_questions", limits.max_questions, share, hits)
+        self.health = SharedBound("max_questions", limits.max_questions, share, hits)
+        self.bytes = SharedBound("max_request_bytes", limits.max_request_bytes, share, hits)
+        self.answer_bytes = SharedBound("max_answer_bytes", limits.max_answer_bytes, share, hits)
+        self.on_request_refused: Callable[[], None] = lambda: None
+        """called for each request that found no room"""
+
+    @contextmanager
+    def requests_of(self, caller: str, count: int = 1) -> Iterator[None]:
+        """Count so many requests meanwhile; CapacityError if there is no room for them."""
+        if count and (refusal := self.requests.take(caller, count)) is not None:
+            raise CapacityError(f"no capacity for the request: {refusal}")
+        try:
+            yield
+        finally:
+            if count:
+                self.requests.give_back(caller, count)
+
+    def open_calls(self) -> dict[str, int]:
+        """How many there are, by what they ask for."""
+        return {
+            "requests": self.requests.used,
+            "questions": self.questions.used,
+            "health": self.health.used,
+        }
+
+    def bound_of(self, method: str) -> SharedBound:
+        """What a method's calls are counted by."""
+        if method in REQUESTS:
+            return self.requests
+        return self.health if method in HEALTH else self.questions
