@@ -103,7 +103,8 @@ _WORDS = frozenset(
             for endings in (f"{_ENDINGS}?", "")
         ),
         # DeepSeek V3
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+        '[!"'
+        r"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
         rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
     }
 )
