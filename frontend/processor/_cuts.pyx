@@ -19,7 +19,7 @@ cdef enum:
     IS_LETTER = 2
     IS_STOP = 4
     CHARACTER_BITS = 21      # of a code point
-    ANCHOR_MASK = 127        # one of so many words ends at an anchor
+    ANCHOR_MASK = 63         # one of so many words ends at an anchor
     FIBONACCI = 0x9E3779B1   # spreads what it multiplies over the upper bits
 
 ctypedef fused Character:
@@ -189,8 +189,8 @@ cdef class Cutter:
 
 cdef inline bint is_anchor(const Character* text, Py_ssize_t at) noexcept nogil:
     """Whether a cut is taken here in each text that has these last characters."""
-    cdef uint32_t mixed = 0
-    cdef Py_ssize_t i
-    for i in range(max(at - 6, 0), at):
-        mixed = (mixed ^ text[i]) * <uint32_t>FIBONACCI
-    return (mixed >> 15) & ANCHOR_MASK == 0
+    cdef uint32_t mixed
+    if at < 4:
+        return False
+    mixed = ((text[at - 4] * 31 + text[at - 3]) * 31 + text[at - 2]) * 31 + text[at - 1]
+    return (mixed * <uint32_t>FIBONACCI >> 20) & ANCHOR_MASK == 0

@@ -22,7 +22,7 @@ from ._cuts import Cutter
 from .cut_rules import CutRules
 from .piece_cache import PieceCache, Tenant
 
-LEAST_CHARS = 512
+LEAST_CHARS = 1024
 MOST_CHARS = 4096
 """Of a piece, where the text has a cut."""
 LONG_CHARS = 2048
