@@ -189,8 +189,8 @@ cdef class Cutter:
 
 cdef inline bint is_anchor(const Character* text, Py_ssize_t at) noexcept nogil:
     """Whether a cut is taken here in each text that has these last characters."""
-    cdef uint32_t mixed
-    if at < 4:
-        return False
-    mixed = ((text[at - 4] * 31 + text[at - 3]) * 31 + text[at - 2]) * 31 + text[at - 1]
+    cdef uint32_t mixed = 0
+    cdef Py_ssize_t i
+    for i in range(max(at - 8, 0), at):
+        mixed = mixed * 31 + text[i]
     return (mixed * <uint32_t>FIBONACCI >> 20) & ANCHOR_MASK == 0

@@ -130,6 +130,9 @@ def read_cut_rules(raw: bytes, tokenizer: Tokenizer) -> CutRules:
                 return CutRules(reason=f"the {kind} {name} is not known")
     if model.dropout or model.alpha or model.nbest_size:
         return CutRules(reason="the model draws its ids at random")
+    for step in _steps(file.post_processor, "processors"):
+        if sum("Sequence" in each for each in step.get("single", [{"Sequence": {}}])) != 1:
+            return CutRules(reason="the post-processor has the text in it not just once")
     stops = _stops(file, tokenizer)
     atoms = _atoms(file.added_tokens)
     reason = "" if atoms or stops else "no added token, and no gap between words, is a sure cut"

@@ -1,6 +1,7 @@
 """Ids of pieces of texts, kept within a number of bytes and shared fairly among tenants."""
 
 from collections import OrderedDict
+from operator import attrgetter
 from typing import NamedTuple
 
 OVERHEAD = 400
@@ -23,14 +24,14 @@ NO_TENANT = Tenant()
 class _Share:
     """What an account has, or of it a namespace: pieces, or shares of its own. The oldest first.
 
-    `by_size` has a table for each power of two.
+    `by_size` has a table for each power of two. `used` grows with each use.
     """
 
-    __slots__ = ("by_size", "name", "parent", "parts", "pieces", "size")
+    __slots__ = ("by_size", "name", "parent", "parts", "pieces", "size", "used")
 
     def __init__(self, parent: "_Share | None", name: object) -> None:
         self.parent, self.name = parent, name
-        self.size = 0
+        self.size = self.used = 0
         self.parts: dict[object, _Share] = {}
         self.by_size: dict[int, OrderedDict[object, _Share]] = {}
         self.pieces: OrderedDict[bytes, bytes] = OrderedDict()
@@ -52,25 +53,28 @@ class _Share:
         if self.size:
             same = parent.by_size.setdefault(self.size.bit_length(), OrderedDict())
             same[self.name] = self
-            if size < 0:  # it was the first one to lose something, and still is
+            if size < 0:  # it loses more before others of its size do
                 same.move_to_end(self.name, last=False)
         else:
             del parent.parts[self.name]
         parent.add(size)
 
-    def use(self) -> None:
-        """Of those of its size it is the last one to lose something."""
-        parent = self.parent
+    def use(self, now: int) -> None:
+        """It is in use."""
+        self.used, parent = now, self.parent
         if parent is not None:
             parent.by_size[self.size.bit_length()].move_to_end(self.name)
-            parent.use()
+            parent.use(now)
 
-    def largest(self) -> "_Share":
-        """The share whose oldest piece goes first: within each share one of the largest, of these
-        the one that was not used for longest."""
+    def loser(self) -> "_Share":
+        """The share that loses its oldest piece: at each step the part that was not used for
+        longest, of those that have more than half of an equal part."""
         share = self
         while share.by_size:
-            share = next(iter(share.by_size[max(share.by_size)].values()))
+            least = share.size // (2 * len(share.parts))
+            oldest = [next(iter(same.values())) for same in share.by_size.values()]
+            larger = [each for each in oldest if each.size > least]
+            share = min(larger, key=_used) if larger else max(oldest, key=_size)
         return share
 
     def _forget(self, part: "_Share", power: int) -> None:
@@ -80,9 +84,12 @@ class _Share:
             del self.by_size[power]
 
 
+_used, _size = attrgetter("used"), attrgetter("size")
+
+
 class PieceCache:
-    """Of all tokenizers of a process, on the event loop. What was not used for longest goes first,
-    of whoever has most: an account, and within it a namespace."""
+    """Of all tokenizers of a process, on the event loop. What was not used for longest goes first;
+    but half of an equal part is left to each account, and within it to each namespace."""
 
     def __init__(self, most_bytes: int) -> None:
         """0: nothing is kept."""
@@ -92,6 +99,7 @@ class PieceCache:
         self._root = _Share(None, None)
         self._shares: dict[bytes, _Share] = {}
         self._last_used: _Share | None = None
+        self._uses = 0
 
     @property
     def size(self) -> int:
@@ -106,9 +114,7 @@ class PieceCache:
         share = self._shares.get(key)
         if share is None:
             return None
-        if share is not self._last_used:
-            self._last_used = share
-            share.use()
+        self._use(share)
         share.pieces.move_to_end(key)
         return share.pieces[key]
 
@@ -123,11 +129,18 @@ class PieceCache:
         share.pieces[key] = ids
         self._shares[key] = share
         share.add(size)
+        self._use(share)
         while self._root.size > self.most_bytes:
             self._drop()
 
+    def _use(self, share: _Share) -> None:
+        if share is not self._last_used:
+            self._last_used = share
+            self._uses += 1
+            share.use(self._uses)
+
     def _drop(self) -> None:
-        share = self._root.largest()
+        share = self._root.loser()
         key, ids = share.pieces.popitem(last=False)
         del self._shares[key]
         share.add(-len(ids) - OVERHEAD - (0 if share.pieces else SHARE_OVERHEAD))

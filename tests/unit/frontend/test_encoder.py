@@ -1,7 +1,8 @@
-"""Encoding by pieces: the ids of the whole text, for each kind of tokenizer; what is encoded again."""
+"""Encoding by pieces: the ids of the whole text, for each kind of tokenizer; what is encoded."""
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from tokenizers import (
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
 from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
-from dynamo_router.frontend.processor.encoder import LEAST_CHARS, Encoder
+from dynamo_router.frontend.processor.encoder import LEAST_CHARS, MOST_CHARS, Encoder
 from dynamo_router.process.off_loop import OffLoop
 
 CORPUS = [
@@ -101,7 +102,8 @@ def word_piece() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[UNK]", "[CLS]", "[SEP]", *SPECIAL]
     made.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+        CORPUS,
+        trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False),
     )
     ids = {name: made.token_to_id(name) for name in ("[CLS]", "[SEP]")}
     made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, list(ids.items()))
@@ -135,7 +137,9 @@ MAKERS: dict[str, Any] = {
     ),
     "gpt-4o": lambda: bpe(bytes_after(split(GPT_4O))),
     "deepseek": lambda: bpe(
-        bytes_after(split(r"\p{N}{1,3}"), split(HAN), split(DEEPSEEK)), None, [added("<\uff5cUser\uff5c>")]
+        bytes_after(split(r"\p{N}{1,3}"), split(HAN), split(DEEPSEEK)),
+        None,
+        [added("<\uff5cUser\uff5c>")],
     ),
     "digits first": lambda: bpe(
         pre_tokenizers.Sequence(
@@ -158,7 +162,9 @@ MAKERS: dict[str, Any] = {
             added("<|both|>", lstrip=True, rstrip=True),
         ],
     ),
-    "a stripping word": lambda: bpe(bytes_after(split(LLAMA_3)), None, [added("xfox", rstrip=True)]),
+    "a stripping word": lambda: bpe(
+        bytes_after(split(LLAMA_3)), None, [added("xfox", rstrip=True)]
+    ),
     "single words": lambda: bpe(
         bytes_after(split(LLAMA_3)),
         None,
@@ -227,7 +233,8 @@ PIECES = st.sampled_from(
         "x<s",
         "]</",
         "<think>",
-        *" the fox dog xfox jumps over lazy don't it's he'LL 12 3456 naïve ΑΣ 漢字 、 。 ， 한국 текст".split(" "),
+        *" the fox dog xfox jumps over lazy don't it's he'LL 12 3456 naïve ΑΣ".split(" "),
+        *"漢字 、 。 \uff0c 한국 текст".split(" "),
         *(f" {word}" for word in "the fox dog jumps over lazy A word\n".split(" ")),
         *"😀\u0301\u3099\u200d\ufb01\xa0\u3000\u2028\x85\x1c\x00",
         "e\u0301",
@@ -253,7 +260,9 @@ def test_what_is_known_of_each_tokenizer(tokenizer: tuple[str, Tokenizer, CutRul
 
 
 @settings(deadline=None, max_examples=60)
-@given(text=TEXTS, other=TEXTS, least=st.integers(1, 9), special=st.booleans(), at=st.integers(0, 99))
+@given(
+    text=TEXTS, other=TEXTS, least=st.integers(1, 9), special=st.booleans(), at=st.integers(0, 99)
+)
 def test_pieces_make_the_ids_of_the_whole(
     tokenizer: tuple[str, Tokenizer, CutRules],
     off_loop: OffLoop,
@@ -269,6 +278,133 @@ def test_pieces_make_the_ids_of_the_whole(
     encoder = Encoder(whole, rules, off_loop, PieceCache(1 << 20), least, least)
     at = min(at, len(text))
     for each in (text, text, text[:at] + other + text[at:], other + text[:at], text[at:]):
-        assert encoded(encoder, each, special=special) == whole.encode(
-            each, add_special_tokens=special
-        ).ids
+        assert (
+            encoded(encoder, each, special=special)
+            == whole.encode(each, add_special_tokens=special).ids
+        )
+
+
+@pytest.fixture(scope="module")
+def llama(off_loop: OffLoop) -> Tokenizer:
+    made: Tokenizer = MAKERS["llama 3"]()
+    return made
+
+
+def new_encoder(tokenizer: Tokenizer, off_loop: OffLoop, most: int = 1 << 20) -> Encoder:
+    rules = read_cut_rules(tokenizer.to_str().encode(), tokenizer)
+    return Encoder(tokenizer, rules, off_loop, PieceCache(most))
+
+
+def prose(chars: int, seed: int = 0) -> str:
+    draw, words = (
+        random.Random(seed),
+        "the of and it is you, that\nfor on are. With they 漢字、".split(" "),
+    )
+    return "".join(f" {draw.choice(words)}{draw.randint(0, 9)}a" for _ in range(chars // 6))[:chars]
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def newly_encoded(encoder: Encoder, text: str, tenant: Tenant = NO_TENANT) -> int:
+    """Characters that the tokenizer has seen; the ids are those of the whole text."""
+    before = encoder._cache.encoded_chars
+    ids = asyncio.run(encoder.encode(text, tenant, add_special_tokens=False)).tolist()
+    assert ids == encoder._tokenizer.encode(text, add_special_tokens=False).ids
+    return encoder._cache.encoded_chars - before
+
+
+TAIL = LEAST_CHARS + MOST_CHARS
+"""Characters around a change that are in pieces with it."""
+
+
+def test_a_turn_costs_what_is_new_in_it(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    prompt = turn("system", "help") + turn("user", prose(30_000))
+    newly_encoded(encoder, prompt + "<|im_start|>assistant\n<think>\n")
+    for number in range(5):
+        prompt += turn("assistant", "ok") + turn("user", prose(4400, number))
+        assert newly_encoded(encoder, prompt + "<|im_start|>assistant\n<think>\n") < 4400 + TAIL
+    cache = encoder._cache
+    assert cache.size < 4 * len(prompt)
+    assert cache.found_chars > 5 * 30_000
+
+
+def test_an_edit_costs_the_message_that_changed(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    turns = [turn("user", prose(8000, number)) for number in range(20)]
+    newly_encoded(encoder, "".join(turns))
+    turns[3] = turn("user", prose(1234, 99))  # an edit
+    assert newly_encoded(encoder, "".join(turns)) < 1234 + 2 * TAIL
+    del turns[7]  # one that is dropped
+    assert newly_encoded(encoder, "".join(turns)) < 2 * TAIL
+    assert newly_encoded(encoder, turn("system", "It is 12:34.") + "".join(turns)) < 2 * TAIL
+
+
+def test_an_edit_in_a_long_message_costs_its_surroundings(
+    llama: Tokenizer, off_loop: OffLoop
+) -> None:
+    encoder, text = new_encoder(llama, off_loop), prose(100_000)
+    newly_encoded(encoder, text)
+    assert newly_encoded(encoder, text[:20_000] + " something else" + text[20_000:]) < 30_000
+    assert newly_encoded(encoder, text + prose(1000, 5)) < 1000 + TAIL
+
+
+def test_a_tenant_finds_nothing_of_another_namespace(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder, text = new_encoder(llama, off_loop), prose(20_000)
+    assert newly_encoded(encoder, text, Tenant("a", 1)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("a", 2)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("b", None)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("b", 1)) < TAIL
+
+
+def test_models_share_the_bytes_and_no_ids(llama: Tokenizer, off_loop: OffLoop) -> None:
+    cache, text = PieceCache(1 << 20), prose(20_000)
+    for made in (llama, MAKERS["gpt-2"]()):
+        rules = read_cut_rules(made.to_str().encode(), made)
+        assert newly_encoded(Encoder(made, rules, off_loop, cache), text) == len(text)
+
+
+def test_a_text_of_many_steps_and_a_word_without_end(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    text = prose(300_000) + "=" * 10_000 + prose(5000)
+    assert newly_encoded(encoder, text) == len(text)
+    assert newly_encoded(encoder, text) < TAIL
+
+
+def test_what_is_no_text_is_refused(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    for text in ("a\ud800", prose(5000) + "\ud800"):
+        with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
+            encoded(encoder, text)
+
+
+TWICE = json.loads(processors.TemplateProcessing("$A $A", None, []).__getstate__())
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "New"}]}},
+            "pre-tokenizer New",
+        ),
+        ({"normalizer": {"type": "New"}}, "normalizer New"),
+        ({"post_processor": {"type": "New"}}, "post-processor New"),
+        ({"post_processor": TWICE}, "once"),
+        ({"model": {"type": "New"}}, "model New"),
+        ({"model": {"type": "BPE", "dropout": 0.1}}, "at random"),
+        ({"pre_tokenizer": None, "added_tokens": []}, "no added token"),
+        ({"added_tokens": [{"content": 5}]}, "unknown form"),
+    ],
+)
+def test_what_is_not_known_is_not_cut(
+    llama: Tokenizer, off_loop: OffLoop, change: dict[str, Any], reason: str
+) -> None:
+    raw = json.dumps({**json.loads(llama.to_str()), **change}).encode()
+    rules = read_cut_rules(raw, llama)
+    assert reason in rules.reason
+    encoder = Encoder(llama, rules, off_loop, PieceCache(1 << 20))
+    text = prose(5000)
+    assert newly_encoded(encoder, text) == 0 and reason in encoder.reason
