@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..base.account import current_account
 from ..base.errors import NoWorkersError
@@ -30,7 +31,7 @@ from .openai import (
     read_request,
     too_long,
 )
-from .origin import Origin, origin_of
+from .origin import Origin, origin_of, tenant_of
 from .parsers import ModelParsers, new_chat_output
 from .prefill import PrefillWorkers
 from .processor import ModelText
@@ -123,6 +124,11 @@ class Completions:
         return self._monitor.facts.max_seq_len
 
     @property
+    def token_cache(self) -> str:
+        """on, or why token ids of its prompts are not kept."""
+        return self._text.token_cache
+
+    @property
     def parsers(self) -> ModelParsers:
         """What its answers are read by: the settings, or else its card."""
         if self._card is not None and (card := self._card()) is not self._read_card:
@@ -133,12 +139,13 @@ class Completions:
 
     async def _chat(self, call: HttpCall) -> None:
         request: ChatRequest = read_request(call.body, ChatRequest)
-        prompt = await self._prompts.of_chat(request)
+        prompt = await self._prompts.of_chat(request, tenant_of(call.headers, request))
         await self._answer(call, request, "chat", [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = read_request(call.body, CompletionRequest)
-        prompts = await self._prompts.of_completion(request, call.ids)
+        tenant = tenant_of(call.headers, request)
+        prompts = await self._prompts.of_completion(request, tenant, call.ids)
         echoed = [""] * len(prompts)
         if request.echo:
             echoed = [self._text.decode(prompt) for prompt in prompts]
@@ -147,21 +154,23 @@ class Completions:
     async def _embed(self, call: HttpCall) -> None:
         request = read_embedding_request(call.body)
         self._check_ready(request.model)
-        await self._embeddings.answer(call, request, self.name)
+        await self._embeddings.answer(call, request, self.name, tenant_of(call.headers))
 
     async def _tokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Tokenize)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
+        tenant = tenant_of(call.headers)
         if wanted.messages is not None:
-            ids = await self._prompts.render(wanted.messages, None)
+            ids = await self._prompts.render(wanted.messages, None, tenant)
         else:
             assert wanted.prompt is not None
             ids = await self._prompts.encoded(
-                wanted.prompt, add_special_tokens=wanted.add_special_tokens
+                wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens
             )
         limit = self.context_limit or None
-        await answer_json(call, {"count": len(ids), "max_model_len": limit, "tokens": ids})
+        tokens = np.asarray(ids).tolist()
+        await answer_json(call, {"count": len(ids), "max_model_len": limit, "tokens": tokens})
 
     async def _detokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Detokenize)

@@ -40,6 +40,11 @@ class FrontendConfig:
         15.0, "A stream that was silent for so long gets a comment, so that proxies keep it."
     )
 
+    token_cache_bytes: int = option(
+        64 << 20,
+        "Memory for token ids of pieces of long prompts, so that a turn of a conversation is"
+        " tokenized once; 0: none are kept.",
+    )
     reasoning_parser: str | None = option(
         None,
         f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it is not"
@@ -69,6 +74,8 @@ class FrontendConfig:
             raise bad_setting("model_path", f"{self.model_path} is no folder")
         if self.default_max_tokens < 1:
             raise bad_setting("default_max_tokens", "must be at least 1")
+        if self.token_cache_bytes < 0:
+            raise bad_setting("token_cache_bytes", "must be at least 0")
         if not (is_finite(self.keep_alive_s) and self.keep_alive_s >= SHORTEST_S):
             raise bad_setting("keep_alive_s", f"must be at least {SHORTEST_S:g}")
 
@@ -109,6 +116,7 @@ class ModelFrontendConfig(ServeConfig):
     )
     default_max_tokens: int = _as_in_serve("default_max_tokens")
     keep_alive_s: float = _as_in_serve("keep_alive_s")
+    token_cache_bytes: int = _as_in_serve("token_cache_bytes")
     reasoning_parser: str | None = _as_in_serve("reasoning_parser")
     tool_call_parser: str | None = _as_in_serve("tool_call_parser")
     namespace: str = option(
@@ -150,6 +158,7 @@ class ModelFrontendConfig(ServeConfig):
             model_path=self.model_path,
             default_max_tokens=self.default_max_tokens,
             keep_alive_s=self.keep_alive_s,
+            token_cache_bytes=self.token_cache_bytes,
             reasoning_parser=self.reasoning_parser,
             tool_call_parser=self.tool_call_parser,
         )

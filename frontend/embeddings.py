@@ -16,6 +16,7 @@ from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
 from .engine_requests import PromptReader, Tokens
 from .openai import BAD_BODY, ApiError, bad_body
+from .processor import Tenant
 
 
 class EmbeddingRequest(msgspec.Struct):
@@ -34,12 +35,14 @@ class Embeddings:
         self._dispatcher = dispatcher
         self._prompts, self._calls = prompts, calls
 
-    async def answer(self, call: HttpCall, request: EmbeddingRequest, model: str) -> None:
+    async def answer(
+        self, call: HttpCall, request: EmbeddingRequest, model: str, tenant: Tenant
+    ) -> None:
         """Answer a request to the model of this name."""
         if request.dimensions is not None:
             text = "dimensions is not supported: vectors have the model's length"
             raise ApiError(400, text, param="dimensions")
-        inputs = await self._prompts.read(bytes(request.input), "input")
+        inputs = await self._prompts.read(bytes(request.input), "input", tenant)
         if not all(len(each) for each in inputs):
             raise ApiError(400, "input has an empty entry", param="input")
         with self._calls.requests_of(current_account(), len(inputs) - 1):

@@ -22,7 +22,7 @@ from ..workers.dialects import encode_generate
 from ..workers.trtllm_proto import pb
 from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling, Usage
 from .parsers import ChatOutput
-from .processor import ModelText
+from .processor import ModelText, Tenant
 
 Tokens = Sequence[int] | npt.NDArray[np.uint32]
 """Of a prompt."""
@@ -79,18 +79,18 @@ class PromptReader:
         self._text = text
         self._reader = reader
 
-    async def of_chat(self, request: ChatRequest) -> Tokens:
+    async def of_chat(self, request: ChatRequest, tenant: Tenant) -> Tokens:
         """A conversation's prompt."""
-        return _given_ids(request) or await self.render(request.messages, request)
+        return _given_ids(request) or await self.render(request.messages, request, tenant)
 
     async def of_completion(
-        self, request: CompletionRequest, ids: Tokens | None = None
+        self, request: CompletionRequest, tenant: Tenant, ids: Tokens | None = None
     ) -> list[Tokens]:
         """The prompts of a completion; `ids`: they were taken out of it."""
         given = _given_ids(request)
         if given is None and ids is not None:
             return [ids]
-        return [given] if given else await self.read(bytes(request.prompt), "prompt")
+        return [given] if given else await self.read(bytes(request.prompt), "prompt", tenant)
 
     async def hashed(self, tokens: Tokens, adapter: int | None, salt: int | None) -> HashedPrompt:
         """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
@@ -100,8 +100,8 @@ class PromptReader:
         return HashedPrompt(made, await self._reader.prompt(made, *names))
 
     async def render(
-        self, messages: list[dict[str, Any]], request: ChatRequest | None
-    ) -> list[int]:
+        self, messages: list[dict[str, Any]], request: ChatRequest | None, tenant: Tenant
+    ) -> Tokens:
         """A conversation by the model's template; `request` has the template's other variables."""
         template = self._text.template
         if template is None:
@@ -120,9 +120,9 @@ class PromptReader:
             variables["add_generation_prompt"] = request.add_generation_prompt
         text = template.render(with_read_arguments(messages), **variables)
         # The template has written the special tokens itself.
-        return await self.encoded(text, add_special_tokens=False)
+        return await self.encoded(text, tenant, add_special_tokens=False)
 
-    async def encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encoded(self, text: str, tenant: Tenant, *, add_special_tokens: bool) -> Tokens:
         """Token ids of a text. InvalidRequestError if it has more of them than prompts may have;
         where its length says so, before any are made."""
         characters, reader = self._text.most_characters, self._reader
@@ -130,12 +130,14 @@ class PromptReader:
             reader.check_length(-(-len(text) // characters))
         most = reader.limits.max_prompt_tokens
         try:
-            return await self._text.encode(text, add_special_tokens=add_special_tokens, most=most)
+            return await self._text.encode(
+                text, tenant, add_special_tokens=add_special_tokens, most=most
+            )
         except OverflowError as error:
             reader.check_length(*error.args)
             raise
 
-    async def read(self, raw: bytes, field: str) -> list[Tokens]:
+    async def read(self, raw: bytes, field: str, tenant: Tenant) -> list[Tokens]:
         """What a field of a body has: a text, token ids, or a list of either."""
         given = raw.strip()
         if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
@@ -146,16 +148,16 @@ class PromptReader:
             text = f"{field} must be a text, a list of token ids, or a list of either"
             raise ApiError(400, text, param=field) from None
         if isinstance(found, str):
-            return [await self._text_ids(found)]
+            return [await self._text_ids(found, tenant)]
         if not found or len(found) > MOST_PROMPTS:
             raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
         return [
-            await self._text_ids(each) if isinstance(each, str) else _checked_ids(each)
+            await self._text_ids(each, tenant) if isinstance(each, str) else _checked_ids(each)
             for each in found
         ]
 
-    async def _text_ids(self, text: str) -> list[int]:
-        return await self.encoded(text, add_special_tokens=True)
+    async def _text_ids(self, text: str, tenant: Tenant) -> Tokens:
+        return await self.encoded(text, tenant, add_special_tokens=True)
 
     async def _token_ids(self, raw: bytes) -> npt.NDArray[np.uint32]:
         try:

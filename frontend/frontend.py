@@ -21,7 +21,7 @@ from .completions import Completions
 from .config import FrontendConfig, ModelFrontendConfig
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
-from .processor import ModelText
+from .processor import ModelText, PieceCache
 
 
 def openai_server(
@@ -47,10 +47,12 @@ def openai_server(
     )
 
 
-def model_text(config: FrontendConfig, off_loop: OffLoop) -> ModelText:
+def model_text(
+    config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
+) -> ModelText:
     """The text of the one model of `serve`. ConfigError if its files are no good."""
     given = config.model_path
-    return ModelText(OWN_MODEL if given is None else Path(given), off_loop)
+    return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 
 
 def router_listener(

@@ -22,6 +22,7 @@ from ..server.access import Caller, current_account
 from ..server.dispatch import Dispatcher, Put, ReadRequest, Write
 from ..server.services import METADATA_KEYS, read_metadata
 from .openai import ApiError, Sampling
+from .processor import Tenant
 
 EXPLAIN_KEY = "x-dynamo-explain"
 TENANT_KEY = "x-tenant-id"
@@ -122,19 +123,24 @@ def origin_of(
         objectives,
         items,
         session,
-        _salt(request, headers),
+        _salt(headers, request),
         extras,
         received,
     )
 
 
-def _salt(request: Sampling, headers: Mapping[str, str]) -> int | None:
+def tenant_of(headers: Mapping[str, str], request: Sampling | None = None) -> Tenant:
+    """Whose text a request has, for what is kept of texts."""
+    return Tenant(current_account(), _salt(headers, request))
+
+
+def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
     """The cache namespace as the engines' protocol has it: a number."""
-    nvext = request.nvext
+    nvext = None if request is None else request.nvext
     given = (
         headers.get(TENANT_KEY),
         None if nvext is None else nvext.cache_salt,
-        request.cache_salt,
+        None if request is None else request.cache_salt,
     )
     text = next((each for each in given if each), None)
     return None if not text else xxh3_64_intdigest(text.encode()) & _INT63

@@ -55,9 +55,11 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     if port is None:
         return router_server(parts, ConfiguredPool(parts))
     check_installed("http_frontend")
-    from .frontend import model_text, router_listener  # not before: the router alone needs none
+    # Not before: the router alone needs none.
+    from .frontend import model_text, router_listener
+    from .token_cache import piece_cache
 
-    text = model_text(config.frontend, parts.off_loop)
+    text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     tokenize = partial(text.encode, add_special_tokens=True)
     pool = ConfiguredPool(parts, tokenize=tokenize, vocab_size=text.vocab_size)
     return router_server(parts, pool, [router_listener(parts, pool, text, config.frontend, port)])

@@ -18,6 +18,7 @@ from ...server.metrics import Labels, MetricsPage
 from ...server.pool import WorkerPlane, WorkerPool
 from ...server.server_parts import ServerParts
 from ..config import ModelFrontendConfig
+from ..token_cache import piece_cache
 from .model_pool import ModelPool, Shared
 from .model_watcher import ModelWatcher
 from .routes import Answering, ModelEntry
@@ -50,6 +51,7 @@ class ModelManager:
             frontend=config.frontend,
             plane=self._plane,
             store=config.backend,
+            pieces=piece_cache(config.frontend, parts),
         )
         self._events: dict[str, Any] = {}  # settings that were worked out at the start
         self._pools: dict[SetName, ModelPool] = {}
@@ -236,6 +238,7 @@ def _told(pool: ModelPool) -> dict[str, Any]:
         "prefill_pools": [each.label for each in pool.partners],
         "state": pool.state,
         "reason": pool.reason,
+        "token_cache": pool.token_cache,
         "block_size": card.block_size,
         "context_length": pool.context_limit,
         "aliases": list(card.aliases),

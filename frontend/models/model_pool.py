@@ -37,7 +37,7 @@ from ...workers.records import (
 from ..completions import Completions
 from ..config import FrontendConfig
 from ..parsers import ModelParsers
-from ..processor import ModelText
+from ..processor import ModelText, PieceCache
 from .routes import in_order
 from .set_members import SetMembers
 from .worker_sets import SetName, WorkerSet
@@ -60,6 +60,8 @@ class Shared:
     """over which Dynamo's workers are called; its owner's to close"""
     store: str
     """the name of the store that workers are found in"""
+    pieces: PieceCache
+    """of all texts"""
     texts: WeakValueDictionary[tuple[CardFile, ...], ModelText] = field(
         default_factory=WeakValueDictionary
     )
@@ -129,6 +131,12 @@ class ModelPool:
     def reason(self) -> str:
         """Why it does not serve, or what it refuses though it serves."""
         return self._failure or ("" if self._completions is None else self._parsers.reason)
+
+    @property
+    def token_cache(self) -> str:
+        """on, or why its prompts' token ids are not kept; empty before it is built, and where it
+        has no text."""
+        return "" if self._text is None else self._text.token_cache
 
     @property
     def states(self) -> dict[str, int]:
@@ -365,7 +373,7 @@ class ModelPool:
         shared = self._shared
         text = shared.texts.get(known) if known else None
         if text is None:
-            text = await asyncio.to_thread(ModelText, folder, shared.parts.off_loop)
+            text = await asyncio.to_thread(ModelText, folder, shared.parts.off_loop, shared.pieces)
             if known:
                 shared.texts[known] = text
         return text

@@ -99,6 +99,7 @@ class OneModel:
             "model": self._completions.name,
             "state": "serving",
             "reason": self._completions.parsers.reason,
+            "token_cache": self._completions.token_cache,
             "context_length": self._completions.context_limit,
             "workers": pool.states,
             "share": self.share,

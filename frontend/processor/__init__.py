@@ -4,7 +4,17 @@
 """
 
 from .chat_template import ChatTemplate
+from .piece_cache import NO_TENANT, PieceCache, Tenant
 from .stop_strings import Piece, StopStrings
 from .tokenizer import Detokenizer, ModelText
 
-__all__ = ["ChatTemplate", "Detokenizer", "ModelText", "Piece", "StopStrings"]
+__all__ = [
+    "NO_TENANT",
+    "ChatTemplate",
+    "Detokenizer",
+    "ModelText",
+    "Piece",
+    "PieceCache",
+    "StopStrings",
+    "Tenant",
+]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from ...base.errors import ConfigError, InvalidRequestError
+from ...base.errors import ConfigError
 from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
+from .cut_rules import CutRules, read_cut_rules
+from .encoder import Encoder
 from .length_bound import most_characters
+from .piece_cache import NO_TENANT, PieceCache, Tenant
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32]
-LONG_CHARS = 2048
-"""A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
-SECONDS_PER_CHAR = 1e-6
 MOST_PENDING = 16
 """Ids in a row that complete no text before they are decoded as they are."""
 MOST_OF_A_CHARACTER = 3
@@ -35,10 +34,15 @@ class ModelText:
     Hugging Face publishes them. ConfigError, naming the file, if one is missing or no good.
     """
 
-    def __init__(self, folder: Path, off_loop: OffLoop) -> None:
+    def __init__(self, folder: Path, off_loop: OffLoop, pieces: PieceCache | None = None) -> None:
+        """`pieces` keeps the ids of long texts, of all models of a process; None: nothing does."""
         self.folder = folder
-        self._off_loop = off_loop
-        self._tokenizer = _read_tokenizer(folder / "tokenizer.json")
+        self._tokenizer, rules = _read_tokenizer(folder / "tokenizer.json")
+        if pieces is None:
+            pieces = PieceCache(0)
+        self._encoder = Encoder(self._tokenizer, rules, off_loop, pieces)
+        self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
+        """on, or why ids of its texts are not kept"""
         config = _read_json(folder / "tokenizer_config.json")
         self.special_tokens = {
             name: _token_text(config[name]) for name in SPECIAL_NAMES if config.get(name)
@@ -55,14 +59,18 @@ class ModelText:
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, most: int | None = None
-    ) -> list[int]:
+        self,
+        text: str,
+        tenant: Tenant = NO_TENANT,
+        *,
+        add_special_tokens: bool,
+        most: int | None = None,
+    ) -> npt.NDArray[np.uint32]:
         """Token ids of a text; InvalidRequestError if it cannot be encoded, OverflowError with
-        their number if they are more than `most`."""
-        work, size = partial(self._encode, text, add_special_tokens, most), len(text)
-        if size <= LONG_CHARS:
-            return work()
-        return await self._off_loop.run(work, size=size, seconds=size * SECONDS_PER_CHAR)
+        their number, as far as it is known, if they are more than `most`."""
+        return await self._encoder.encode(
+            text, tenant, add_special_tokens=add_special_tokens, most=most
+        )
 
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
@@ -80,21 +88,6 @@ class ModelText:
         """The text of the last ids, special tokens too."""
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
-
-    def _encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        try:
-            # The batch call lets other threads run meanwhile; the plain one does not.
-            (encoding,) = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-        except Exception as error:
-            raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
-        count = len(encoding)
-        if most is not None and count > most:
-            del encoding  # the error's traceback would keep it, and a list of it takes long to make
-            raise OverflowError(count)
-        ids: list[int] = encoding.ids
-        return ids
 
 
 class Detokenizer:
@@ -159,17 +152,18 @@ class Detokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=bool(self._hidden)))
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def _read_tokenizer(path: Path) -> tuple[Tokenizer, CutRules]:
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}", key="model_path")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        raw = path.read_bytes()
+        tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:
         raise ConfigError(f"{path.name} is no tokenizer: {error}", key="model_path") from None
     # Settings of its training, which would cut prompts short.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return tokenizer, read_cut_rules(raw, tokenizer)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ...base.clock import Clock
+from ...indexer.hashing import Integers
 from ...router.kv_router import KvRouter
 from ...router.prompt import Prompt
 from ..dispatch import DispatchObserver, Request
@@ -19,7 +20,7 @@ from .worker_table import WorkerTable
 MOST_REQUESTS = 250
 """That one answer tells of; a page that asks each second misses some beyond that, and says so."""
 
-Tokenize = Callable[[str], Awaitable[list[int]]]
+Tokenize = Callable[[str], Awaitable[Integers]]
 
 
 class Known(NamedTuple):

@@ -21,6 +21,9 @@ LONG_BYTES = 128 << 10
 """A longer request is read and hashed off the loop. Up to here that takes less than a millisecond
 (some 2 ns a byte), and to change threads costs a tenth of one."""
 
+LONG_PROMPT = 1 << 18
+"""Tokens of a prompt whose blocks are hashed off the loop: a nanosecond a token."""
+
 MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
@@ -123,7 +126,7 @@ class RequestReader:
         InvalidRequestError if there are no tokens, or too many, or a name is too long.
         """
         prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
-        if prompt.isl * 4 > LONG_BYTES and self._hashes:
+        if prompt.isl > LONG_PROMPT and self._hashes:
             await self.off_loop.run(partial(self._hash, prompt), size=prompt.isl * 4)
         return prompt
 

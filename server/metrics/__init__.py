@@ -4,6 +4,7 @@ that is made of them without holding anybody up.
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
+from .families import counter_by, gauges, source
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage, Source
 from .pooled import Labels
@@ -21,5 +22,8 @@ __all__ = [
     "RouterMetrics",
     "Source",
     "Table",
+    "counter_by",
     "families_of",
+    "gauges",
+    "source",
 ]

@@ -9,7 +9,7 @@ from ...process.off_loop import OffLoop
 from ..access import Security
 from .collectors import limit_metrics, loop_metrics, security_metrics
 from .loop_lag import LoopLagProbe
-from .page import MetricsPage
+from .page import MetricsPage, Source
 from .pooled import Labels, pooled_metrics
 from .process import (
     build_metrics,
@@ -50,6 +50,10 @@ class ProcessMetrics:
     ) -> None:
         """Show what callers have open."""
         self._page.add(server_metrics(open_calls, http_connections))
+
+    def add(self, source: Source) -> None:
+        """Show what else the process has."""
+        self._page.add(source)
 
     def page(self, pools: LabelledPages) -> MetricsPage:
         """What a scrape gets: these metrics, and those of the pools with their labels."""

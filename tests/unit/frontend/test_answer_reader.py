@@ -74,7 +74,8 @@ def asked_of(*given: Any) -> Any:
 
 
 def ids_of(text: ModelText, said: str) -> list[int]:
-    return text._encode(said, False)
+    ids: list[int] = text._tokenizer.encode(said, add_special_tokens=False).ids
+    return ids
 
 
 def read(text: ModelText, messages: list[bytes], prefix: str = "", **fields: Any) -> list[Delta]:

@@ -33,7 +33,8 @@ def text(off_loop: OffLoop) -> ModelText:
 
 
 def encode(text: ModelText, said: str) -> list[int]:
-    return asyncio.run(text.encode(said, add_special_tokens=True))
+    ids: list[int] = asyncio.run(text.encode(said, add_special_tokens=True)).tolist()
+    return ids
 
 
 @given(said=st.text(max_size=60))

@@ -10,7 +10,7 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.engine_requests import MOST_PROMPTS, PromptReader
 from dynamo_router.frontend.openai import ApiError, ChatRequest, api_error
-from dynamo_router.frontend.processor import ChatTemplate, ModelText
+from dynamo_router.frontend.processor import NO_TENANT, ChatTemplate, ModelText
 from dynamo_router.server.dispatch import RequestReader
 
 
@@ -32,13 +32,15 @@ def prompts(text: ModelText, reader: RequestReader) -> PromptReader:
 
 
 async def read(prompts: PromptReader, given: Any) -> list[list[int]]:
-    return [list(each) for each in await prompts.read(json.dumps(given).encode(), "prompt")]
+    return [
+        list(each) for each in await prompts.read(json.dumps(given).encode(), "prompt", NO_TENANT)
+    ]
 
 
 async def test_texts_and_token_ids_may_stand_in_one_list(
     prompts: PromptReader, text: ModelText
 ) -> None:
-    said = await text.encode("said", add_special_tokens=True)
+    said = list(await text.encode("said", add_special_tokens=True))
     assert await read(prompts, "said") == [said]
     assert await read(prompts, [5, 6]) == [[5, 6]]
     assert await read(prompts, [[5, 6], "said", [7]]) == [[5, 6], said, [7]]
@@ -69,7 +71,7 @@ async def test_a_client_is_told_what_its_template_refuses(
     text.template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     request = ChatRequest(model="m", messages=[{"role": "user", "content": "Hi"}])
     with pytest.raises(InvalidRequestError) as found:
-        await prompts.of_chat(request)
+        await prompts.of_chat(request, NO_TENANT)
     told = api_error(found.value)
     error = told.body["error"]
     assert told.status == 400 and error.pop("message").endswith("roles must alternate")

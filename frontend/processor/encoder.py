@@ -1,0 +1,200 @@
+"""Encoder: texts to token ids, where a long one costs what is new in it.
+
+It is cut into pieces whose ids depend on nothing around them (see cut_rules); those of a piece that
+was encoded before are kept.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Iterator
+from functools import partial
+from hashlib import sha256
+from itertools import count, islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from ...base.errors import InvalidRequestError
+from ...process.off_loop import OffLoop
+from ._cuts import Cutter
+from .cut_rules import CutRules
+from .piece_cache import PieceCache, Tenant
+
+LEAST_CHARS = 1024
+MOST_CHARS = 4096
+"""Of a piece, where the text has a cut."""
+LONG_CHARS = 2048
+"""A longer text is encoded off the event loop: a thousand characters take about a millisecond."""
+SECONDS_PER_CHAR = 1e-6
+ID_BYTES = 4
+STEP_CHARS = 256 << 10
+"""Looked up in one turn of the event loop."""
+BATCH_CHARS = 64 << 10
+"""Encoded in one turn of the off-loop thread, by all cores."""
+
+_numbers = count()
+
+
+class _Missing(NamedTuple):
+    """A piece without ids: text[begin:end], the nth one. No key: it is not kept."""
+
+    nth: int
+    begin: int
+    end: int
+    key: bytes | None
+
+
+class Encoder:
+    """Of one tokenizer. `rules`: where its texts may be cut."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rules: CutRules,
+        off_loop: OffLoop,
+        cache: PieceCache,
+        least: int = LEAST_CHARS,
+        most: int = MOST_CHARS,
+    ) -> None:
+        self._tokenizer, self._off_loop, self._cache = tokenizer, off_loop, cache
+        self._least = least
+        self._cutter: Cutter | None = None
+        self._around = _around(tokenizer, rules)
+        self.reason = rules.reason or ("" if cache.most_bytes else "token_cache_bytes is 0")
+        """why nothing is kept; empty: it is"""
+        if not self.reason:
+            self._cutter = Cutter(rules.atoms, rules.stops, least, most)
+        self._number = next(_numbers)  # apart from those of other tokenizers
+
+    async def encode(
+        self, text: str, tenant: Tenant, *, add_special_tokens: bool, most: int | None = None
+    ) -> npt.NDArray[np.uint32]:
+        """InvalidRequestError if it cannot be encoded, OverflowError with their number, as far as it
+        is known, if its ids are more than `most`."""
+        around = self._around if add_special_tokens else (b"", b"")
+        if self._cutter is None or around is None or len(text) <= self._least:
+            found = await self._run([text], add_special_tokens, most)
+        else:
+            found = await self._encode_pieces(text, tenant, most)
+            found = [around[0], *found, around[1]]
+        return np.frombuffer(found[0] if len(found) == 1 else b"".join(found), np.uint32)
+
+    async def _encode_pieces(self, text: str, tenant: Tenant, most: int | None) -> list[bytes]:
+        cutter, cache = self._cutter, self._cache
+        assert cutter is not None
+        salt = f"{self._number} {tenant.namespace}:".encode()
+        pieces: list[bytes] = []
+        missing: list[_Missing] = []
+        begin = size = 0
+
+        def look_up(end: int) -> None:
+            nonlocal begin, size
+            key = ids = None
+            if end - begin >= self._least:
+                try:
+                    key = sha256(salt + text[begin:end].encode()).digest()
+                except UnicodeEncodeError as error:
+                    raise _refusal(error) from None
+                ids = cache.get(key)
+            if ids is None:
+                missing.append(_Missing(len(pieces), begin, end, key))
+                ids = b""
+            else:
+                cache.found_chars += end - begin
+            pieces.append(ids)
+            size += len(ids)
+            begin = end
+
+        for at in range(0, len(text), STEP_CHARS):
+            until = min(at + STEP_CHARS, len(text))
+            if at:
+                await asyncio.sleep(0)
+            for cut in cutter.cuts(text, begin, max(at, begin), until):
+                look_up(cut)
+        look_up(len(text))
+        for batch in _batches(missing):
+            _check_count(size // ID_BYTES, most)
+            found = await self._run([text[each.begin : each.end] for each in batch], False, most)
+            cache.encoded_chars += sum(each.end - each.begin for each in batch)
+            size += sum(map(len, found))
+            for each, ids in zip(batch, found, strict=True):
+                pieces[each.nth] = ids
+                if each.key is not None:
+                    cache.put(each.key, ids, tenant)
+        _check_count(size // ID_BYTES, most)
+        return pieces
+
+    async def _run(
+        self, texts: list[str], add_special_tokens: bool, most: int | None
+    ) -> list[bytes]:
+        """`_encode`, off the loop if that takes long."""
+        work = partial(self._encode, texts, add_special_tokens, most)
+        chars = sum(map(len, texts))
+        if chars <= LONG_CHARS:
+            return work()
+        return await self._off_loop.run(work, size=chars, seconds=chars * SECONDS_PER_CHAR)
+
+    def _encode(
+        self, texts: list[str], add_special_tokens: bool, most: int | None = None
+    ) -> list[bytes]:
+        """The ids of each, as numbers of 32 bits."""
+        try:
+            # The batch call lets other threads run meanwhile; the plain one does not.
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except Exception as error:
+            raise _refusal(error) from None
+        count = sum(map(len, found))
+        if most is not None and count > most:
+            del found  # the error's traceback would keep it, and lists of it take long to make
+            raise OverflowError(count)
+        return [array("I", encoding.ids).tobytes() for encoding in found]
+
+
+def _check_count(ids: int, most: int | None) -> None:
+    if most is not None and ids > most:
+        raise OverflowError(ids)
+
+
+def _refusal(error: Exception) -> InvalidRequestError:
+    return InvalidRequestError(f"the text cannot be tokenized: {error}")
+
+
+def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
+    batch: list[_Missing] = []
+    chars = 0
+    for each in missing:
+        if chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+        batch.append(each)
+        chars += each.end - each.begin
+    if batch:
+        yield batch
+
+
+def _around(tokenizer: Tokenizer, rules: CutRules) -> tuple[bytes, bytes] | None:
+    """The ids before and behind those of a text with special tokens; None: they cannot be told."""
+
+    def ids(text: str, special: bool) -> list[int]:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+        return found
+
+    common: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
+    try:
+        for probe in (*islice(rules.atoms, 2), "a", "a b"):
+            bare, whole = ids(probe, False), ids(probe, True)
+            places = range(len(whole) - len(bare) + 1)
+            found = {
+                (tuple(whole[:at]), tuple(whole[at + len(bare) :]))
+                for at in places
+                if whole[at : at + len(bare)] == bare
+            }
+            common = found if common is None else common & found
+    except Exception:  # of a model without an unknown token
+        return None
+    if common is None or len(common) != 1:
+        return None
+    before, behind = common.pop()
+    return array("I", before).tobytes(), array("I", behind).tobytes()

@@ -1,0 +1,147 @@
+"""Ids of pieces of texts, kept within a number of bytes and shared fairly among tenants."""
+
+from collections import OrderedDict
+from operator import attrgetter
+from typing import NamedTuple
+
+OVERHEAD = 400
+"""Bytes that a piece takes beside its ids: its key, places in tables, heads of objects."""
+SHARE_OVERHEAD = 2000
+"""Bytes that a namespace of an account takes beside its pieces."""
+
+
+class Tenant(NamedTuple):
+    """Whose text it is. Only requests of the same cache namespace find it again; it counts as used
+    by the account that brought it."""
+
+    account: str = ""
+    namespace: int | None = None
+
+
+NO_TENANT = Tenant()
+
+
+class _Share:
+    """What an account has, or of it a namespace: pieces, or shares of its own. The oldest first.
+
+    `by_size` has a table for each power of two. `used` grows with each use.
+    """
+
+    __slots__ = ("by_size", "name", "parent", "parts", "pieces", "size", "used")
+
+    def __init__(self, parent: "_Share | None", name: object) -> None:
+        self.parent, self.name = parent, name
+        self.size = self.used = 0
+        self.parts: dict[object, _Share] = {}
+        self.by_size: dict[int, OrderedDict[object, _Share]] = {}
+        self.pieces: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def part(self, name: object) -> "_Share":
+        found = self.parts.get(name)
+        if found is None:
+            found = self.parts[name] = _Share(self, name)
+        return found
+
+    def add(self, size: int) -> None:
+        """This one has got or lost so many bytes, and with it those that it is part of."""
+        before, self.size = self.size, self.size + size
+        parent = self.parent
+        if parent is None:
+            return
+        if before:
+            parent._forget(self, before.bit_length())
+        if self.size:
+            same = parent.by_size.setdefault(self.size.bit_length(), OrderedDict())
+            same[self.name] = self
+            if size < 0:  # it loses more before others of its size do
+                same.move_to_end(self.name, last=False)
+        else:
+            del parent.parts[self.name]
+        parent.add(size)
+
+    def use(self, now: int) -> None:
+        """It is in use."""
+        self.used, parent = now, self.parent
+        if parent is not None:
+            parent.by_size[self.size.bit_length()].move_to_end(self.name)
+            parent.use(now)
+
+    def loser(self) -> "_Share":
+        """The share that loses its oldest piece: at each step the part that was not used for
+        longest, of those that have more than half of an equal part."""
+        share = self
+        while share.by_size:
+            least = share.size // (2 * len(share.parts))
+            oldest = [next(iter(same.values())) for same in share.by_size.values()]
+            larger = [each for each in oldest if each.size > least]
+            share = min(larger, key=_used) if larger else max(oldest, key=_size)
+        return share
+
+    def _forget(self, part: "_Share", power: int) -> None:
+        same = self.by_size[power]
+        del same[part.name]
+        if not same:
+            del self.by_size[power]
+
+
+_used, _size = attrgetter("used"), attrgetter("size")
+
+
+class PieceCache:
+    """Of all tokenizers of a process, on the event loop. What was not used for longest goes first;
+    but half of an equal part is left to each account, and within it to each namespace."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """0: nothing is kept."""
+        self.most_bytes = most_bytes
+        self.found_chars = self.encoded_chars = self.dropped = 0
+        """characters whose ids were kept, and were not; pieces dropped to make room"""
+        self._root = _Share(None, None)
+        self._shares: dict[bytes, _Share] = {}
+        self._last_used: _Share | None = None
+        self._uses = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._root.size
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The ids under a key."""
+        share = self._shares.get(key)
+        if share is None:
+            return None
+        self._use(share)
+        share.pieces.move_to_end(key)
+        return share.pieces[key]
+
+    def put(self, key: bytes, ids: bytes, tenant: Tenant) -> None:
+        """Keep the ids of a piece for the account."""
+        size = len(ids) + OVERHEAD
+        if key in self._shares or size + SHARE_OVERHEAD > self.most_bytes:
+            return
+        share = self._root.part(tenant.account).part(tenant.namespace)
+        if not share.pieces:
+            size += SHARE_OVERHEAD
+        share.pieces[key] = ids
+        self._shares[key] = share
+        share.add(size)
+        self._use(share)
+        while self._root.size > self.most_bytes:
+            self._drop()
+
+    def _use(self, share: _Share) -> None:
+        if share is not self._last_used:
+            self._last_used = share
+            self._uses += 1
+            share.use(self._uses)
+
+    def _drop(self) -> None:
+        share = self._root.loser()
+        key, ids = share.pieces.popitem(last=False)
+        del self._shares[key]
+        share.add(-len(ids) - OVERHEAD - (0 if share.pieces else SHARE_OVERHEAD))
+        self.dropped += 1

@@ -1,0 +1,39 @@
+"""The token cache of a server: what is kept of its texts, and its metrics."""
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from ..server.metrics import counter_by, gauges, source
+from ..server.server_parts import ServerParts
+from .config import FrontendConfig
+from .processor import PieceCache
+
+
+def piece_cache(config: FrontendConfig, parts: ServerParts) -> PieceCache:
+    """One for all models of the process, shown among its metrics."""
+    pieces = PieceCache(config.token_cache_bytes)
+    parts.metrics.add(_metrics(pieces))
+    return pieces
+
+
+@source
+def _metrics(pieces: PieceCache) -> Iterator[Metric]:
+    """What was spared of encoding, and what it takes."""
+    yield counter_by(
+        "source",
+        "dynamo_router_token_cache_characters",
+        "Characters of long prompts, by where their token ids came from.",
+        {"cache": pieces.found_chars, "tokenizer": pieces.encoded_chars},
+    )
+    yield counter_by(
+        "reason",
+        "dynamo_router_token_cache_evictions",
+        "Pieces of prompts dropped from the token cache.",
+        {"full": pieces.dropped},
+    )
+    yield from gauges(
+        "dynamo_router_token_cache_",
+        ("bytes", "Memory that token ids of pieces of prompts take.", pieces.size),
+        ("pieces", "Pieces of prompts whose token ids are kept.", len(pieces)),
+    )

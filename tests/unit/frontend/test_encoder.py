@@ -1,0 +1,410 @@
+"""Encoding by pieces: the ids of the whole text, for each kind of tokenizer; what is encoded."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
+from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
+from dynamo_router.frontend.processor.encoder import LEAST_CHARS, MOST_CHARS, Encoder
+from dynamo_router.process.off_loop import OffLoop
+
+CORPUS = [
+    "The quick brown fox, it's the one that they'll see, jumps over 12345 lazy dogs.\n\n",
+    "def walk(tree):\n    for each in tree:\n\tyield each  # naïve café ΑΣ Σίσυφος\r\n",
+    "漢字を書く、そして読む。한국어 텍스트, русский текст 😀👩‍👧 é \u0301\u3099 a\u200db",
+    "user assistant system think tool_call <div> </div> [INST] A.B x/y _under_score_ ___",
+]
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]"]
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEEPSEEK = (
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+HAN = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+
+
+def split(pattern: str, behavior: str = "isolated", invert: bool = False) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert)
+
+
+def bytes_after(*steps: Any) -> Any:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*steps, byte_level])
+
+
+def bpe(pre: Any, normalizer: Any = None, added: list[Any] | None = None) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre
+    if normalizer is not None:
+        made.normalizer = normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        CORPUS * 3,
+        trainers.BpeTrainer(
+            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    made.add_tokens(added or [])
+    return made
+
+
+def sentence_piece(scheme: str, *, cuts: bool = True, unigram: bool = False) -> Tokenizer:
+    model: Any = models.Unigram() if unigram else models.BPE(unk_token="<unk>", fuse_unk=True)
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, cuts)
+    if unigram:
+        made.normalizer = normalizers.Sequence(
+            [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        )
+        trainer: Any = trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=["<unk>", *SPECIAL], unk_token="<unk>",
+            show_progress=False,
+        )  # fmt: skip
+    else:
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=["<unk>", *SPECIAL], show_progress=False
+        )
+    made.train_from_iterator(CORPUS * 3, trainer)
+    return made
+
+
+def word_piece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[CLS]", "[SEP]", *SPECIAL]
+    made.train_from_iterator(
+        CORPUS,
+        trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False),
+    )
+    ids = {name: made.token_to_id(name) for name in ("[CLS]", "[SEP]")}
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, list(ids.items()))
+    return made
+
+
+def added(content: str, **flags: bool) -> AddedToken:
+    return AddedToken(content, **{"normalized": False, **flags})
+
+
+def llama_2() -> Tokenizer:
+    made = sentence_piece("always")
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.pre_tokenizer = None
+    return made
+
+
+MAKERS: dict[str, Any] = {
+    "gpt-2": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "gpt-2, prefixed": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "gpt-2, split": lambda: bpe(bytes_after(split(GPT_2, "removed", True))),
+    "gpt-2, its special token normalized": lambda: bpe(
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        added=[added("<|endoftext|>", normalized=True), added("fox jumps", normalized=True)],
+    ),
+    "llama 3": lambda: bpe(bytes_after(split(LLAMA_3))),
+    "qwen": lambda: bpe(
+        bytes_after(split(LLAMA_3.replace("{1,3}", ""))), normalizers.NFC(), [added("<think>")]
+    ),
+    "gpt-4o": lambda: bpe(bytes_after(split(GPT_4O))),
+    "deepseek": lambda: bpe(
+        bytes_after(split(r"\p{N}{1,3}"), split(HAN), split(DEEPSEEK)),
+        None,
+        [added("<\uff5cUser\uff5c>")],
+    ),
+    "digits first": lambda: bpe(
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    ),
+    "metaspace always": lambda: sentence_piece("always"),
+    "metaspace first": lambda: sentence_piece("first"),
+    "metaspace never": lambda: sentence_piece("never"),
+    "metaspace, whole": lambda: sentence_piece("first", cuts=False),
+    "llama 2": llama_2,
+    "unigram": lambda: sentence_piece("always", unigram=True),
+    "bert": word_piece,
+    "tokens that strip": lambda: bpe(
+        bytes_after(split(LLAMA_3)),
+        None,
+        [
+            added("<|left|>", lstrip=True),
+            added("<|right|>", rstrip=True),
+            added("<|both|>", lstrip=True, rstrip=True),
+        ],
+    ),
+    "a stripping word": lambda: bpe(
+        bytes_after(split(LLAMA_3)), None, [added("xfox", rstrip=True)]
+    ),
+    "single words": lambda: bpe(
+        bytes_after(split(LLAMA_3)),
+        None,
+        [added("fox", single_word=True), added(" dog", single_word=True)],
+    ),
+    "tokens within tokens": lambda: bpe(
+        bytes_after(split(LLAMA_3)),
+        None,
+        [
+            added("<|im_end|>\n"),
+            added("x<s"),
+            added("<|<s>|>"),
+            added("]</"),
+            added("over lazy"),
+            added("  "),
+            added("\n\n"),
+        ],
+    ),
+}
+RULES: dict[str, tuple[bool, str]] = {
+    # whether there are atoms, and at which stops words end
+    "gpt-2": (True, STOPS),
+    "gpt-2, prefixed": (True, " "),
+    "gpt-2, split": (True, STOPS),
+    "gpt-2, its special token normalized": (True, ""),
+    "llama 3": (True, STOPS),
+    "qwen": (True, STOPS),
+    "gpt-4o": (True, STOPS),
+    "deepseek": (True, STOPS),
+    "digits first": (True, STOPS),
+    "metaspace always": (True, " "),
+    "metaspace first": (True, " "),
+    "metaspace never": (True, " "),
+    "metaspace, whole": (True, ""),
+    "llama 2": (True, ""),
+    "unigram": (True, " "),
+    "bert": (True, " "),
+    "tokens that strip": (True, STOPS),
+    "a stripping word": (True, ""),
+    "single words": (True, ""),
+    "tokens within tokens": (True, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def off_loop() -> Iterator[OffLoop]:
+    made = OffLoop()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def tokenizer(request: pytest.FixtureRequest) -> tuple[str, Tokenizer, CutRules]:
+    made = MAKERS[request.param]()
+    return request.param, made, read_cut_rules(made.to_str().encode(), made)
+
+
+PIECES = st.sampled_from(
+    [
+        *SPECIAL,
+        "<|im_end|>\n",
+        "<\uff5cUser\uff5c>",
+        *"<>|[]/ \n\r\t.,'",
+        *(f"<|{name}|>" for name in ("left", "right", "both", "endoftext")),
+        "<|<s>|>",
+        "x<s",
+        "]</",
+        "<think>",
+        *" the fox dog xfox jumps over lazy don't it's he'LL 12 3456 naïve ΑΣ".split(" "),
+        *"漢字 、 。 \uff0c 한국 текст".split(" "),
+        *(f" {word}" for word in "the fox dog jumps over lazy A word\n".split(" ")),
+        *"😀\u0301\u3099\u200d\ufb01\xa0\u3000\u2028\x85\x1c\x00",
+        "e\u0301",
+        "  ",
+        "\n\n",
+        "\r\n",
+        "   \n  ",
+    ]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join)
+
+
+def encoded(encoder: Encoder, text: str, *, special: bool = False) -> list[int]:
+    ids: list[int] = asyncio.run(
+        encoder.encode(text, NO_TENANT, add_special_tokens=special)
+    ).tolist()
+    return ids
+
+
+def test_what_is_known_of_each_tokenizer(tokenizer: tuple[str, Tokenizer, CutRules]) -> None:
+    name, _, rules = tokenizer
+    assert (bool(rules.atoms), rules.stops) == RULES[name] and not rules.reason
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    text=TEXTS, other=TEXTS, least=st.integers(1, 9), special=st.booleans(), at=st.integers(0, 99)
+)
+def test_pieces_make_the_ids_of_the_whole(
+    tokenizer: tuple[str, Tokenizer, CutRules],
+    off_loop: OffLoop,
+    text: str,
+    other: str,
+    least: int,
+    special: bool,
+    at: int,
+) -> None:
+    """Each text twice, then a text that has much in common with it: all that is found was kept for
+    another place."""
+    _, whole, rules = tokenizer
+    encoder = Encoder(whole, rules, off_loop, PieceCache(1 << 20), least, least)
+    at = min(at, len(text))
+    for each in (text, text, text[:at] + other + text[at:], other + text[:at], text[at:]):
+        assert (
+            encoded(encoder, each, special=special)
+            == whole.encode(each, add_special_tokens=special).ids
+        )
+
+
+@pytest.fixture(scope="module")
+def llama(off_loop: OffLoop) -> Tokenizer:
+    made: Tokenizer = MAKERS["llama 3"]()
+    return made
+
+
+def new_encoder(tokenizer: Tokenizer, off_loop: OffLoop, most: int = 1 << 20) -> Encoder:
+    rules = read_cut_rules(tokenizer.to_str().encode(), tokenizer)
+    return Encoder(tokenizer, rules, off_loop, PieceCache(most))
+
+
+def prose(chars: int, seed: int = 0) -> str:
+    draw, words = (
+        random.Random(seed),
+        "the of and it is you, that\nfor on are. With they 漢字、".split(" "),
+    )
+    return "".join(f" {draw.choice(words)}{draw.randint(0, 9)}a" for _ in range(chars // 6))[:chars]
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def newly_encoded(encoder: Encoder, text: str, tenant: Tenant = NO_TENANT) -> int:
+    """Characters that the tokenizer has seen; the ids are those of the whole text."""
+    before = encoder._cache.encoded_chars
+    ids = asyncio.run(encoder.encode(text, tenant, add_special_tokens=False)).tolist()
+    assert ids == encoder._tokenizer.encode(text, add_special_tokens=False).ids
+    return encoder._cache.encoded_chars - before
+
+
+TAIL = LEAST_CHARS + MOST_CHARS
+"""Characters around a change that are in pieces with it."""
+
+
+def test_a_turn_costs_what_is_new_in_it(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    prompt = turn("system", "help") + turn("user", prose(30_000))
+    newly_encoded(encoder, prompt + "<|im_start|>assistant\n<think>\n")
+    for number in range(5):
+        prompt += turn("assistant", "ok") + turn("user", prose(4400, number))
+        assert newly_encoded(encoder, prompt + "<|im_start|>assistant\n<think>\n") < 4400 + TAIL
+    cache = encoder._cache
+    assert cache.size < 4 * len(prompt)
+    assert cache.found_chars > 5 * 30_000
+
+
+def test_an_edit_costs_the_message_that_changed(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    turns = [turn("user", prose(8000, number)) for number in range(20)]
+    newly_encoded(encoder, "".join(turns))
+    turns[3] = turn("user", prose(1234, 99))  # an edit
+    assert newly_encoded(encoder, "".join(turns)) < 1234 + 2 * TAIL
+    del turns[7]  # one that is dropped
+    assert newly_encoded(encoder, "".join(turns)) < 2 * TAIL
+    assert newly_encoded(encoder, turn("system", "It is 12:34.") + "".join(turns)) < 2 * TAIL
+
+
+def test_an_edit_in_a_long_message_costs_its_surroundings(
+    llama: Tokenizer, off_loop: OffLoop
+) -> None:
+    encoder, text = new_encoder(llama, off_loop), prose(100_000)
+    newly_encoded(encoder, text)
+    assert newly_encoded(encoder, text[:20_000] + " something else" + text[20_000:]) < 30_000
+    assert newly_encoded(encoder, text + prose(1000, 5)) < 1000 + TAIL
+
+
+def test_a_tenant_finds_nothing_of_another_namespace(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder, text = new_encoder(llama, off_loop), prose(20_000)
+    assert newly_encoded(encoder, text, Tenant("a", 1)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("a", 2)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("b", None)) == len(text)
+    assert newly_encoded(encoder, text, Tenant("b", 1)) < TAIL
+
+
+def test_models_share_the_bytes_and_no_ids(llama: Tokenizer, off_loop: OffLoop) -> None:
+    cache, text = PieceCache(1 << 20), prose(20_000)
+    for made in (llama, MAKERS["gpt-2"]()):
+        rules = read_cut_rules(made.to_str().encode(), made)
+        assert newly_encoded(Encoder(made, rules, off_loop, cache), text) == len(text)
+
+
+def test_a_text_of_many_steps_and_a_word_without_end(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    text = prose(300_000) + "=" * 10_000 + prose(5000)
+    assert newly_encoded(encoder, text) == len(text)
+    assert newly_encoded(encoder, text) < TAIL
+
+
+def test_what_is_no_text_is_refused(llama: Tokenizer, off_loop: OffLoop) -> None:
+    encoder = new_encoder(llama, off_loop)
+    for text in ("a\ud800", prose(5000) + "\ud800"):
+        with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
+            encoded(encoder, text)
+
+
+TWICE = json.loads(processors.TemplateProcessing("$A $A", None, []).__getstate__())
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "New"}]}},
+            "pre-tokenizer New",
+        ),
+        ({"normalizer": {"type": "New"}}, "normalizer New"),
+        ({"post_processor": {"type": "New"}}, "post-processor New"),
+        ({"post_processor": TWICE}, "once"),
+        ({"model": {"type": "New"}}, "model New"),
+        ({"model": {"type": "BPE", "dropout": 0.1}}, "at random"),
+        ({"pre_tokenizer": None, "added_tokens": []}, "no added token"),
+        ({"added_tokens": [{"content": 5}]}, "unknown form"),
+    ],
+)
+def test_what_is_not_known_is_not_cut(
+    llama: Tokenizer, off_loop: OffLoop, change: dict[str, Any], reason: str
+) -> None:
+    raw = json.dumps({**json.loads(llama.to_str()), **change}).encode()
+    rules = read_cut_rules(raw, llama)
+    assert reason in rules.reason
+    encoder = Encoder(llama, rules, off_loop, PieceCache(1 << 20))
+    text = prose(5000)
+    assert newly_encoded(encoder, text) == 0 and reason in encoder.reason
