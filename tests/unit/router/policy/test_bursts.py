@@ -1,7 +1,8 @@
 """Requests that arrive together spread over the workers, on a router that has seen none before.
 
 That engines whose steps were learnt get their share as well is in
-tests/unit/bench/simulation/test_bursts.py, through real processes in tests/integration.
+tests/unit/bench/simulation/test_bursts.py, through real processes in
+tests/integration/operating/test_bursts.py.
 """
 
 import math
@@ -14,6 +15,8 @@ import pytest
 from support.policy.routers import router_among
 
 from dynamo_router.base.clock import ManualClock
+from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.forecast import CHUNK_TOKENS, ForecastParams
 
 BLOCK = 16
 GAPS_S = (0.0, 5e-5)
@@ -97,3 +100,29 @@ def test_a_burst_spreads_beside_equal_decodes(gap_s: float) -> None:
             sent[router.best_worker(prompt, f"r{number}")[0]] += 1
             clock.advance(gap_s)
     assert max(sent.values()) <= most(12, 4), sent
+
+
+def test_first_tokens_of_one_step_are_told_apart_from_those_of_two() -> None:
+    """An engine takes a burst into one step, though a step for each was foreseen.
+
+    Their first tokens then come all but together; taken for steps they were thousands of tokens
+    computed in no time, and a token would seem to cost nothing.
+    """
+    step_s, token_s, tokens = 0.02, 2e-5, 50
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, None, None)
+    now = 0.0
+    for turn in range(100):
+        now += 1.0
+        count = 1 + turn % 20
+        for number in range(count):
+            kernel.book(f"{turn}-{number}", 0, tokens, tokens, now + 1e-4 * number)
+        now += step_s + count * tokens * token_s
+        for number in range(count):
+            now += 1e-4
+            kernel.first_token(f"{turn}-{number}", now)
+            kernel.end(f"{turn}-{number}", now, 1)
+    step, chunk, *_ = kernel.learnt()[0]
+    assert step == pytest.approx(step_s, rel=0.1)
+    assert chunk / CHUNK_TOKENS == pytest.approx(token_s, rel=0.2)
+    kernel.check_integrity()
