@@ -16,7 +16,7 @@ from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
-from ._model cimport learn_cached, learn_decode, learn_first_token, learn_prefill
+from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
 from ._timeline cimport timeline_append, timeline_correct, timeline_slowness, timeline_unlink
@@ -152,7 +152,7 @@ cdef class Forecast:
         cdef uint32_t record
         cdef int64_t position, steps
         cdef double attended
-        cdef bint first
+        cdef bint first, same_step
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
@@ -169,17 +169,20 @@ cdef class Forecast:
             position, steps = timeline.done + timeline.running, timeline.steps + 1
             while position < booking.end:
                 position, steps = min(position + timeline.budget, timeline.end), steps + 1
-        first = timeline.head == record
+        first = timeline.head == record and position > timeline.anchor
+        same_step = first and is_same_step(timeline, &self.model.speed, now)
         attended = stream_attended(self.bookings, record, timeline.anchor, position)
         timeline_unlink(timeline, self.bookings, record)
-        if timeline.anchor_at < now:
-            if first and position > timeline.anchor:
-                if can_compare(&self.model):
+        if timeline.anchor_at < now or same_step:
+            if first:
+                if can_compare(&self.model) and not same_step:
                     fade_speeds(self.timelines, self.size, self.workers)
                 steps = max(steps, 1)
                 self.late_s = learn_prefill(
-                    &self.model, timeline, booking, position, attended, steps, now, loaded
+                    &self.model, timeline, booking, position, attended, steps, now, loaded, same_step
                 )
+            else:
+                timeline.sampled = False
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
         return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded

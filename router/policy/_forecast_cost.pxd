@@ -57,6 +57,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
     double prefill_s            # its own steps
+    double work_s               # what its tokens add to them, without the time of empty steps
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
     double crowding_s           # that those who come during its answer wait longer for room
@@ -81,9 +82,10 @@ cdef inline Backlog foresee(
     found.wait_s = ahead.seconds
     if timeline.running == 0:
         found.wait_s = unforeseen_wait_s(timeline, model, slowness, per_step, now)
-    found.prefill_s = (steps - ahead.steps) * per_step + tokens * (
+    found.work_s = tokens * (
         per_token + per_attended * (isl - tokens / 2.0)  # what each attends to, on average
     )
+    found.prefill_s = (steps - ahead.steps) * per_step + found.work_s
     found.memory_s = memory_s(timeline, model, blocks)
     return ahead
 
@@ -116,7 +118,7 @@ cdef inline double estimate_seconds(
     found.decode_s = prompt.felt * shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
         ttft * (1.0 + ttft / model.ttft) + found.delay_s + found.crowding_s
-        + model.prefill_weight * found.prefill_s
+        + model.prefill_weight * found.work_s
         + model.decode_weight * found.decode_s
     )
     return slowness
@@ -182,7 +184,8 @@ cdef inline double delay_s(
 ) noexcept nogil:
     """Seconds by which the prompt delays those whose last step, over at `done_at`, it fills up.
 
-    A request that then has waited longer than the usual TTFT counts for more, in proportion.
+    A second of theirs weighs what one of the prompt's own does: the slope of ttft * (1 + ttft /
+    usual), at the TTFT that they then have.
     """
     cdef int64_t last = ahead.tokens - (ahead.steps - 1) * timeline.budget
     cdef uint32_t record = timeline.tail
@@ -191,7 +194,7 @@ cdef inline double delay_s(
     while count < MAX_DELAYED and record != NO_BOOKING:
         if bookings[record].end <= timeline.end - last:
             break
-        weight += max(1.0, (done_at - bookings[record].booked_at) / model.ttft)
+        weight += 1.0 + 2.0 * (done_at - bookings[record].booked_at) / model.ttft
         record = bookings[record].before
         count += 1
     return min(tokens, timeline.budget - last) * per_token * weight

@@ -57,8 +57,8 @@ cdef inline double fit_predict(const Fit* fit, const double* x) noexcept nogil:
     )
 
 
-cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
-    """Learn that `x` took `y` seconds."""
+cdef inline double fit_add(Fit* fit, const double* x, double y) noexcept nogil:
+    """Learn that `x` took `y` seconds. Returns the weight of the sample."""
     cdef double error = fabs(y - fit_predict(fit, x))
     cdef double weight = 1.0
     cdef int i, j
@@ -75,6 +75,19 @@ cdef inline void fit_add(Fit* fit, const double* x, double y) noexcept nogil:
         fit.products[i] = FADE * fit.products[i] + weight * x[i] * y
         for j in range(N):
             fit.moments[i][j] = FADE * fit.moments[i][j] + weight * x[i] * x[j]
+    fit_solve(fit)
+    return weight
+
+
+cdef inline void fit_amend(
+    Fit* fit, const double* x, double y, double weight, const double* was, double was_y
+) noexcept nogil:
+    """Learn that what was added as `was` taking `was_y`, and has that weight now, was `x` and `y`."""
+    cdef int i, j
+    for i in range(N):
+        fit.products[i] += weight * (x[i] * y - was[i] * was_y)
+        for j in range(N):
+            fit.moments[i][j] += weight * (x[i] * x[j] - was[i] * was[j])
     fit_solve(fit)
 
 

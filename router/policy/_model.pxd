@@ -2,12 +2,13 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._latency cimport fit_add, fit_init, fit_predict
+from ._latency cimport FADE, fit_add, fit_amend, fit_init, fit_predict
 from ._speed cimport ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS, Speed
 from ._timeline cimport (
     Booking,
     EngineTimeline,
     booking_attended,
+    empty_step_s,
     timeline_mean_decode_s,
     timeline_slowness,
 )
@@ -27,6 +28,7 @@ cdef extern from *:
     #define FORECAST_STRETCH_RECENT 0.02
     #define FORECAST_MOST_STRETCH 4.0
     #define FORECAST_MOST_SLOWER 2.0
+    #define FORECAST_SAME_STEP 0.5
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
     const double FADE_SPEED "FORECAST_FADE_SPEED"   # of speeds, at a sample of each worker
@@ -37,6 +39,7 @@ cdef extern from *:
     const double STRETCH_RECENT "FORECAST_STRETCH_RECENT"   # share of the newest stretch
     const double MOST_STRETCH "FORECAST_MOST_STRETCH"   # that one answer counts with
     const double MOST_SLOWER "FORECAST_MOST_SLOWER"     # times, that one prefill alone may tell
+    const double SAME_STEP "FORECAST_SAME_STEP"     # empty steps: first tokens nearer are of one step
 
 cdef struct Model:              # of the fleet
     Speed speed
@@ -135,20 +138,38 @@ cdef inline void learn_slowness(
     timeline.lately = took / expected if expected > 0.0 else 1.0
 
 
+cdef inline bint is_same_step(
+    const EngineTimeline* timeline, const Speed* speed, double now
+) noexcept nogil:
+    """Whether a first token that comes now is of the step whose end was learnt from last.
+
+    The first tokens of a step come one after the other, sooner than another step could end.
+    """
+    cdef double slowness
+    if not timeline.sampled:
+        return False
+    slowness = timeline_slowness(timeline, speed)
+    return now - timeline.anchor_at < SAME_STEP * empty_step_s(timeline, speed, slowness)
+
+
 cdef inline double learn_prefill(
     Model* model, EngineTimeline* timeline, const Booking* booking, int64_t position,
-    double attended, int64_t steps, double now, bint loaded,
+    double attended, int64_t steps, double now, bint loaded, bint same_step,
 ) noexcept nogil:
     """Learn that the tokens of the stream from the anchor to `position` took until `now`.
 
     They were forecast to take so many steps, and to attend to so much; the booking is the first of
     them. Where its engine told how many of its tokens it found cached, those it computed count.
+    What is of the `same_step` as the tokens before it was computed with them: their sample is
+    amended. Else a whole prompt would seem to be computed in no time.
     Returns how much longer than foreseen they took, of which nothing is learnt here where blocks
     were `loaded` meanwhile.
     """
     cdef double x[4]
+    cdef double was[4]
     cdef int64_t tokens = position - timeline.anchor
     cdef int64_t computed
+    cdef int i
     if booking.found >= 0:
         computed = <int64_t>booking.context - booking.found
         tokens = max(1, tokens + computed - booking.tokens)
@@ -158,15 +179,34 @@ cdef inline double learn_prefill(
         attended += (booking.context**2 - <double>booking.found**2) / 2
         attended = max(0.0, attended)
     cdef double took = now - timeline.anchor_at
-    x[0] = steps
-    x[1] = tokens / CHUNK_TOKENS
-    x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
-    x[3] = attended / ATTENDED_TOKENS
+    x[0], x[1], x[3] = steps, tokens / CHUNK_TOKENS, attended / ATTENDED_TOKENS
+    if same_step:
+        for i in range(4):
+            was[i] = timeline.sample[i]
+        x[0], x[1], x[2], x[3] = was[0], was[1] + x[1], was[2], was[3] + x[3]
+        took += timeline.sample_s
+    else:
+        x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
     cdef double expected = fit_predict(&model.speed.prefill, x)
     if not loaded:  # else it would take the time of transfers for that of steps
-        if can_compare(model):
-            learn_slowness(timeline, took, expected)
-        fit_add(&model.speed.prefill, x, took)
+        if same_step:
+            if can_compare(model):
+                timeline.seen_s += took - timeline.sample_s
+                timeline.expected_s += expected - fit_predict(&model.speed.prefill, was)
+            fit_amend(
+                &model.speed.prefill, x, took, timeline.sample_weight
+                * FADE ** (model.speed.prefill.samples - timeline.sample_number), was,
+                timeline.sample_s,
+            )
+        else:
+            if can_compare(model):
+                learn_slowness(timeline, took, expected)
+            timeline.sample_weight = fit_add(&model.speed.prefill, x, took)
+            timeline.sample_number = model.speed.prefill.samples
+        for i in range(4):
+            timeline.sample[i] = x[i]
+        timeline.sample_s = took
+    timeline.sampled = not loaded
     return took - expected
 
 

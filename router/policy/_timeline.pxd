@@ -79,6 +79,11 @@ cdef struct EngineTimeline:
     double seen_s               # seconds that prefills took, old ones faded,
     double expected_s           # and that the fleet's model had expected
     double lately               # times what was expected that the last of them took
+    bint sampled                # the anchor is the end of a step that was learnt from, and there
+    double sample[4]            # what that step was taken to do,
+    double sample_s             # the seconds that it took,
+    double sample_weight        # and what it weighed when it was the
+    long sample_number          # so manieth of the fleet's samples
     double claimed              # prompt tokens that were said to be cached, old ones faded,
     double confirmed            # and that the engine found of them
     bint tells                  # it has ever said that it found any
@@ -251,6 +256,7 @@ cdef inline void timeline_append(
     cdef Booking* booking = &bookings[record]
     if timeline.head == NO_BOOKING:
         timeline.end = 0
+        timeline.sampled = False
         timeline_anchor(timeline, 0, now)
     timeline.end += tokens
     booking.end = timeline.end

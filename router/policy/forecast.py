@@ -1,15 +1,16 @@
 """The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
 
     cost = ttft * (1 + ttft / usual) + delay + crowding
-        + prefill_weight * prefill + decode_weight * decode + miss_weight * missed
+        + prefill_weight * work + decode_weight * decode + miss_weight * missed
     ttft = wait + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
-not cached; both are steps of a latency model that is learnt from first tokens. `delay` is what
-those suffer whose last step this prompt would fill up, `memory` the time until its blocks have
-room, `crowding` how much longer those then wait for room who come later, `decode` what it and the
-requests decoding there cost each other until those who come next have evened that out, `missed` how
-many more of them then miss their ITL objective. docs/routing.md has the reasons.
+not cached; both are steps of a latency model that is learnt from first tokens. `work` is the part
+of `prefill` that is its tokens, without the time of empty steps. `delay` is what those suffer whose
+last step this prompt would fill up, `memory` the time until its blocks have room, `crowding` how
+much longer those then wait for room who come later, `decode` what it and the requests decoding
+there cost each other until those who come next have evened that out, `missed` how many more of them
+then miss their ITL objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -46,7 +47,7 @@ class ForecastParams:
     weight.
     """
 
-    prefill_weight: float = 1.5  # of a second that a worker computes, beside one of waiting
+    prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
     decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most

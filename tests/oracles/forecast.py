@@ -130,6 +130,7 @@ class BelievedFleet:
             self.forecast.add_worker(number, budget, None)
         self.now = 0.0
         self.first_tokens: dict[int, float] = {}
+        self.sent_at: list[float] = []
         self._outputs: list[int] = []
 
     def _profile(self, folder):
@@ -171,6 +172,7 @@ class BelievedFleet:
         """A prompt that shares nothing with others, to a worker, now."""
         request = len(self._outputs)
         self._outputs.append(output)
+        self.sent_at.append(self.now)
         blocks = (tokens + output) // BLOCK_SIZE
         hashes = np.arange(blocks, dtype=np.uint64) + np.uint64((request + 1) << 32)
         self.engines.submit(

@@ -215,7 +215,7 @@ class ForecastMachine(RuleBasedStateMachine):
     def adds_up(self, row):
         usual = self.kernel.learnt()[2]
         params, ttft = self.params, row["wait_s"] + row["prefill_s"] + row["memory_s"]
-        rest = params.prefill_weight * row["prefill_s"] + params.decode_weight * row["decode_s"]
+        rest = params.prefill_weight * row["work_s"] + params.decode_weight * row["decode_s"]
         rest += params.miss_weight * row["missed"] + row["delay_s"] + row["crowding_s"]
         assert row["cost"] == pytest.approx(ttft * (1 + ttft / usual) + rest)
 

@@ -274,7 +274,7 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
         own = each.policy_terms
         assert own is not None
         ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
-        rest = params.prefill_weight * own["prefill_s"] + params.decode_weight * own["decode_s"]
+        rest = params.prefill_weight * own["work_s"] + params.decode_weight * own["decode_s"]
         rest += params.miss_weight * own["missed"] + own["crowding_s"]
         assert own["cost"] == pytest.approx(ttft * (1 + ttft / usual) + own["delay_s"] + rest)
 

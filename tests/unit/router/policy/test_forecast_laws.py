@@ -68,19 +68,38 @@ def longest_step_s(fleet: BelievedFleet, budget: int) -> float:
 @LAWS
 @given(budget=BUDGETS, arrivals=BURSTS, tokens=TOKENS)
 def test_a_delay_is_what_the_others_lose_by_the_prompt(folder, budget, arrivals, tokens):
-    """Summed over all of them, in the engine with the prompt and in one without it."""
-    ends = []
-    for with_prompt in (False, True):
-        fleet = BelievedFleet(folder, 1, budget)
-        for pause, length in arrivals:
-            fleet.advance(pause)
-            fleet.send(0, length)
-        foreseen = fleet.explain(tokens)["delay_s"]
-        if with_prompt:
-            fleet.send(0, tokens)
+    """Where a usual TTFT is so long that nobody waits for a part of it."""
+    fleets = [sent(folder, budget, arrivals, ttft_s=1e9) for _ in range(2)]
+    foreseen = fleets[0].explain(tokens)["delay_s"]
+    assert foreseen == pytest.approx(what_others_lose(*fleets, tokens, len(arrivals)), **EXACTLY)
+
+
+@LAWS
+@given(budget=BUDGETS, arrivals=BURSTS, usual=st.sampled_from([0.02, 0.1, 1.0]))
+def test_a_delay_weighs_what_the_waiting_of_a_prompt_weighs(folder, budget, arrivals, usual):
+    """One token delays others so little that their cost grows by its slope."""
+    fleets = [sent(folder, budget, arrivals, ttft_s=usual) for _ in range(2)]
+    foreseen = fleets[0].explain(1)["delay_s"]
+    lost = what_others_lose(*fleets, 1, len(arrivals), lambda ttft: ttft * (1 + ttft / usual))
+    assert foreseen == pytest.approx(lost, rel=0.01, abs=1e-9)
+
+
+def sent(folder: Path, budget: int, arrivals: list[tuple[float, int]], **how) -> BelievedFleet:
+    fleet = BelievedFleet(folder, 1, budget, **how)
+    for pause, length in arrivals:
+        fleet.advance(pause)
+        fleet.send(0, length)
+    return fleet
+
+
+def what_others_lose(without, with_prompt, tokens, others, cost=float):
+    """Summed over those that were sent before, in one engine and in another one with the prompt."""
+    with_prompt.send(0, tokens)
+    costs = []
+    for fleet in (without, with_prompt):
         times = fleet.finish()
-        ends.append(sum(times[request] for request in range(len(arrivals))))
-    assert foreseen == pytest.approx(ends[1] - ends[0], **EXACTLY)
+        costs.append(sum(cost(times[each] - fleet.sent_at[each]) for each in range(others)))
+    return costs[1] - costs[0]
 
 
 @LAWS
@@ -119,8 +138,7 @@ def test_behind_a_longer_queue_nothing_is_sooner_or_cheaper(
     assert long["wait_s"] > short["wait_s"]
     assert long["decode_s"] >= short["decode_s"]
     assert long["wait_s"] + long["prefill_s"] > short["wait_s"] + short["prefill_s"]
-    # To fill up a step that is needed anyway costs less of the engine, and delays others.
-    if long["prefill_s"] >= short["prefill_s"] and long["delay_s"] >= short["delay_s"]:
+    if long["delay_s"] >= short["delay_s"]:  # shorter where less of the last step has room
         assert long["cost"] > short["cost"]
 
 
