@@ -44,7 +44,8 @@ class RequestReader:
         self.off_loop = OffLoop()
         self.hits = hits or LimitHits()
         self._block_size = block_size
-        self._hashes = hashes
+        self.hashes = hashes
+        """whether prompts are compared by their blocks"""
 
     def close(self) -> None:
         """End the thread. Idempotent."""
@@ -116,7 +117,7 @@ class RequestReader:
         InvalidRequestError if there are no tokens, or too many, or a name is too long.
         """
         prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
-        if prompt.isl * 4 > LONG_BYTES and self._hashes:
+        if prompt.isl * 4 > LONG_BYTES and self.hashes:
             await self.off_loop.run(partial(self._hash, prompt))
         return prompt
 
@@ -142,7 +143,7 @@ class RequestReader:
             raise InvalidRequestError(f"{what} is longer than {most} bytes")
 
     def _hash(self, prompt: Prompt) -> None:
-        if self._hashes:
+        if self.hashes:
             _ = prompt.hashed().sequence_hashes
 
     def _read_and_hash(self, body: bytes, max_tokens: int, max_id_bytes: int) -> GenerateFacts:
