@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 
 from ..base.account import current_account
-from ..base.errors import NoWorkersError
+from ..base.errors import InvalidRequestError, NoWorkersError
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher, RequestReader
 from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
+from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .config import FrontendConfig
@@ -26,13 +27,21 @@ from .openai import (
     CompletionRequest,
     Delta,
     Sampling,
+    ToolChoice,
     Usage,
     api_error,
     read_request,
+    refused_guide,
     too_long,
 )
 from .origin import Origin, origin_of, tenant_of
-from .parsers import ModelParsers, new_chat_output
+from .parsers import (
+    NO_PARSER,
+    ModelParsers,
+    exclude_each_other,
+    new_chat_output,
+    recognised_tool_calls,
+)
 from .prefill import PrefillWorkers
 from .processor import ModelText
 from .sse_writer import SseWriter
@@ -195,11 +204,9 @@ class Completions:
             longest = self._output_limit(request, len(tokens))
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(request.choices):
-                # Equal seeds would give equal answers.
-                seed = None if request.seed is None else (request.seed + nth) % (1 << 64)
-                choices.append(
-                    Choice(len(choices), prompt, longest, seed, prefix, adapter=self._adapter)
-                )
+                made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
+                made.adapter = self._adapter
+                choices.append(made)
         return choices
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
@@ -210,22 +217,39 @@ class Completions:
         if tools.tools and not tools.forced and parsers.unknown_tool_calls:
             text = f"the model {self.name} has no tools: {parsers.tools_refusal}"
             raise ApiError(501, text, param="tools")
-        if tools.asked and not tools.forced and parsers.tool_calls is None:
-            text = "tool_choice auto needs a parser of this model's calls: see --tool-call-parser"
-            raise ApiError(400, text, param="tool_choice")
-        if tools.forced and request.response_format is not None:
-            text = "response_format and a tool_choice that forces calls exclude each other"
-            raise ApiError(400, text, param="response_format")
-        if not (parsers.reasoning or parsers.tool_calls or tools.forced):
+        calls = parsers.tool_calls
+        if tools.tools and not tools.forced and calls is None:
+            calls = self._tool_calls_of(tools, parsers)
+        guide = request.guide
+        if tools.forced:
+            if guide is not None or request.response_format is not None:
+                field = "response_format" if guide is None else guide.field
+                text = f"{field} and a tool_choice that forces calls exclude each other"
+                raise ApiError(400, text, param=field)
+            for choice in choices:
+                choice.guide = tools.guide
+        if not (parsers.reasoning or calls or tools.forced):
             return  # its text is all there is
         ending = self._text.ending(choices[0].prompt.tokens) if parsers.reasoning else ""
-        form = request.response_format
-        held = form is not None and form.type != "text"
         for choice in choices:
-            choice.schema = tools.schema if tools.forced else None
             choice.output = new_chat_output(
-                parsers.reasoning, parsers.tool_calls, tools, ending, held=held
+                parsers.reasoning, calls, tools, ending, held=guide is not None
             )
+
+    def _tool_calls_of(self, tools: ToolChoice, parsers: ModelParsers) -> str | None:
+        """The parser for tools that the answer may call, where none is named. ApiError 400 if the
+        chat template shows none either."""
+        if self._config.tool_call_parser == NO_PARSER and not tools.asked:
+            return None  # the client finds the calls in the text
+        template, found = self._text.template, None
+        if template is not None and self._config.tool_call_parser is None:
+            found = recognised_tool_calls(template.source)
+        if found is None or exclude_each_other(parsers.reasoning, found):
+            field = "tool_choice" if tools.asked else "tools"
+            text = "the answer may call tools, which needs a parser of this model's calls: none is"
+            text = f"{text} named, nor recognised in its chat template; see --tool-call-parser"
+            raise ApiError(400, text, param=field)
+        return found
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:
         wanted, limit = request.output_limit, self.context_limit
@@ -270,7 +294,10 @@ class Completions:
             with_logprobs=request.logprobs_wanted is not None,
         )
         run = self._stream if request.wants_stream else self._whole
-        await run(_OpenRequest(call, request, choices, origin, form))
+        try:
+            await run(_OpenRequest(call, request, choices, origin, form))
+        except (InvalidRequestError, EngineCallError) as error:
+            raise refused_guide(error, choices[0].guide or request.guide) from None
 
     async def _whole(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened
@@ -307,6 +334,15 @@ class Completions:
         finally:
             await stream.close()
         await stream.end(LAST_CHUNK)
+
+
+def _seed(request: Sampling, nth: int) -> int | None:
+    """Of the nth answer to a prompt: equal seeds would give equal answers. As in vLLM -1 asks for
+    none; other negative ones become numbers that all engines take."""
+    if request.seed is None or request.seed == -1:
+        return None
+    seed = request.seed + nth
+    return seed % (1 << 64) if seed >= 0 else seed % (1 << 63)
 
 
 def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:

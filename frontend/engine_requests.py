@@ -20,7 +20,7 @@ from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
 from ..workers.dialects import encode_generate
 from ..workers.trtllm_proto import pb
-from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling, Usage
+from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Guide, Sampling, Usage
 from .parsers import ChatOutput
 from .processor import ModelText, Tenant
 
@@ -68,8 +68,8 @@ class Choice:
     """when its first text came, by the monotonic clock"""
     output: ChatOutput | None = None
     """finds reasoning and calls of tools in it"""
-    schema: dict[str, Any] | None = None
-    """JSON schema that the answer is held to, if not by the request's response_format"""
+    guide: Guide | None = None
+    """what the answer is held to, if not by the request itself"""
 
 
 class PromptReader:
@@ -118,6 +118,9 @@ class PromptReader:
             # Without its tools a model cannot call any, which is what "none" wants.
             variables["tools"] = None if request.tool_choice == "none" else request.tools
             variables["add_generation_prompt"] = request.add_generation_prompt
+            for name in ("documents", "reasoning_effort"):
+                if (value := getattr(request, name)) is not None:
+                    variables[name] = value
         text = template.render(with_read_arguments(messages), **variables)
         # The template has written the special tokens itself.
         return await self.encoded(text, tenant, add_special_tokens=False)
@@ -168,15 +171,22 @@ class PromptReader:
 
 
 def engine_request(
-    request: Sampling, choice: Choice, request_id: str, salt: int | None = None
+    request: Sampling,
+    choice: Choice,
+    request_id: str,
+    salt: int | None = None,
+    *,
+    streaming: bool | None = None,
 ) -> ReadRequest:
-    """The trtllm.GenerateRequest of one choice. `salt` is its cache namespace."""
+    """The trtllm.GenerateRequest of one choice. `salt` is its cache namespace; `streaming`: each
+    token is wanted as it comes. None: as the client wants its own."""
+    streaming = request.wants_stream if streaming is None else streaming
     key = None
-    if salt is None and choice.seed is None and choice.schema is None:
-        key = _common_settings(request, choice.adapter)
+    if salt is None and choice.seed is None and choice.guide is None:
+        key = _common_settings(request, choice.adapter, streaming)
     settings = None if key is None else _kept.get(key)
     if settings is None:
-        settings = _settings(request, choice, salt)
+        settings = _settings(request, choice, salt, streaming)
         if key is not None:
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
@@ -184,7 +194,6 @@ def engine_request(
     tokens, prompt = choice.prompt
     longest = choice.max_tokens
     body, largest = encode_generate(request_id, longest, settings, tokens)
-    streaming = request.wants_stream
     return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
 
 
@@ -196,18 +205,21 @@ def kept_settings() -> int:
     return len(_kept)
 
 
-def _common_settings(request: Sampling, adapter: int | None) -> tuple[Any, ...] | None:
+def _common_settings(
+    request: Sampling, adapter: int | None, streaming: bool
+) -> tuple[Any, ...] | None:
     """All that `_settings` writes of a request that asks for nothing unusual; None: it does."""
     if (
         request.stop is not None
         or request.stop_token_ids
-        or request.response_format is not None
+        or request.bad_words
+        or request.guide is not None
         or request.nvext is not None
         or request.logprobs_wanted is not None
     ):
         return None
     return (
-        request.stream,
+        streaming,
         request.ignore_eos,
         request.include_stop_str_in_output,
         request.min_tokens,
@@ -217,12 +229,13 @@ def _common_settings(request: Sampling, adapter: int | None) -> tuple[Any, ...] 
     )
 
 
-def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
+def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bool) -> bytes:
     """All fields but the prompt and those that differ in each request."""
     message = pb.GenerateRequest(
-        streaming=request.wants_stream,
+        streaming=streaming,
         stop=request.stop_strings,
         stop_token_ids=request.stop_ids,
+        bad=request.bad_words,
         ignore_eos=request.ignore_eos,
         include_stop_token_in_output=request.include_stop_str_in_output,
     )
@@ -246,12 +259,10 @@ def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
     wanted = request.logprobs_wanted
     if wanted is not None:
         message.output_config.logprobs = max(1, wanted)
-    schema, form = choice.schema, request.response_format
-    if schema is None and form is not None and form.type != "text":
-        schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
-    if schema is not None:
-        message.guided_decoding.guide_type = pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA
-        message.guided_decoding.guide = msgspec.json.encode(schema).decode()
+    guide = choice.guide or request.guide
+    if guide is not None:
+        kind = pb.GuidedDecodingParams.GuideType.Value(f"GUIDE_TYPE_{guide.kind}")
+        message.guided_decoding.guide_type, message.guided_decoding.guide = kind, guide.guide
     body: bytes = message.SerializeToString()
     return body
 

@@ -20,6 +20,7 @@ from .origin import Origin
 from .parsers import ChatOutput, Parsed
 from .prefill import PrefillWorkers, prefill
 from .processor import ModelText, StopStrings
+from .shared_prefill import ALONE, Part, parts_of
 
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
@@ -45,6 +46,7 @@ class AnswerReader:
         self._text = text
         self._output = output
         self._calls = 0
+        self._single_call = getattr(request, "parallel_tool_calls", None) is False
         self._detokenizer = text.detokenizer(special=output is not None and output.sees_special)
         self._stops: StopStrings | None = None
         if stops := request.stop_strings:
@@ -74,6 +76,8 @@ class AnswerReader:
                 parsed.calls + last.calls,
             )
         first = self._calls
+        if self._single_call and (first or len(parsed.calls) > 1):
+            parsed = parsed._replace(calls=() if first else parsed.calls[:1])
         self._calls += len(parsed.calls)
         calls = tuple(
             FunctionCall(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
@@ -192,10 +196,14 @@ async def answer(
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
     if len(choices) == 1:
-        await _answer_one(workers, text, request, choices[0], origin, take, client)
+        await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client)
         return
+    parts: Sequence[Part] = [ALONE] * len(choices)
+    if workers.dispatcher.reader.hashes:
+        parts = parts_of([choice.prompt.prompt for choice in choices])
     await all_done(
-        _answer_one(workers, text, request, choice, origin, take, client) for choice in choices
+        _answer_one(workers, text, request, choice, part, origin, take, client)
+        for choice, part in zip(choices, parts, strict=True)
     )
 
 
@@ -204,16 +212,20 @@ async def _answer_one(
     text: ModelText,
     request: Sampling,
     choice: Choice,
+    part: Part,
     origin: Origin,
     take: Take,
     client: Client | None,
 ) -> None:
+    computed = None if part.follows is None else await part.computed()
     reader = AnswerReader(text, request, choice.prefix, choice.output)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
     ends_early = bool(request.stop_strings)
 
     def show(message: bytes) -> Delta | None:
+        if part.leads is not None:
+            part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
         if reader.finished:
             return None
         delta = reader.read(message)
@@ -238,20 +250,29 @@ async def _answer_one(
             await dispatcher.abort(request_id, origin.caller)
 
     choice.usage = reader.usage
-    read = engine_request(request, choice, request_id, origin.salt)
-    first = None if workers.prefill is None else workers.prefill()
-    if first is not None:
-        prefilled = await prefill(first, read.body, origin)
-        choice.decision = choice.prefill = prefilled.decision
-        reader.usage.cached_tokens = prefilled.cached_tokens
-        if prefilled.request is None:
-            for message in prefilled.messages:
-                await respond(message)
-            return
-        read = read._replace(body=prefilled.request)
-    choice.decision = await origin.generate(
-        dispatcher, read, respond, put=put, pinned=origin.pinned
-    )
+    # What leads shows by its first token that its prompt is computed.
+    streaming = True if part.leads is not None else None
+    read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
+    try:
+        first = None if workers.prefill is None else workers.prefill()
+        if first is not None:
+            prefilled = await prefill(first, read.body, origin, computed)
+            computed = None  # by a worker of the other kind
+            choice.decision = choice.prefill = prefilled.decision
+            if part.leads is not None:
+                part.leads.begin(prefilled.decision)
+            reader.usage.cached_tokens = prefilled.cached_tokens
+            if prefilled.request is None:
+                for message in prefilled.messages:
+                    await respond(message)
+                return
+            read = read._replace(body=prefilled.request)
+        choice.decision = await origin.generate(
+            dispatcher, read, respond, put=put, pinned=origin.pinned, computed=computed
+        )
+    finally:
+        if part.leads is not None:
+            part.leads.begin(None)
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
         take(choice.index, Delta("", _ABORTED))

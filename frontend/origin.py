@@ -17,6 +17,7 @@ from ..router.admission import (
     read_objectives,
 )
 from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
+from ..router.placement import Computed
 from ..router.policy import Decision
 from ..server.access import Caller, current_account
 from ..server.dispatch import Dispatcher, Put, ReadRequest, Write
@@ -65,6 +66,7 @@ class Origin(NamedTuple):
         *,
         put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
+        computed: Computed | None = None,
     ) -> Coroutine[Any, Any, Decision]:
         """Have a GenerateRequest answered in its name; see `Dispatcher.generate`.
 
@@ -76,6 +78,7 @@ class Origin(NamedTuple):
             put=put,
             metadata=self.metadata,
             pinned=pinned,
+            computed=computed,
             urgency=self.urgency,
             objectives=self.objectives,
             call_metadata=self.headers,

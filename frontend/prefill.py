@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.errors import WorkerError
+from ..router.placement import Computed
 from ..router.policy import Decision
 from ..server.dispatch import Dispatcher
 from ..workers.dialects import for_decode, for_prefill, handoff_of
@@ -28,7 +29,9 @@ class Prefilled(NamedTuple):
     messages: list[bytes]
 
 
-async def prefill(workers: Dispatcher, request: bytes, origin: Origin) -> Prefilled:
+async def prefill(
+    workers: Dispatcher, request: bytes, origin: Origin, computed: Computed | None
+) -> Prefilled:
     """Have the prompt of a serialized GenerateRequest computed.
 
     Raises what `Dispatcher.generate` raises, and WorkerError if nothing is handed over.
@@ -38,7 +41,7 @@ async def prefill(workers: Dispatcher, request: bytes, origin: Origin) -> Prefil
     async def keep(message: bytes) -> None:
         messages.append(message)
 
-    decision = await origin.generate(workers, for_prefill(request), keep)
+    decision = await origin.generate(workers, for_prefill(request), keep, computed=computed)
     said = [pb.GenerateResponse.FromString(message) for message in messages]
     cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in said)
     if said[-1].complete.finish_reason != "length":

@@ -19,6 +19,7 @@ from ..workers.registry import PREDICTED, WorkerEntry, WorkerRegistry
 from .config import KvRouterConfig
 from .event_watch import EventWatch
 from .overlaps import Overlaps
+from .placement import Computed
 from .policy import Blocks, Candidates, Decision, Mask, Policy, Preferred, tier_weights_given
 from .prompt import Prompt
 from .views import PotentialLoad
@@ -202,6 +203,18 @@ class CandidateSource:
         candidates.eligible = candidates.eligible & others
         if even_inhibited and 1 not in candidates.eligible.tobytes():
             candidates.eligible = self.registry.inhibited() & others
+
+    def count_computed(self, computed: Computed, candidates: Candidates) -> Preferred | None:
+        """Have a worker count as the holder of what it has just computed, and go before others;
+        None if it is not registered any more."""
+        number, blocks = self.registry.find(computed.worker), computed.blocks
+        overlaps, saved = candidates.overlaps, candidates.saved_prefill_blocks
+        if number is None or overlaps is None or saved is None:
+            return None
+        candidates.overlaps, candidates.saved_prefill_blocks = overlaps.copy(), saved.copy()
+        for known in (candidates.overlaps, candidates.saved_prefill_blocks):
+            known[number] = max(blocks, known[number])
+        return Preferred(number, math.inf)
 
     def preferred(self, worker: WorkerLike | None, config: KvRouterConfig) -> Preferred | None:
         """The worker that a request had better go to, if it is registered."""

@@ -17,7 +17,7 @@ from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
-from .placement import Placement
+from .placement import Computed, Placement
 from .policies import PolicyChoice
 from .policy import Decision, Explanation, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
@@ -185,6 +185,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         even_inhibited: bool = False,
         pinned_worker: WorkerLike | None = None,
         preferred_worker: WorkerLike | None = None,
+        computed: Computed | None = None,
         expected_output_tokens: int | None = None,
         overrides: Mapping[str, Any] | None = None,
         owner: str | None = None,
@@ -195,8 +196,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
         `overrides` are KvRouterConfig fields for this request alone. An int in `allowed_workers` or
         `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
-        is let off a part of its cost. `even_inhibited`: see CandidateSource.exclude; `tenant`: see
-        TenantConfig. InvalidRequestError for what cannot be served, NoWorkersError if nobody can.
+        is let off a part of its cost. `computed`: what a worker has and the index may not know; it
+        is chosen where it takes the request. `even_inhibited`: see CandidateSource.exclude;
+        `tenant`: see TenantConfig. InvalidRequestError for what cannot be served, NoWorkersError if
+        no worker can take it.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -210,6 +213,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 raise InvalidRequestError(text, field="request_id")
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             candidates.below_share = limits.share_of(tenant, now)
+            preferred = source.preferred(preferred_worker, config)
+            if computed is not None:
+                preferred = source.count_computed(computed, candidates) or preferred
             pin = source.pin(pinned_worker, candidates)
             takers, weighted = candidates.eligible, self.registry.is_weighted
             if excluded_workers:
@@ -223,7 +229,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 busy=limits.busy_of(takers, now) if limits.any_busy else None,
                 avoided=limits.avoided(takers) if weighted or limits.caps else None,
                 temperature=temperature,
-                preferred=source.preferred(preferred_worker, config),
+                preferred=preferred,
             )
             decision = decision_of(candidates, number, self.registry.worker(number), request_id)
             if request_id is not None:
@@ -267,6 +273,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             even_inhibited=placement.retried,
             pinned_worker=pinned,
             preferred_worker=preferred,
+            computed=placement.computed,
             expected_output_tokens=placement.expected_output_tokens,
             tenant=placement.tenant,
         )

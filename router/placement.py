@@ -9,6 +9,13 @@ from .affinity import Session
 from .prompt import Prompt
 
 
+class Computed(NamedTuple):
+    """A worker that has just computed the first blocks of a prompt, whatever its KV events say."""
+
+    worker: WorkerWithDpRank
+    blocks: int
+
+
 class Placement(NamedTuple):
     """One request that is to be placed on a worker."""
 
@@ -19,6 +26,7 @@ class Placement(NamedTuple):
     """seconds of the router's clock"""
     pinned: WorkerWithDpRank | None = None
     """the only worker that it may go to"""
+    computed: Computed | None = None
     excluded: Set[int] = frozenset()
     """ids of workers that it may not go to: they cannot take it, or have failed it"""
     retried: bool = False

@@ -18,6 +18,7 @@ from ..serving import (
     CachedBlock,
     EngineRequest,
     KvEvent,
+    unsupported,
 )
 from .config import EngineConfig
 from .core import SingleEngine
@@ -216,6 +217,10 @@ class MockEngine:
         config, prompt = self.config, len(request.token_ids)
         if not prompt:
             raise InvalidRequestError("the prompt is empty", field="input_token_ids")
+        if request.guide is not None:
+            raise unsupported(f"guided decoding by {request.guide[0]}", "guided_decoding")
+        if request.bad:
+            raise unsupported("bad words", "bad")
         if prompt > config.max_input_len:
             raise InvalidRequestError(
                 f"the prompt has {prompt} tokens, the limit is {config.max_input_len} "

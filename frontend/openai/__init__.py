@@ -10,6 +10,7 @@ from .errors import (
     too_long,
     unknown_model,
 )
+from .guides import Guide, refused_guide
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice
@@ -23,6 +24,7 @@ __all__ = [
     "Delta",
     "EXTRA_FIELDS",
     "FunctionCall",
+    "Guide",
     "LAST_CHUNK",
     "Extensions",
     "Sampling",
@@ -33,6 +35,7 @@ __all__ = [
     "bad_body",
     "error_answer",
     "read_request",
+    "refused_guide",
     "too_long",
     "unknown_model",
 ]

@@ -5,18 +5,22 @@ trtllm.TrtllmService can be told. What is known and cannot be had is refused, ne
 fields that nobody knows are ignored, as clients add some of their own.
 """
 
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
 
 from .errors import BAD_BODY, ApiError, bad_body
+from .guides import GUIDING, Guide, ResponseFormat, StructuredOutputs, guide_of
 from .nvext import Extensions
+from .refused_fields import RefusedFields
 from .tools import NO_TOOLS, ToolChoice, tool_choice_of
 
 MOST_CHOICES = 128
 MOST_STOPS = 32
 MOST_STOP_CHARS = 4096
 """Of all stop strings: what is held back of an answer is compared with each beginning of them."""
+MOST_BAD_WORDS = 128
 MOST_LOGPROBS = 20
 _UINT64 = 1 << 64
 
@@ -28,19 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(msgspec.Struct, frozen=True):
-    name: str
-    schema: dict[str, Any] = msgspec.field(default_factory=dict)
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: str
-    json_schema: JsonSchema | None = None
-
-
-class Sampling(msgspec.Struct, kw_only=True):
+class Sampling(RefusedFields, kw_only=True):
     """What both kinds of request have. None: the engine's own choice."""
 
     model: str
@@ -63,7 +55,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
     nvext: Extensions | None = None
@@ -123,6 +121,11 @@ class Sampling(msgspec.Struct, kw_only=True):
         if self.choices > 1 and self.temperature == 0:
             text = "n above 1 needs a temperature above 0: all answers would be the same"
             raise ApiError(400, text, param="n")
+        if self.bad_words is not None and (
+            len(self.bad_words) > MOST_BAD_WORDS or not all(self.bad_words)
+        ):
+            text = f"bad_words must have at most {MOST_BAD_WORDS} texts, none of them empty"
+            raise ApiError(400, text, param="bad_words")
         if self.logit_bias:
             text = "logit_bias cannot be passed to these engines"
             raise ApiError(400, text, param="logit_bias")
@@ -130,15 +133,20 @@ class Sampling(msgspec.Struct, kw_only=True):
             raise ApiError(400, "best_of other than n is not supported", param="best_of")
         if self.nvext is not None:
             self.nvext.check()
-        form = self.response_format
-        if form is not None and form.type not in ("text", "json_object", "json_schema"):
-            text = f"response_format.type {form.type!r} is not text, json_object or json_schema"
-            raise ApiError(400, text, param="response_format")
-        if form is not None and form.type == "json_schema" and form.json_schema is None:
-            text = "response_format.json_schema is missing"
-            raise ApiError(400, text, param="response_format")
+        if _refusable(self) != _NOTHING:
+            self.check_refused()
+        _ = self.guide
+
+    @property
+    def guide(self) -> Guide | None:
+        """What the answer is held to. ApiError 400 if it is none."""
+        return None if _guiding(self) == _UNGUIDED else guide_of(self)
 
 
+_guiding = attrgetter(*GUIDING)
+_UNGUIDED = (None,) * len(GUIDING)
+_refusable = attrgetter(*RefusedFields.__struct_fields__)
+_NOTHING = (None,) * len(RefusedFields.__struct_fields__)
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, (1 << 31) - 1),
     ("max_completion_tokens", 1, (1 << 31) - 1),
@@ -150,7 +158,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("repetition_penalty", 0, 2),
-    ("seed", 0, _UINT64 - 1),
+    ("seed", -(1 << 63), _UINT64 - 1),
     ("n", 1, MOST_CHOICES),
 )
 
@@ -186,6 +194,9 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -213,7 +224,8 @@ class ChatRequest(Sampling, kw_only=True):
         """ApiError 400 if it makes no sense."""
         if not self.tools and self.tool_choice is None:
             return NO_TOOLS
-        return tool_choice_of(self.tools, self.tool_choice)
+        single = self.parallel_tool_calls is False
+        return tool_choice_of(self.tools, self.tool_choice)._replace(single=single)
 
 
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}

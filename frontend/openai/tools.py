@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from .errors import ApiError
+from .guides import Guide
 
 MOST_TOOLS = 1536
 
@@ -17,13 +20,18 @@ class ToolChoice(NamedTuple):
     name: str | None = None
     asked: bool = False
     """the request says that calls are to be found, rather than only naming tools"""
+    single: bool = False
+    """an answer has one call at most"""
 
     @property
-    def schema(self) -> dict[str, Any] | None:
-        """JSON schema that holds a forced answer to its form: the arguments of the one tool, or a
-        list of {"name", "parameters"}."""
+    def guide(self) -> Guide | None:
+        """What holds a forced answer to its form: the arguments of the one tool, or a list of
+        {"name", "parameters"}. None: it is not forced."""
         if not self.forced:
             return None
+        return Guide("tool_choice", "JSON_SCHEMA", msgspec.json.encode(self._schema()).decode())
+
+    def _schema(self) -> dict[str, Any]:
         functions = [tool["function"] for tool in self.tools]
         by_name = {each["name"]: each.get("parameters") or {"type": "object"} for each in functions}
         if self.name is not None:
@@ -36,7 +44,8 @@ class ToolChoice(NamedTuple):
             }
             for name, schema in by_name.items()
         ]
-        return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        return {**schema, "maxItems": 1} if self.single else schema
 
 
 NO_TOOLS = ToolChoice()

@@ -12,6 +12,7 @@ from .chat_output import (
     new_chat_output,
 )
 from .model_parsers import NO_PARSER, ModelParsers, parsers_of
+from .recognised import recognised_tool_calls
 from .tool_calls import Parsed, ToolCall
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "exclude_each_other",
     "new_chat_output",
     "parsers_of",
+    "recognised_tool_calls",
 ]

@@ -109,7 +109,7 @@ def new_chat_output(
 ) -> ChatOutput | None:
     """By the names of the parsers that the model needs; None: its text is all there is.
 
-    `prompt_tail`: how the prompt ends. `held`: the engine holds the answer to JSON.
+    `prompt_tail`: how the prompt ends. `held`: the engine holds the answer to a guide.
     """
     if (reasoning == GPT_OSS or tool_calls == HARMONY) and not choice.forced:
         return HarmonyOutput(choice.tools)

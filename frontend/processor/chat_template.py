@@ -30,6 +30,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
+        self.source = text
         try:
             self._template = _environment().from_string(text)
             tree = _environment().parse(text)
@@ -44,6 +45,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """The prompt's text; InvalidRequestError if the template refuses the conversation."""
@@ -54,7 +56,7 @@ class ChatTemplate:
             **variables,
             "messages": messages,
             "tools": tools,
-            "documents": None,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         pieces: list[str] = []

@@ -71,8 +71,8 @@ class Encoder:
     async def encode(
         self, text: str, tenant: Tenant, *, add_special_tokens: bool, most: int | None = None
     ) -> npt.NDArray[np.uint32]:
-        """InvalidRequestError if it cannot be encoded, OverflowError with their number, as far as it
-        is known, if its ids are more than `most`."""
+        """InvalidRequestError if it cannot be encoded, OverflowError with the number of its ids, as
+        far as it is known, if they are more than `most`."""
         around = self._around if add_special_tokens else (b"", b"")
         if self._cutter is None or around is None or len(text) <= self._least:
             found = await self._run([text], add_special_tokens, most)

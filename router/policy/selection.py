@@ -11,7 +11,7 @@ from .dynamo_cost import Floats, Mask
 
 
 class Preferred(NamedTuple):
-    """A worker's number, and the part of its cost that it is let off, from 0 to 1."""
+    """A worker's number, and the part of its cost that it is let off: 0 to 1, or all."""
 
     number: int
     discount: float
@@ -35,8 +35,8 @@ def choose(
     they can take; `avoided` are left alone if there are others. A `pinned` worker is not compared
     with others, only checked. A `temperature` takes the place of the policy's own pick. A
     `preferred` worker is chosen if it costs no more than the cheapest, once its discount is taken
-    off. Raises NoWorkersError if no worker may take the request now, and InvalidRequestError if it
-    pins a worker that it does not allow.
+    off, and at any cost if that is infinite. Raises NoWorkersError if no worker may take the
+    request now, and InvalidRequestError if it pins a worker that it does not allow.
     """
     eligible = candidates.eligible
     if pinned is not None:
@@ -73,6 +73,8 @@ def discounted(preferred: Preferred, costs: Floats) -> Floats:
 
 def _is_best(preferred: Preferred, costs: Floats) -> bool:
     """Whether a preferred worker, where it may be chosen, is the cheapest or as cheap."""
+    if preferred.discount == math.inf:
+        return bool(math.isfinite(costs[preferred.number]))
     own = discounted(preferred, costs)[preferred.number]
     return bool(math.isfinite(own) and own <= costs.min())
 

@@ -22,7 +22,7 @@ from ...base.limit_hits import LimitHits
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.decider import Decider
-from ...router.placement import Placement
+from ...router.placement import Computed, Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
@@ -129,6 +129,7 @@ class Dispatcher:
         timeout: float | None = None,
         metadata: Metadata = (),
         pinned: WorkerWithDpRank | None = None,
+        computed: Computed | None = None,
         urgency: Urgency = NORMAL,
         objectives: Objectives = NO_OBJECTIVES,
         call_metadata: Metadata = (),
@@ -176,6 +177,7 @@ class Dispatcher:
                 request_id,
                 now,
                 pinned,
+                computed,
                 unfit,
                 False,
                 session if self._sessions.enabled else None,
@@ -232,6 +234,11 @@ class Dispatcher:
     def has(self, request_id: str, caller: Caller) -> bool:
         """Whether a request that the caller gave this id is in flight here."""
         return generation_id(caller, request_id) in self._requests
+
+    def decision_of(self, request_id: str, caller: Caller) -> Decision | None:
+        """Where a request that the caller gave this id is. None: nowhere, or not in flight."""
+        request = self._requests.get(generation_id(caller, request_id))
+        return None if request is None else request.decision
 
     async def abort(self, request_id: str, caller: Caller = ANONYMOUS) -> tuple[bool, str]:
         """Stop a request that the caller has in flight: (whether there was one, a word on it)."""

@@ -53,7 +53,8 @@ class RequestReader:
         self._owns_threads = off_loop is None
         self.hits = hits or LimitHits()
         self._block_size = block_size
-        self._hashes = hashes
+        self.hashes = hashes
+        """whether prompts are compared by their blocks"""
 
     def close(self) -> None:
         """End the threads that are its own. Idempotent."""
@@ -126,7 +127,7 @@ class RequestReader:
         InvalidRequestError if there are no tokens, or too many, or a name is too long.
         """
         prompt = self.prompt_at_once(tokens, lora_name, cache_namespace)
-        if prompt.isl > LONG_PROMPT and self._hashes:
+        if prompt.isl > LONG_PROMPT and self.hashes:
             await self.off_loop.run(partial(self._hash, prompt), size=prompt.isl * 4)
         return prompt
 
@@ -159,7 +160,7 @@ class RequestReader:
         return self.off_loop.run(work, size=len(body))
 
     def _hash(self, prompt: Prompt) -> None:
-        if self._hashes:
+        if self.hashes:
             _ = prompt.hashed().sequence_hashes
 
     def _read_and_hash(self, body: bytes, max_tokens: int, max_id_bytes: int) -> GenerateFacts:

@@ -11,9 +11,10 @@ import openai
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, stall
 from support.polling import until
-from support.servers.openai_serving import Served, openai_serving
+from support.servers.openai_serving import BLOCK, Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.access import FRONTEND_RULES
 from dynamo_router.server.caller_limits import CallerLimits
 
@@ -87,6 +88,49 @@ async def test_several_answers_are_several_requests(served: Served, engine: Fake
     )
     seen = {each.choices[0].index async for each in stream}
     assert seen == {0, 1}
+
+
+async def test_answers_that_share_a_prompt_go_where_it_was_computed() -> None:
+    """`n`, and prompts of a list that begin alike, streamed and not."""
+    engines = [FakeEngine(a_b, worker_id=number) for number in range(1, 5)]
+    begin = [7] * 320
+    async with openai_serving(*engines, context=1000) as served:
+        for at, fields in enumerate(
+            (
+                {"prompt": begin, "n": 6},
+                {"prompt": begin, "n": 6, "stream": True},
+                {"prompt": [[*begin, number] for number in range(6)]},
+            )
+        ):
+            begin[0] = at
+            body = {"model": MODEL, "max_tokens": 2, "temperature": 1, **fields}
+            async with served.session.post(f"{served.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200 and await answer.read()
+            (asked,) = [engine for engine in engines if engine.requests]
+            first, *others = asked.requests
+            assert len(others) == 5
+            assert first.streaming and all(
+                other.streaming == bool(fields.get("stream")) for other in others
+            )
+            asked.requests.clear()
+
+
+async def test_nobody_waits_for_a_prompt_that_no_policy_compares() -> None:
+    engines = [FakeEngine(a_b, worker_id=number) for number in range(1, 5)]
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, mode="round-robin")
+    async with openai_serving(*engines, context=1000, router=config) as served:
+        body = {"model": MODEL, "max_tokens": 2, "temperature": 1, "prompt": [7] * 320, "n": 8}
+        assert (await served.post("/v1/completions", body))[0] == 200
+        assert [len(engine.requests) for engine in engines] == [2] * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_first_answer_that_fails_ends_those_that_wait_for_it(stream: bool) -> None:
+    engine = FakeEngine(fail(grpc.StatusCode.INVALID_ARGUMENT, "no"), worker_id=1)
+    async with openai_serving(engine, context=1000) as served:
+        body = {"model": MODEL, "temperature": 1, "prompt": [7] * 320, "n": 8, "stream": stream}
+        assert (await served.post("/v1/completions", body))[0] == 400
+        assert len(engine.requests) == 1
 
 
 async def test_an_echo(served: Served) -> None:
@@ -261,8 +305,7 @@ async def test_bad_requests(served: Served, path: str, body: Any, status: int, w
     found, told = await served.post(path, body)
     assert found == status and words in told["error"]["message"]
     assert set(told["error"]) == {"message", "type", "param", "code"}
-    kind = "not_found_error" if status == 404 else "invalid_request_error"
-    assert told["error"]["type"] == kind and told["error"]["code"] is None
+    assert told["error"]["type"] == "invalid_request_error" and told["error"]["code"] is None
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])

@@ -1,14 +1,19 @@
 """Reasoning and calls of tools as OpenAI's own client sees them, streamed and not."""
 
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete
-from support.servers.openai_serving import Served, openai_serving
+from support.servers.openai_serving import BLOCK, Served, openai_serving
 
 from dynamo_router.base.errors import ConfigError
+from dynamo_router.engines.mocker import OWN_MODEL
+from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.frontend.config import FrontendConfig
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -168,14 +173,72 @@ async def test_what_is_refused(served: Served, fields: Any, param: str) -> None:
     assert status == 400 and told["error"]["param"] == param, told
 
 
-async def test_without_a_parser_auto_is_refused_and_text_stays(engine: FakeEngine) -> None:
+async def test_without_a_parser_tools_are_refused_and_text_stays(engine: FakeEngine) -> None:
     async with openai_serving(engine) as served:
         await say(served, engine, SAID)
         create = served.client.chat.completions.create
-        found = await create(model=MODEL, messages=ASK, tools=TOOLS)
+        with pytest.raises(openai.BadRequestError, match="nor recognised") as refused:
+            await create(model=MODEL, messages=ASK, tools=TOOLS)
+        assert refused.value.param == "tools"
+        found = await create(model=MODEL, messages=ASK, tools=TOOLS, tool_choice="none")
         assert found.choices[0].message.content == SAID
         with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
             await create(model=MODEL, messages=ASK, tools=TOOLS, tool_choice="auto")
+
+
+async def test_a_parser_is_recognised_in_the_chat_template(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """As a model's own folder has it; the bundled template has no tools."""
+    folder = tmp_path / "model"
+    shutil.copytree(OWN_MODEL, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if false %}<tool_call>{% endif %}")
+    config = FrontendConfig(http_frontend=0, model_path=str(folder))
+    async with openai_serving(engine, frontend=config) as served:
+        await say(served, engine, CALLED + CALLED)
+        create = served.client.chat.completions.create
+        for single in (False, True):
+            found = await create(
+                model=MODEL, messages=ASK, tools=TOOLS, parallel_tool_calls=not single
+            )
+            assert len(found.choices[0].message.tool_calls or ()) == (1 if single else 2)
+            assert found.choices[0].finish_reason == "tool_calls"
+
+
+async def test_guides_of_every_kind_reach_the_engine(served: Served, engine: FakeEngine) -> None:
+    await say(served, engine, "yes")
+    guides = pb.GuidedDecodingParams
+    for fields, kind, guide in (
+        ({"guided_choice": ["yes", "no"]}, guides.GUIDE_TYPE_EBNF_GRAMMAR, '"yes" | "no"'),
+        ({"guided_regex": "[a-z]+"}, guides.GUIDE_TYPE_REGEX, "[a-z]+"),
+        ({"structured_outputs": {"json": SCHEMA}}, guides.GUIDE_TYPE_JSON_SCHEMA, '"city"'),
+    ):
+        for route, more in (
+            ("/v1/chat/completions", {"messages": ASK}),
+            ("/v1/completions", {"prompt": "a"}),
+        ):
+            status, _ = await served.post(route, {"model": MODEL, **more, **fields})
+            assert status == 200
+            asked = engine.requests[-1].guided_decoding
+            assert asked.guide_type == kind and guide in asked.guide
+
+
+async def test_an_engine_that_cannot_hold_its_answer_names_the_field() -> None:
+    config = MockerConfig(port=0, engine=EngineConfig(block_size=BLOCK))
+    async with (
+        MockFleet(config) as fleet,
+        openai_serving(workers=[f"grpc://{fleet.addresses[0]}"]) as served,
+    ):
+        for fields, param in (
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"guided_choice": ["a"]}, "guided_choice"),
+            ({"structured_outputs": {"regex": "a"}, "stream": True}, "structured_outputs.regex"),
+            ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ):
+            body = {"model": "mock-model", "messages": ASK, "max_tokens": 4, **fields}
+            status, told = await served.post("/v1/chat/completions", body)
+            assert status == 400 and told["error"]["param"] == param, told
 
 
 @pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])

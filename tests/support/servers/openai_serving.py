@@ -38,13 +38,19 @@ class Served(NamedTuple):
 
 @asynccontextmanager
 async def openai_serving(
-    *engines: FakeEngine, frontend: FrontendConfig | None = None, **config: Any
+    *engines: FakeEngine,
+    frontend: FrontendConfig | None = None,
+    context: int = 200,
+    **config: Any,
 ) -> AsyncIterator[Served]:
-    """Serve the engines, and the `workers` at URLs, to OpenAI clients until the block ends."""
+    """Serve the engines, which take `context` tokens, and the `workers` at URLs, to OpenAI clients
+    until the block ends."""
     config.setdefault("router", KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1))
     urls = config.pop("workers", ())
     for engine in engines:
-        engine.model = pb.GetModelInfoResponse(model_id="tiny", vocab_size=4096, max_seq_len=200)
+        engine.model = pb.GetModelInfoResponse(
+            model_id="tiny", vocab_size=4096, max_seq_len=context
+        )
         await engine.start()
     settings = ServeFrontendConfig(
         port=0,

@@ -50,7 +50,37 @@ def test_defaults_and_unknown_fields() -> None:
         ({"presence_penalty": 3}, "presence_penalty", "in -2..2"),
         ({"frequency_penalty": -3}, "frequency_penalty", "in -2..2"),
         ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
-        ({"seed": -1}, "seed", "in 0"),
+        ({"seed": -(2**63) - 1}, "seed", "in -9"),
+        ({"bad_words": [""]}, "bad_words", "none of them empty"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "neither"),
+        ({"guided_json": "{"}, "guided_json", "no JSON schema"),
+        ({"guided_json": "[1]"}, "guided_json", "no JSON schema"),
+        ({"guided_choice": []}, "guided_choice", "1 to"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "none of them empty"),
+        ({"guided_choice": "a"}, "guided_choice", "Expected `array"),
+        ({"guided_regex": ""}, "guided_regex", "empty"),
+        ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "exclude each other"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"pattern": "a"}}, "structured_outputs", "unknown field"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "not supported",
+        ),
+        ({"functions": []}, "functions", "use tools"),
+        ({"function_call": "auto"}, "function_call", "use tool_choice"),
+        ({"return_token_ids": True}, "return_token_ids", "not supported"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "not supported"),
+        ({"use_beam_search": True}, "use_beam_search", "not supported"),
+        ({"length_penalty": 1.5}, "length_penalty", "not supported"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params", "not supported"),
+        ({"bootstrap_room": 0}, "bootstrap_room", "not supported"),
+        ({"continue_final_message": True}, "continue_final_message", "not supported"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
         ({"max_tokens": 0}, "max_tokens", "in 1"),
         ({"max_tokens": 1.5}, "max_tokens", "Expected `int"),
         ({"n": 0}, "n", "in 1..128"),
@@ -81,6 +111,65 @@ def test_chat_requests_out_of_range(fields: dict[str, Any], param: str, words: s
         chat(**fields)
     assert found.value.status == 400 and found.value.param == param
     assert words in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skip_special_tokens": True},
+        {"use_beam_search": False, "length_penalty": 1.0, "priority": 0},
+        {"return_token_ids": False, "modalities": ["text"], "echo": False},
+        {"response_format": {"type": "text"}, "guided_json": None},
+        {"logits_processors": [], "vllm_xargs": {}, "prompt_logprobs": None},
+    ],
+)
+def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
+    assert chat(**fields).guide is None
+
+
+SCHEMA = {"type": "object"}
+
+
+def test_a_forced_list_of_calls_has_one_where_only_one_is_wanted() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    many = chat(tools=tools, tool_choice="required").tools_asked.guide
+    one = chat(tools=tools, tool_choice="required", parallel_tool_calls=False).tools_asked.guide
+    assert many is not None and "maxItems" not in many.guide
+    assert one is not None and '"maxItems":1' in one.guide
+
+
+@pytest.mark.parametrize(
+    "fields, guide",
+    [
+        ({"guided_json": SCHEMA}, ("guided_json", "JSON_SCHEMA", '{"type":"object"}')),
+        ({"guided_json": '{"a": 1}'}, ("guided_json", "JSON_SCHEMA", '{"a":1}')),
+        ({"guided_regex": "a+"}, ("guided_regex", "REGEX", "a+")),
+        ({"guided_grammar": "root ::= x"}, ("guided_grammar", "EBNF_GRAMMAR", "root ::= x")),
+        (
+            {"guided_choice": ["yes", 'a "b"\\\n']},
+            ("guided_choice", "EBNF_GRAMMAR", r'root ::= "yes" | "a \"b\"\\\n"'),
+        ),
+        (
+            {"structured_outputs": {"choice": ["é"]}},
+            ("structured_outputs.choice", "EBNF_GRAMMAR", 'root ::= "é"'),
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            ("structured_outputs.json_object", "JSON_SCHEMA", '{"type":"object"}'),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            (
+                "response_format",
+                "STRUCTURAL_TAG",
+                '{"type":"structural_tag","format":{"type":"any_text"}}',
+            ),
+        ),
+    ],
+)
+def test_guides(fields: dict[str, Any], guide: tuple[str, str, str]) -> None:
+    assert chat(**fields).guide == guide
+    assert completion(**fields).guide == guide
 
 
 @pytest.mark.parametrize(

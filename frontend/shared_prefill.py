@@ -1,0 +1,84 @@
+"""Answers of one request whose prompts begin alike: the first of them computes what they share.
+
+The others wait for its first token, and then hear which worker has the blocks: an engine's KV
+events may come later than its token.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..router.placement import Computed
+from ..router.policy import Decision
+from ..router.prompt import Prompt
+
+LEAST_SHARE = 0.5
+"""Of a prompt's blocks that must be shared to be worth waiting for."""
+LEAST_TOKENS = 256
+"""Shared tokens, likewise: fewer are computed again within about one step of an engine."""
+
+
+class Leader:
+    """The first answer of those whose prompts begin alike."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._begun = asyncio.Event()
+        self._decision: Decision | None = None
+        self.followers = 0
+
+    def share_with(self, prompt: Prompt) -> int:
+        """Leading blocks that are the same in both."""
+        if prompt is self._prompt:
+            return len(prompt.sequence_hashes)
+        own, other = self._prompt.sequence_hashes, prompt.sequence_hashes
+        count = min(len(own), len(other))
+        differ = own[:count] != other[:count]
+        return int(np.argmax(differ)) if differ.any() else count
+
+    def begin(self, decision: Decision | None) -> None:
+        """Its first token came, or it ended without one. Idempotent."""
+        if not self._begun.is_set():
+            self._decision = decision
+            self._begun.set()
+
+    async def decision(self) -> Decision | None:
+        """Who has computed its prompt; None: nobody is known to have. Waits for `begin`."""
+        await self._begun.wait()
+        return self._decision
+
+
+class Part(NamedTuple):
+    """Of one answer: what it leads, or whom it waits for because of so many shared blocks."""
+
+    leads: Leader | None = None
+    follows: Leader | None = None
+    blocks: int = 0
+
+    async def computed(self) -> Computed | None:
+        """What a worker has of the prompt once the one that this follows has begun."""
+        assert self.follows is not None
+        decision = await self.follows.decision()
+        return None if decision is None else Computed(decision.worker, self.blocks)
+
+
+ALONE = Part()
+
+
+def parts_of(prompts: Sequence[Prompt]) -> list[Part]:
+    """For each prompt of a request, in their order."""
+    leaders: list[Leader] = []
+    parts: list[Part] = []
+    for prompt in prompts:
+        least = max(LEAST_TOKENS / prompt.block_size, LEAST_SHARE * prompt.blocks)
+        for leader in leaders:
+            if (blocks := leader.share_with(prompt)) >= least:
+                leader.followers += 1
+                parts.append(Part(follows=leader, blocks=blocks))
+                break
+        else:
+            leaders.append(Leader(prompt))
+            parts.append(Part(leads=leaders[-1]))
+    return [ALONE if part.leads and not part.leads.followers else part for part in parts]
