@@ -34,7 +34,7 @@ def ask_held(
     if not can_prefetch(router) or router.config.admission.shed:
         return None  # to shed is for those whose turn it is
     try:
-        decision = router.decide(prompt, excluded_workers=unfit)
+        decision = router.place(Placement(prompt, excluded=unfit))
     except RouterError:
         return None  # nobody would take it now
     if not plan.wants(request_id, decision):
