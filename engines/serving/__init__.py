@@ -7,14 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .config import ServingConfig, require, require_choice, require_positive
-from .engine import (
-    Answer,
-    AnswerPart,
-    EngineLoad,
-    EngineUnavailableError,
-    OnEvents,
-    ServedEngine,
-)
 from .kv_events import (
     ENGINE_TIERS,
     BlocksRemoved,
@@ -23,12 +15,20 @@ from .kv_events import (
     CachedBlock,
     KvEvent,
 )
-from .kv_feed import KvEventFeed, KvSubscription
-from .request import EngineRequest, unsupported
 
 if TYPE_CHECKING:
     from .context import ServingContext, say
+    from .engine import (
+        Answer,
+        AnswerPart,
+        EngineLoad,
+        EngineUnavailableError,
+        OnEvents,
+        ServedEngine,
+    )
+    from .kv_feed import KvEventFeed, KvSubscription
     from .registration import WorkerRegistration
+    from .request import EngineRequest, unsupported
     from .server import EngineServer
     from .worker import run_worker
 
@@ -61,9 +61,13 @@ __all__ = [
 ]
 
 # What serves is imported by its first user, so that settings of engines are read without it.
+_ENGINE = "Answer AnswerPart EngineLoad EngineUnavailableError OnEvents ServedEngine"
 __getattr__ = lazy_names(
     __name__,
     {
+        **dict.fromkeys(_ENGINE.split(), ".engine"),
+        **dict.fromkeys(("EngineRequest", "unsupported"), ".request"),
+        **dict.fromkeys(("KvEventFeed", "KvSubscription"), ".kv_feed"),
         "EngineServer": ".server",
         "ServingContext": ".context",
         "WorkerRegistration": ".registration",

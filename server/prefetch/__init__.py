@@ -3,7 +3,14 @@
 Driven by the dispatcher in real time and by the simulation in virtual time.
 """
 
-from .plan import PrefetchCounts, PrefetchPlan
-from .prefetcher import Prefetcher, ask_held, ask_sent
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
+from .plan import PrefetchCounts, PrefetchPlan, ask_held, ask_sent
+
+if TYPE_CHECKING:
+    from .prefetcher import Prefetcher
 
 __all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "ask_held", "ask_sent"]
+
+__getattr__ = lazy_names(__name__, {"Prefetcher": ".prefetcher"})
