@@ -18,50 +18,15 @@ from .kv_events import (
 
 if TYPE_CHECKING:
     from .context import ServingContext, say
-    from .engine import (
-        Answer,
-        AnswerPart,
-        EngineLoad,
-        EngineUnavailableError,
-        OnEvents,
-        ServedEngine,
-    )
+    from .engine import AnswerPart, EngineLoad, EngineUnavailableError, OnEvents, ServedEngine
     from .kv_feed import KvEventFeed, KvSubscription
     from .registration import WorkerRegistration
     from .request import EngineRequest, unsupported
     from .server import EngineServer
     from .worker import run_worker
 
-__all__ = [
-    "ENGINE_TIERS",
-    "Answer",
-    "AnswerPart",
-    "BlocksRemoved",
-    "BlocksStored",
-    "CacheCleared",
-    "CachedBlock",
-    "EngineLoad",
-    "EngineUnavailableError",
-    "EngineRequest",
-    "EngineServer",
-    "KvEvent",
-    "KvEventFeed",
-    "KvSubscription",
-    "OnEvents",
-    "ServedEngine",
-    "ServingConfig",
-    "ServingContext",
-    "WorkerRegistration",
-    "require",
-    "require_choice",
-    "require_positive",
-    "run_worker",
-    "say",
-    "unsupported",
-]
-
 # What serves is imported by its first user, so that settings of engines are read without it.
-_ENGINE = "Answer AnswerPart EngineLoad EngineUnavailableError OnEvents ServedEngine"
+_ENGINE = "AnswerPart EngineLoad EngineUnavailableError OnEvents ServedEngine"
 __getattr__ = lazy_names(
     __name__,
     {

@@ -10,29 +10,5 @@ from .errors import (
     too_long,
     unknown_model,
 )
-from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice
-
-__all__ = [
-    "Answer",
-    "ApiError",
-    "BAD_BODY",
-    "ChatRequest",
-    "CompletionRequest",
-    "Delta",
-    "EXTRA_FIELDS",
-    "FunctionCall",
-    "LAST_CHUNK",
-    "Extensions",
-    "Sampling",
-    "TokenLogprob",
-    "ToolChoice",
-    "Usage",
-    "api_error",
-    "bad_body",
-    "error_answer",
-    "read_request",
-    "too_long",
-    "unknown_model",
-]

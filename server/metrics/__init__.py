@@ -5,21 +5,8 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
 from .merged import Family, FrontPages, families_of
-from .page import MetricsPage, Source
+from .page import MetricsPage
 from .pooled import Labels
 from .process_metrics import LabelledPages, ProcessMetrics
 from .router_metrics import RouterMetrics
 from .table import Table
-
-__all__ = [
-    "Family",
-    "FrontPages",
-    "LabelledPages",
-    "Labels",
-    "MetricsPage",
-    "ProcessMetrics",
-    "RouterMetrics",
-    "Source",
-    "Table",
-    "families_of",
-]

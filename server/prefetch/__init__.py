@@ -6,11 +6,9 @@ Driven by the dispatcher in real time and by the simulation in virtual time.
 from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
-from .plan import PrefetchCounts, PrefetchPlan, ask_held, ask_sent
+from .plan import PrefetchPlan, ask_held, ask_sent
 
 if TYPE_CHECKING:
     from .prefetcher import Prefetcher
-
-__all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "ask_held", "ask_sent"]
 
 __getattr__ = lazy_names(__name__, {"Prefetcher": ".prefetcher"})

@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from .openai_client import OpenAiClient
     from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
-__all__ = [
-    "CONTEXT_ONLY",
-    "DP_RANK_KEY",
-    "DynamoClient",
-    "EngineCall",
-    "EngineClient",
-    "OpenAiClient",
-    "TokenLogprob",
-    "TrtllmAnswer",
-    "encode_generate",
-    "for_decode",
-    "for_prefill",
-    "given_handoff",
-    "handoff_of",
-    "plain_chunk",
-    "rank_metadata",
-    "with_handoff",
-]
-
 # What needs protobuf or an HTTP client is imported by its first user.
 _HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of with_handoff"
 __getattr__ = lazy_names(
