@@ -75,8 +75,11 @@ COMMANDS: Mapping[str, Entry] = {
 
 
 def _bench(summary: str, config: str, run: str | None = None) -> Entry:
-    """A measurement: of the module that has its settings, where `run` names no other."""
+    """A measurement: of the module that has its settings, where `run` names no other. One that
+    calls servers is a name: settings of those load no client."""
     run = run or f"{config.partition(':')[0]}:run"
+    if ":" not in config:
+        config = f"settings:{config.capitalize()}BenchConfig"
     return Entry(summary, f"bench.workbench.{config}", f"bench.workbench.{run}")
 
 
@@ -86,26 +89,34 @@ BENCHES: Mapping[str, Entry] = {
     "concurrent": _bench(
         "The index, read while it is written.", "index.read_write:ConcurrentBenchConfig"
     ),
-    "dispatcher": _bench("A request without any transport.", "dispatcher:DispatcherBenchConfig"),
+    "dispatcher": _bench("A request without any transport.", "dispatcher"),
     "streams": _bench(
-        "Events of engines until the index shows them.", "streams:StreamsBenchConfig"
+        "Events of engines until the index shows them.",
+        "settings:StreamsBenchConfig",
+        "streams:run",
     ),
     "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
     "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
-    "fronts": _bench("Several processes on one port.", "fronts:FrontsBenchConfig"),
+    "fronts": _bench("Several processes on one port.", "fronts"),
     "grid": _bench("A policy in many fleets.", "grid:GridConfig"),
     "live": _bench("Real processes beside the simulation.", "live:LiveConfig"),
     "hostile": _bench(
-        "What a peer that misbehaves costs the others.", "hostile.command:HostileBenchConfig"
+        "What a peer that misbehaves costs the others.",
+        "settings:HostileBenchConfig",
+        "hostile.command:run",
     ),
-    "path": _bench("A request's whole way, beside Dynamo's.", "path:PathBenchConfig"),
-    "proxy": _bench("The same as path.", "path:PathBenchConfig"),
+    "path": _bench("A request's whole way, beside Dynamo's.", "path"),
+    "proxy": _bench("The same as path.", "path"),
     "restart": _bench(
-        "A router that starts again, its events in a stream.", "restart:RestartBenchConfig"
+        "A router that starts again, its events in a stream.",
+        "settings:RestartBenchConfig",
+        "restart:run",
     ),
     "selection": _bench(
-        "A worker chosen over the wire, beside Dynamo's service.", "selection:SelectionBenchConfig"
+        "A worker chosen over the wire, beside Dynamo's service.",
+        "settings:SelectionBenchConfig",
+        "selection:run",
     ),
 }
 ENGINES: Mapping[str, Entry] = {

@@ -1,5 +1,1 @@
 """Frontend: OpenAI's HTTP API, answered by the fleet."""
-
-from .config import FrontendConfig, ServeFrontendConfig
-
-__all__ = ["FrontendConfig", "ServeFrontendConfig"]

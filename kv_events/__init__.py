@@ -20,26 +20,6 @@ if TYPE_CHECKING:
     from .durable_events import DurableEvents, StateReset
     from .intake import SYNC_RETRY_S, EventIntake
 
-__all__ = [
-    "DurableEvents",
-    "EngineStream",
-    "EventSubscribers",
-    "EventFeed",
-    "EventIntake",
-    "EventRecovery",
-    "EventSources",
-    "EventSubscribers",
-    "IndexPeers",
-    "REPLAY_TICK_S",
-    "RecoveryActions",
-    "SYNC_RETRY_S",
-    "SnapshotTask",
-    "StateReset",
-    "StreamCounts",
-    "TICK_S",
-    "WorkerQueries",
-]
-
 # The client of NATS comes with them.
 __getattr__ = lazy_names(
     __name__,

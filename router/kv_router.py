@@ -258,17 +258,19 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
 
-        A request of a session goes to the session's worker, which is bound to it, and is in flight
-        from `sessions.begin` to `sessions.end`. Raises what `decide` does.
+        All that serve decide by this. A request of a session goes to the session's worker, which
+        is bound to it. Raises what `decide` does.
         """
         session, pinned, preferred = placement.session, placement.pinned, None
+        allowed = placement.allowed
         if session is not None and pinned is None:
             bound = self.sessions.wanted(session, placement.excluded)
-            if bound is not None:
+            if bound is not None and (not allowed or bound.worker.worker_id in allowed):
                 pinned, preferred = bound.pinned, bound.preferred
         decision = self.decide(
             placement.prompt,
-            placement.request_id,
+            placement.request_id or None,
+            allowed_workers=allowed or None,
             excluded_workers=placement.excluded,
             even_inhibited=placement.retried,
             pinned_worker=pinned,
@@ -276,9 +278,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             computed=placement.computed,
             expected_output_tokens=placement.expected_output_tokens,
             tenant=placement.tenant,
+            owner=placement.owner,
         )
         if session is not None:
-            self.sessions.bind(session, decision.worker)
+            self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
         return decision
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:

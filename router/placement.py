@@ -1,6 +1,6 @@
 """Placement: what a request asks of whoever decides where it goes; nothing of how it is carried."""
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import NamedTuple
 
 from ..base.identity import WorkerWithDpRank
@@ -20,8 +20,8 @@ class Placement(NamedTuple):
     """One request that is to be placed on a worker."""
 
     prompt: Prompt
-    request_id: str
-    """it is booked under this id until `KvRouter.free`"""
+    request_id: str = ""
+    """it is booked under this id until `KvRouter.free`; empty: it is not booked"""
     arrived: float = 0.0
     """seconds of the router's clock"""
     pinned: WorkerWithDpRank | None = None
@@ -37,3 +37,9 @@ class Placement(NamedTuple):
     urgency: Urgency = NORMAL
     objectives: Objectives = NO_OBJECTIVES
     expected_output_tokens: int | None = None
+    allowed: Collection[int] = ()
+    """ids of the workers that it may go to; empty: all"""
+    owner: str | None = None
+    """the account that the booking is charged to, where its caller may never end it"""
+    in_flight: bool = True
+    """the end of its session's request is reported to `KvRouter.sessions`"""

@@ -8,8 +8,6 @@ from operator import attrgetter, itemgetter, mul
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .trtllm_proto import pb
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
@@ -51,13 +49,10 @@ class EngineFacts:
             )
         return None
 
-    def model_info(self) -> Any:
-        """These facts as a GetModelInfoResponse."""
-        return pb.GetModelInfoResponse(**_part(self, pb.GetModelInfoResponse))
-
-    def server_info(self) -> Any:
-        """These facts as a GetServerInfoResponse."""
-        return pb.GetServerInfoResponse(**_part(self, pb.GetServerInfoResponse))
+    def as_message(self, kind: Any) -> Any:
+        """These facts as a GetModelInfoResponse or GetServerInfoResponse, whichever `kind` is."""
+        names = [descriptor.name for descriptor in kind.DESCRIPTOR.fields]
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 def facts_of(model: Any, server: Any) -> EngineFacts:
@@ -128,8 +123,3 @@ def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
     merged["settings"] = settings
     merged["supported_features"] = (*plain, *(f"{name}={n}" for name, n in settings.items()))
     return EngineFacts(**merged)
-
-
-def _part(facts: EngineFacts, message: Any) -> dict[str, Any]:
-    names = [descriptor.name for descriptor in message.DESCRIPTOR.fields]
-    return {name: getattr(facts, name) for name in names}

@@ -252,14 +252,6 @@ class HealthMonitor:
         if engine is not None:
             self._publish(engine)
             engine.wake.set()
-        self._publish_troubled(engine)
-
-    def _publish_troubled(self, done: WatchedEngine | None) -> None:
-        """Who is out may depend on how many others are."""
-        for worker_id in self.reports.outliers.troubled:
-            engine = self._engines.by_id.get(worker_id)
-            if engine is not None and engine is not done:
-                self._publish(engine)
 
     async def _watch(self, engine: WatchedEngine) -> None:
         while True:
@@ -291,7 +283,7 @@ class HealthMonitor:
         due = engine.tracker.next_probe
         if engine.worker_id is not None:
             now = self._clock.now()
-            until = self.reports.outliers.ejected_until(engine.worker_id, now)
+            until = self.reports.outliers.standing(engine.worker_id, now).ejected_until
             if until > now:
                 due = min(due, until)
         return due
@@ -344,7 +336,7 @@ class HealthMonitor:
         engine.tracker.on_refused(now, reason)
 
     def _inhibited_until(self, worker_id: int, engine: WatchedEngine) -> float:
-        out = self.reports.outliers.out_until(worker_id, self._clock.now())
+        out = self.reports.outliers.standing(worker_id, self._clock.now()).out_until
         return max(engine.tracker.inhibited_until, out)
 
     def _publish(self, engine: WatchedEngine) -> None:
@@ -352,20 +344,19 @@ class HealthMonitor:
         tracker, worker_id = engine.tracker, engine.worker_id
         entry = self._registry.entry(worker_id) if worker_id is not None else None
         state, reason = engine.state, tracker.reason
-        alive_changed = False
         if worker_id is not None and entry is not None:
             now = self._clock.now()
             alive = state is WorkerState.READY and tracker.inhibited_until <= now
-            alive_changed = engine.alive is not alive
-            if alive_changed:
+            if engine.alive is not alive:
                 engine.alive = alive
                 self.reports.set_alive(worker_id, alive)
-            engine.ejected = self.reports.outliers.ejected_until(worker_id, now) > now
+            standing = self.reports.outliers.standing(worker_id, now)
+            engine.ejected = bool(standing.ejected_for)
             if state is WorkerState.READY and engine.ejected:
-                state, reason = WorkerState.UNHEALTHY, self.reports.outliers.reason(worker_id)
+                state, reason = WorkerState.UNHEALTHY, standing.ejected_for
             if (entry.state, entry.reason) != (state, reason):
                 self._registry.set_state(worker_id, state, reason)
-            until = self._inhibited_until(worker_id, engine)
+            until = max(tracker.inhibited_until, standing.out_until)
             if entry.inhibited_until != until:
                 self._registry.inhibit(worker_id, until)
         before, engine.published = engine.published, (state, reason, engine.facts)
@@ -381,8 +372,6 @@ class HealthMonitor:
         if was_ready and not engine.is_ready and worker_id is not None:
             for hear in self.on_down:
                 hear(worker_id)
-        if alive_changed:
-            self._publish_troubled(engine)
 
     def _changed(self) -> None:
         # Made when asked for: a large fleet changes often while it starts.

@@ -11,6 +11,7 @@ where those that are left would be fewer than that, nobody is out (panic).
 import math
 from collections import deque
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from ..process.settings import bad_setting, is_finite, option
 
@@ -63,6 +64,17 @@ class OutlierPolicy:
         for key in ("failure_rate", "max_ejected"):
             if getattr(self, key) > 1:
                 raise bad_setting(key, f"{getattr(self, key)!r} must be from 0 to 1")
+
+
+class Standing(NamedTuple):
+    """What a worker's requests say of it now."""
+
+    out_until: float
+    """it should get no request before; see OutlierDetector.out_until"""
+    ejected_until: float
+    """-inf: it is not ejected"""
+    ejected_for: str
+    """why; empty if it is not"""
 
 
 class OutlierDetector:
@@ -229,6 +241,12 @@ class OutlierDetector:
         if record is None or record.ejected_until <= now or self.panic(now):
             return -math.inf
         return record.ejected_until
+
+    def standing(self, worker_id: int, now: float) -> Standing:
+        """All of that, to be published."""
+        ejected_until = self.ejected_until(worker_id, now)
+        reason = self.reason(worker_id) if ejected_until > now else ""
+        return Standing(self.out_until(worker_id, now), ejected_until, reason)
 
     def reason(self, worker_id: int) -> str:
         """Why a worker was ejected last."""

@@ -13,8 +13,10 @@ _NOT_THEIRS = frozenset((Blame.CLIENT, Blame.REQUEST, Blame.US))
 class RequestReports:
     """The dispatcher says here how each attempt went, with one of the ends below.
 
-    `on_changed(worker_id)` is called when that worker may have been taken out or let in,
-    `on_lost(worker_id)` when its connection broke. Unknown ids are ignored: they left meanwhile.
+    Who is an outlier is judged by `outliers` and published from here: `on_changed(worker_id)` is
+    called for each worker that may have been taken out or let in, one whose requests were
+    reported first. `on_lost(worker_id)` is called when a connection broke. Unknown ids are
+    ignored: they left meanwhile.
     """
 
     def __init__(
@@ -34,9 +36,10 @@ class RequestReports:
         """failed attempts by worker and cause, of the workers that are registered"""
 
     def set_alive(self, worker_id: int, alive: bool) -> None:
-        """Whether a worker answers its probes."""
+        """Whether a worker answers its probes: who is out may depend on how many do."""
         self._known.add(worker_id)
         self.outliers.set_alive(worker_id, alive)
+        self._publish(worker_id)
 
     def forget(self, worker_id: int) -> None:
         """A worker left."""
@@ -50,18 +53,18 @@ class RequestReports:
     def sent(self, worker_id: int) -> None:
         """A request was sent to a worker."""
         if self.outliers.on_start(worker_id):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     def answered(self, worker_id: int, seconds: float) -> None:
         """The first message came, so many seconds later."""
         if self.outliers.on_answer(worker_id, self._now(), seconds):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     # Its end: one of these
 
     def succeeded(self, worker_id: int, seconds: float) -> None:
         if self.outliers.on_success(worker_id, self._now(), seconds):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     def blank(self, worker_id: int, seconds: float, *, pinned: bool) -> None:
         """Its answer, after so many seconds, has no token.
@@ -77,7 +80,7 @@ class RequestReports:
             self.errors[worker_id, "blank"] += 1
         self.outliers.penalize(worker_id, now, seconds)
         self.outliers.on_undecided(worker_id, now)
-        self._on_changed(worker_id)
+        self._on_verdict(worker_id)
 
     def failed(
         self, worker_id: int, verdict: Verdict, seconds: float, *, pinned: bool = False
@@ -102,7 +105,7 @@ class RequestReports:
             changed = True
         self.noticed(worker_id, verdict)
         if changed:
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     def noticed(self, worker_id: int, verdict: Verdict) -> None:
         """Count a failure, and see to a broken connection, but hold nothing else against it."""
@@ -114,7 +117,7 @@ class RequestReports:
     def given_up(self, worker_id: int) -> None:
         """It ended in a way that says nothing of the worker."""
         if self.outliers.on_no_verdict(worker_id):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     # How Blame.EITHER was decided
 
@@ -123,16 +126,26 @@ class RequestReports:
         if worker_id in self._known and verdict.blame in _NOT_THEIRS:
             self.errors[worker_id, verdict.cause] += 1  # it was not counted then
         if self.outliers.on_fault(worker_id, self._now()):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     def undecided(self, worker_id: int) -> None:
         """No other worker tried."""
         if self.outliers.on_undecided(worker_id, self._now()):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
 
     # What is seen of those under way
 
     def stuck(self, worker_id: int, since: float) -> None:
         """A request sent at `since` has waited for its first message for far too long."""
         if self.outliers.on_stuck(worker_id, self._now(), since):
-            self._on_changed(worker_id)
+            self._on_verdict(worker_id)
+
+    def _on_verdict(self, worker_id: int) -> None:
+        self._on_changed(worker_id)
+        self._publish(worker_id)
+
+    def _publish(self, done: int) -> None:
+        """Who else is out may depend on one worker: publish all that may be, but that one."""
+        for worker_id in self.outliers.troubled:
+            if worker_id != done:
+                self._on_changed(worker_id)

@@ -6,28 +6,6 @@ Entered by the commands `bench grid`, `bench live`, `bench flood` and `sweep`.
 from .command import EvaluationConfig, run_evaluation
 from .conditions import FLOOD, Condition, flooded_traffic
 from .figures import FIGURES, Figures, figures_of
-from .splits import REPORT, SPLIT_NAMES, TUNABLE, Split, require_tunable, split_of, tuning_split
+from .splits import REPORT, SPLIT_NAMES, Split, require_tunable, split_of
 from .tables import cells_table, evaluation_content
 from .verdict import CellVerdict, judge_cell
-
-__all__ = [
-    "CellVerdict",
-    "Condition",
-    "EvaluationConfig",
-    "FIGURES",
-    "FLOOD",
-    "Figures",
-    "REPORT",
-    "SPLIT_NAMES",
-    "Split",
-    "TUNABLE",
-    "cells_table",
-    "evaluation_content",
-    "figures_of",
-    "flooded_traffic",
-    "judge_cell",
-    "require_tunable",
-    "run_evaluation",
-    "split_of",
-    "tuning_split",
-]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from ...workers.trtllm_proto import pb
 from ..results import Column, cpu_seconds, rows_table, turns
 from .neighbours import Neighbours, children_of, noise_content, noise_words
 
@@ -234,6 +233,8 @@ def generate_call(call: Any, prompts: Iterator[list[int]], output_tokens: int) -
 
 def generate_bodies(prompts: Iterator[list[int]], output_tokens: int) -> Iterator[bytes]:
     """Serialized GenerateRequests, one for each prompt, under ids of their own."""
+    from ...workers.trtllm_proto import pb  # not for a command that only prints its help
+
     request = pb.GenerateRequest(max_tokens=output_tokens, streaming=True, ignore_eos=True)
     for count, token_ids in enumerate(prompts):
         request.request_id = f"request-{output_tokens}-{count}"

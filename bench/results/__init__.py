@@ -6,60 +6,10 @@ Entered by every command and room of bench; knows none of them.
 from .checks import require_at_least, require_positive
 from .columns import Column, facts_table, figure_of, millions, percent, rows_table, spread_table
 from .confidence import bootstrap_interval, geometric_mean, ratio_interval
-from .environment import cpu_seconds, describe_environment, memory_mib, pin_to_core, unpin
-from .measurement import (
-    Benchmark,
-    Figures,
-    Measurement,
-    measure_in_turns,
-    settings_of,
-    turns,
-)
+from .environment import cpu_seconds, memory_mib, pin_to_core, unpin
+from .measurement import Benchmark, Measurement, measure_in_turns, settings_of, turns
 from .objectives import Goodput, ObjectiveConfig
 from .output import Output, format_number, new_table, write_json
 from .pictures import prepare_plots, require_matplotlib, save_figure
 from .report import Run, runs_content, runs_table
 from .summary import Summary, percentiles, spread, summarise, summarise_weighted
-
-__all__ = [
-    "Benchmark",
-    "Column",
-    "Figures",
-    "Goodput",
-    "Measurement",
-    "ObjectiveConfig",
-    "Output",
-    "Run",
-    "Summary",
-    "bootstrap_interval",
-    "cpu_seconds",
-    "describe_environment",
-    "facts_table",
-    "figure_of",
-    "format_number",
-    "geometric_mean",
-    "measure_in_turns",
-    "memory_mib",
-    "millions",
-    "new_table",
-    "percent",
-    "percentiles",
-    "pin_to_core",
-    "prepare_plots",
-    "ratio_interval",
-    "require_at_least",
-    "require_matplotlib",
-    "require_positive",
-    "rows_table",
-    "runs_content",
-    "runs_table",
-    "save_figure",
-    "settings_of",
-    "spread",
-    "spread_table",
-    "summarise",
-    "summarise_weighted",
-    "turns",
-    "unpin",
-    "write_json",
-]

@@ -10,19 +10,3 @@ from .experiment import Experiment, Result, compare_policies
 from .plots import draw_comparison
 from .policies import PolicyVariant, parse_policies
 from .simulated_run import SimulatedRun
-
-__all__ = [
-    "CapacityConfig",
-    "DEFAULT_COMPARE",
-    "DEFAULT_WORKERS",
-    "Experiment",
-    "Load",
-    "PolicyVariant",
-    "Result",
-    "SimulatedRun",
-    "SimulationConfig",
-    "compare_policies",
-    "draw_comparison",
-    "idle_engine_ms",
-    "parse_policies",
-]

@@ -251,11 +251,13 @@ class Simulation:
         request = trace.requests[place]
         output_tokens = trace.output_tokens(place)
         try:
-            decision = router.decide(
-                trace.prompt(place),
-                request_id,
-                expected_output_tokens=output_tokens,
-                tenant=request.tenant,
+            decision = router.place(
+                Placement(
+                    trace.prompt(place),
+                    request_id,
+                    tenant=request.tenant,
+                    expected_output_tokens=output_tokens,
+                )
             )
             self._prefetch(place, ask_sent(self.prefetches, router, request_id, decision), now)
             local, sequence = trace.hashes(place)

@@ -9,23 +9,3 @@ from .sample import KINDS, SAMPLE_TRACE, ModelKind, sample_traffic, synthesize
 from .scaling import Scaling
 from .streams import Stream, Streams
 from .trace_model import TraceModel, describe_model, is_model, learn_model, load_model, save_model
-
-__all__ = [
-    "Fit",
-    "KINDS",
-    "ModelKind",
-    "SAMPLE_TRACE",
-    "Scaling",
-    "Stream",
-    "Streams",
-    "TraceModel",
-    "WINDOW",
-    "check_fit",
-    "describe_model",
-    "is_model",
-    "learn_model",
-    "load_model",
-    "sample_traffic",
-    "save_model",
-    "synthesize",
-]

@@ -21,31 +21,3 @@ from .trace import (
 )
 from .turn_trace import Turn, read_turns
 from .turns import Turns, find_turns
-
-__all__ = [
-    "PrefixTree",
-    "Samples",
-    "Spread",
-    "TRACE_BLOCK_SIZE",
-    "TraceAnalysis",
-    "TraceColumns",
-    "TraceRequest",
-    "Turn",
-    "Turns",
-    "analyze",
-    "build_tree",
-    "check_plot_target",
-    "check_trace_block_size",
-    "columns_of",
-    "default_sizes",
-    "encode_request",
-    "find_turns",
-    "mix_values",
-    "plot_traces",
-    "read_columns",
-    "read_trace",
-    "read_turns",
-    "token_ids",
-    "trace_distances",
-    "write_tokens",
-]

@@ -5,5 +5,3 @@ Entered by the evaluation. No trace is behind it: see the synthesizer for more o
 
 from .generator import TRAFFIC_BLOCK_SIZE, generate_traffic
 from .spec import Bursts, TrafficSpec
-
-__all__ = ["Bursts", "TRAFFIC_BLOCK_SIZE", "TrafficSpec", "generate_traffic"]

@@ -8,7 +8,6 @@ import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,7 +16,6 @@ import uvloop
 from rich.table import Table
 
 from ...base.clock import SystemClock
-from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...server.access import Security
 from ...server.command import GC_THRESHOLDS
@@ -29,30 +27,14 @@ from ...workers.engine_facts import EngineFacts
 from ...workers.trtllm_client import EngineIdentity
 from ...workers.trtllm_proto import pb
 from ..load import generate_bodies, new_prompts
-from ..results import Benchmark, Column, require_at_least, spread, spread_table, turns
+from ..results import Benchmark, Column, spread, spread_table, turns
+from .settings import DispatcherBenchConfig
 
 BODIES = 400
 FIRST_PORT = 20000  # nobody listens there, and nobody calls
 READY_S = 10.0
 
 Round = Callable[[int], Awaitable[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DispatcherBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    requests: int = option(200, "Requests per part and round.")
-    rounds: int = option(15, "Rounds, after one to warm up; medians of them are reported.")
-    workers: int = option(8, "Engines.")
-    tokens: int = option(1000, "Token ids of a prompt.")
-    output_tokens: int = option(32, "Tokens of a long answer; a short one has one.")
-    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
-        require_at_least(self, 2, "output_tokens")
 
 
 class MemoryCall:

@@ -24,7 +24,6 @@ from rich.table import Table
 
 from ...base.errors import RouterError
 from ...process.child_process import ChildError, ChildProcess
-from ...process.settings import bad_setting, option
 from ...runtime.event_planes import EmbeddedNats
 from ..load import (
     CLIENT_OPTIONS,
@@ -40,6 +39,7 @@ from ..load import (
     start_child,
 )
 from ..results import Output, cpu_seconds, format_number, new_table
+from .settings import FrontsBenchConfig
 
 LOADS = ((16, 32), (64, 32), (16, 2000), (64, 2000))
 """Requests at a time, and token ids of their prompts."""
@@ -50,25 +50,6 @@ STOP_TIMEOUT_S = 10.0
 SETTLE_S = 0.2
 """After the last answer: until what the processes tell each other has come."""
 _ENGINE = re.compile(r"engine \d+: (grpc://\S+) worker (\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontsBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    fronts: int = option(2, "Processes of the router that is compared with one process.")
-    requests: int = option(1600, "Short requests per load and round; of long ones a third.")
-    rounds: int = option(3, "Rounds; medians of them are reported.")
-    connections: int = option(32, "Connections of the client, spread over the processes.")
-    workers: int = option(4, "Mock engines, which tell their KV events over NATS.")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        for key in ("requests", "rounds", "connections", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.fronts < 2:
-            raise bad_setting("fronts", f"{self.fronts} must be at least 2")
 
 
 @dataclass

@@ -10,13 +10,11 @@ whole processes, by the kernel's clock.
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import uvloop
 
 from ...base.errors import RouterError
-from ...process.settings import option
 from ..load import (
     DISCOVERY_ARGUMENTS,
     CompletionClient,
@@ -34,7 +32,8 @@ from ..load import (
     start_peer,
     ways_tables,
 )
-from ..results import Benchmark, require_at_least, require_positive
+from ..results import Benchmark
+from .settings import PathBenchConfig
 
 MODEL = "tiny"
 SPEEDUP = 1e6
@@ -51,36 +50,6 @@ BASES = (
 )
 """What each of our doors is compared with, and what a proxy in C++ makes of the same."""
 _OPENAI = re.compile(r"openai (\S+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    requests: int = option(200, "Requests per way, load and round.")
-    rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
-    concurrency: tuple[int, ...] = option((1, 16, 64), "Requests at a time; may be repeated.")
-    output_tokens: tuple[int, ...] = option((1, 32), "Tokens of an answer; may be repeated.")
-    workers: int = option(4, "Mock engines.")
-    tokens: int = option(1000, "Token ids of a prompt.")
-    dynamo: str | None = option(
-        None,
-        "A Python that has ai-dynamo; not given: Dynamo is left out.",
-        env=("DYNAMO_PEER",),
-    )
-    envoy: str | None = option(
-        None,
-        "Path of an Envoy, which copies bytes beside the bare proxy; not given: it is left out.",
-    )
-    start_timeout_s: float = option(
-        60.0, "Wait this long for each server and its engines.", flag="--start-timeout"
-    )
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
-        require_at_least(self, 1, "concurrency", "output_tokens")
-        require_positive(self, "start_timeout_s")
 
 
 async def _measure_ways(config: PathBenchConfig) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,7 +27,6 @@ from ...base.errors import RouterError
 from ...engines.publisher import KvEventPublisher
 from ...indexer.hashing import block_hashes
 from ...process.logs import log_to_stderr
-from ...process.settings import bad_setting, option
 from ...runtime.event_planes import EmbeddedNats, NatsPlane
 from ...runtime.event_planes.jetstream import (
     EventStreamClient,
@@ -43,9 +41,9 @@ from ..results import (
     Column,
     Measurement,
     cpu_seconds,
-    require_at_least,
     spread_table,
 )
+from .settings import RestartBenchConfig
 
 ENDPOINT = ("dynamo", "backend", "generate")
 STORED = "index_blocks_totalstored"
@@ -57,23 +55,6 @@ LOOKED_UP = 16
 """Blocks of which a router that started must know the holder."""
 FLUSH_EVERY = 256
 """Messages of an engine that are handed to the server at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    engines: int = option(8, "Engines that publish.")
-    messages: int = option(1_000_000, "Messages of all, which stay in the stream: a block each.")
-    block_size: int = option(16, "Tokens of a block.")
-    kill: bool = option(False, "Kill the router instead of stopping it: what it saved is older.")
-    rounds: int = option(5, "Starts; medians of them are reported.")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "engines", "block_size", "rounds")
-        if self.messages < self.engines:
-            raise bad_setting("messages", f"{self.messages} is less than one of each engine")
 
 
 class Router:

@@ -8,14 +8,12 @@ are our own lean ones, in this process. CPU is that of the servers, by the kerne
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter_ns
 from typing import Any
 
 import uvloop
 
-from ...process.settings import option
 from ...router.proto import router_pb2 as pb
 from ...transport.http2 import ClientChannel
 from ..load import (
@@ -32,36 +30,12 @@ from ..load import (
     ways_tables,
     worker_arguments,
 )
-from ..results import Benchmark, require_at_least, require_positive
+from ..results import Benchmark
+from .settings import SelectionBenchConfig
 
 SELECT_WORKER = "/dynamo_router.v1.RouterService/SelectWorker"
 PROMPTS = 256
 """Made before anything is measured, and asked about in turn."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    requests: int = option(1000, "Requests per way, load and round.")
-    rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
-    concurrency: tuple[int, ...] = option((1, 16), "Requests at a time; may be repeated.")
-    workers: int = option(32, "Workers to choose among.")
-    tokens: int = option(1000, "Token ids of a prompt.")
-    dynamo: str | None = option(
-        None,
-        "A Python that has ai-dynamo; not given: Dynamo is left out. Its service listens on all"
-        " addresses of the machine.",
-        env=("DYNAMO_PEER",),
-    )
-    start_timeout_s: float = option(
-        60.0, "Wait this long for Dynamo's service.", flag="--start-timeout"
-    )
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "requests", "rounds", "workers", "tokens", "concurrency")
-        require_positive(self, "start_timeout_s")
 
 
 async def _measure_ways(config: SelectionBenchConfig) -> dict[str, Any]:

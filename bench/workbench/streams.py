@@ -1,49 +1,22 @@
 """dynamo-router bench streams: engines' events over real sockets until the index shows them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.table import Table
 
-from ...process.settings import bad_setting, option
 from ..results import (
     Benchmark,
     Column,
     measure_in_turns,
     millions,
     percent,
-    require_at_least,
     spread_table,
 )
+from .settings import StreamsBenchConfig
 from .stream_reader import measure_stream
 from .stream_source import CACHED_RUNS, StreamLoad
-
-WAYS = ("zmq", "grpc", "nats")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamsBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    engines: int = option(8, "Engines, each with a socket of its own.")
-    way: str = option(
-        "zmq", "How: zmq, as vLLM does, grpc, by SubscribeKvEvents, or nats, by the event plane."
-    )
-    block_size: int = option(16, "Tokens of a block.")
-    run_blocks: int = option(128, "Blocks that a message stores; as many go.")
-    blocks_per_s: float = option(0.0, "Blocks stored a second, by all; 0: as many as are taken.")
-    messages: int = option(2000, "Messages of each engine in a round.")
-    rounds: int = option(3, "Rounds; medians of them are reported.")
-    seed: int = option(7, "Which prompts.")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise bad_setting("way", f"{self.way!r} is none of {', '.join(WAYS)}")
-        require_at_least(self, 1, "engines", "block_size", "run_blocks", "messages", "rounds")
-        require_at_least(self, 0, "seed", "blocks_per_s")
 
 
 def measure(config: StreamsBenchConfig) -> dict[str, Any]:

@@ -4,6 +4,4 @@ Entered by the commands `dynamo-router worker trtllm` and `dynamo-router worker 
 """
 
 from .cache_mirror import CacheMirror
-from .config import TrtllmConfig, VllmConfig
-
-__all__ = ["CacheMirror", "TrtllmConfig", "VllmConfig"]
+from .config import TrtllmConfig

@@ -7,15 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .config import ServingConfig, require, require_choice, require_positive
-from .engine import (
-    Answer,
-    AnswerPart,
-    ClearingEngine,
-    EngineLoad,
-    EngineUnavailableError,
-    OnEvents,
-    ServedEngine,
-)
 from .kv_events import (
     ENGINE_TIERS,
     BlocksRemoved,
@@ -24,48 +15,31 @@ from .kv_events import (
     CachedBlock,
     KvEvent,
 )
-from .kv_feed import KvEventFeed, KvSubscription
-from .request import EngineRequest, unsupported
 
 if TYPE_CHECKING:
     from .context import ServingContext, say
+    from .engine import (
+        AnswerPart,
+        ClearingEngine,
+        EngineLoad,
+        EngineUnavailableError,
+        OnEvents,
+        ServedEngine,
+    )
+    from .kv_feed import KvEventFeed, KvSubscription
     from .registration import WorkerRegistration
+    from .request import EngineRequest, unsupported
     from .server import EngineServer
     from .worker import run_worker
 
-__all__ = [
-    "ENGINE_TIERS",
-    "Answer",
-    "AnswerPart",
-    "BlocksRemoved",
-    "BlocksStored",
-    "CacheCleared",
-    "CachedBlock",
-    "ClearingEngine",
-    "EngineLoad",
-    "EngineUnavailableError",
-    "EngineRequest",
-    "EngineServer",
-    "KvEvent",
-    "KvEventFeed",
-    "KvSubscription",
-    "OnEvents",
-    "ServedEngine",
-    "ServingConfig",
-    "ServingContext",
-    "WorkerRegistration",
-    "require",
-    "require_choice",
-    "require_positive",
-    "run_worker",
-    "say",
-    "unsupported",
-]
-
 # What serves is imported by its first user, so that settings of engines are read without it.
+_ENGINE = "AnswerPart ClearingEngine EngineLoad EngineUnavailableError OnEvents ServedEngine"
 __getattr__ = lazy_names(
     __name__,
     {
+        **dict.fromkeys(_ENGINE.split(), ".engine"),
+        **dict.fromkeys(("EngineRequest", "unsupported"), ".request"),
+        **dict.fromkeys(("KvEventFeed", "KvSubscription"), ".kv_feed"),
         "EngineServer": ".server",
         "ServingContext": ".context",
         "WorkerRegistration": ".registration",

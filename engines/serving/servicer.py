@@ -154,11 +154,11 @@ class TrtllmServicer:
 
     async def get_model_info(self, message: Any, context: ServerCall) -> Any:
         await context.send_initial_metadata(self._identity)
-        return self._facts.model_info()
+        return self._facts.as_message(pb.GetModelInfoResponse)
 
     async def get_server_info(self, message: Any, context: ServerCall) -> Any:
         await context.send_initial_metadata(self._identity)
-        return self._facts.server_info()
+        return self._facts.as_message(pb.GetServerInfoResponse)
 
     async def subscribe_kv_events(self, message: Any, context: ServerCall) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""

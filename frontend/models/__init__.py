@@ -4,12 +4,4 @@ Entered by the frontends.
 """
 
 from .model_manager import ModelManager
-from .model_pool import ModelPool
 from .routes import ModelRoutes, OneModel
-
-__all__ = [
-    "ModelManager",
-    "ModelPool",
-    "ModelRoutes",
-    "OneModel",
-]

@@ -14,28 +14,3 @@ from .guides import Guide, refused_guide
 from .nvext import EXTRA_FIELDS, Extensions
 from .requests import ChatRequest, CompletionRequest, Sampling, read_request
 from .tools import ToolChoice
-
-__all__ = [
-    "Answer",
-    "ApiError",
-    "BAD_BODY",
-    "ChatRequest",
-    "CompletionRequest",
-    "Delta",
-    "EXTRA_FIELDS",
-    "FunctionCall",
-    "Guide",
-    "LAST_CHUNK",
-    "Extensions",
-    "Sampling",
-    "TokenLogprob",
-    "ToolChoice",
-    "Usage",
-    "api_error",
-    "bad_body",
-    "error_answer",
-    "read_request",
-    "refused_guide",
-    "too_long",
-    "unknown_model",
-]

@@ -14,17 +14,3 @@ from .chat_output import (
 from .model_parsers import NO_PARSER, ModelParsers, parsers_of
 from .recognised import recognised_tool_calls
 from .tool_calls import Parsed, ToolCall
-
-__all__ = [
-    "NO_PARSER",
-    "REASONING_PARSERS",
-    "TOOL_CALL_PARSERS",
-    "ChatOutput",
-    "ModelParsers",
-    "Parsed",
-    "ToolCall",
-    "exclude_each_other",
-    "new_chat_output",
-    "parsers_of",
-    "recognised_tool_calls",
-]

@@ -7,23 +7,11 @@ from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .pulled_call import EventsEnded, EventsLost, EventsRefused, PulledCall
-from .trtllm_events import RankEvents, TrtllmEvents
+from .trtllm_events import TrtllmEvents
 from .zmq_events import ZmqEvents, ZmqMessage
 
 if TYPE_CHECKING:
     from .http_events import HttpEvents
-
-__all__ = [
-    "EventsEnded",
-    "EventsLost",
-    "EventsRefused",
-    "HttpEvents",
-    "PulledCall",
-    "RankEvents",
-    "TrtllmEvents",
-    "ZmqEvents",
-    "ZmqMessage",
-]
 
 # The HTTP client comes with it.
 __getattr__ = lazy_names(__name__, {"HttpEvents": ".http_events"})

@@ -10,28 +10,11 @@ from ...base.lazy_names import lazy_names
 from .limits import AdmissionConfig, LoadLimits
 from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
 from .queue import AdmissionQueue
-from .tenants import TenantConfig, TenantShares
+from .tenants import TenantConfig
 from .ticket import NORMAL, Lane, Ticket, Urgency
 
 if TYPE_CHECKING:
     from .admission import Admission
-
-__all__ = [
-    "Admission",
-    "AdmissionConfig",
-    "AdmissionQueue",
-    "Lane",
-    "LoadLimits",
-    "NORMAL",
-    "NO_OBJECTIVES",
-    "Objectives",
-    "SLO_KEYS",
-    "TenantConfig",
-    "TenantShares",
-    "Ticket",
-    "Urgency",
-    "read_objectives",
-]
 
 # asyncio comes with it.
 __getattr__ = lazy_names(__name__, {"Admission": ".admission"})

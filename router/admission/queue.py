@@ -17,7 +17,6 @@ from .ticket import Lane, QueuePolicy, Ticket
 from .turns import Entry, Head, Line
 
 SHORTEST_WAIT_S = 1e-3  # what remains of a wait is mostly rounding in the end
-KEPT_PART = 8  # of so many that may wait one is kept for tenants that have no more than others
 
 
 def no_wait(lane: Lane) -> float:
@@ -90,9 +89,8 @@ class AdmissionQueue:
         Raises NoWorkersError (overloaded), and asks for none, if as many as may wait do.
         """
         waiting, of_tenant = len(self._waiting), self._by_tenant[tenant]
-        tenants = max(2, len(self._by_tenant))  # others may come
-        kept = self.limit // KEPT_PART if of_tenant * tenants > waiting else 0
-        if waiting >= self.limit - (kept if self._shares.enabled else 0):
+        tenants = len(self._by_tenant)
+        if waiting >= self._shares.most_waiting(self.limit, waiting, of_tenant, tenants):
             self.refused += 1
             raise NoWorkersError(
                 f"all workers are saturated and {waiting} requests wait", overloaded=True

@@ -4,9 +4,9 @@ Start-time fair queueing (Goyal, Vin and Cheng, 1996), in tokens of work: a tena
 grows by what its requests cost, divided by its weight, and one that comes back begins where the
 others are, so that no tenant saves up turns, or pays for what was idle.
 
-A share is enforced by AdmissionQueue alone, which orders tenants by it and keeps one that has more
-waiting (for how long: `LoadLimits.seconds_until_free`), and by the forecast, which sheds one that
-has less (`Candidates.below_share`) later.
+A share is enforced by four answers of TenantShares, each asked for in one place: `virtual` orders
+tenants that wait, `has_more` puts one behind the others and keeps it waiting, `most_waiting` keeps
+places in the queue for the others, `below_share_of` has the forecast shed one with less later.
 """
 
 import math
@@ -26,6 +26,7 @@ CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
 MAX_NAME = 256  # characters of a tenant's name that count
 REQUEST_TOKENS = 256  # that a request counts for beside those of its prompt that are computed
 RECENT_S = 30.0  # use that is so old counts for 1/e
+KEPT_PART = 8  # of so many that may wait one is kept for tenants that have no more than others
 LEAST_RECENT = 0.01  # share of a request's tokens below which a tenant has had nothing of late
 EQUAL_SHARE = 0.05  # more than its share that is as good as equal
 MOST_WEIGHT = 1e6  # and 1 over it the least: sums of weights stay exact enough
@@ -181,6 +182,12 @@ class TenantShares:
         """What it has had by its weight, in tokens; who has less goes first."""
         known = self._tenants.get(tenant) if self.enabled else None
         return 0.0 if known is None else known.virtual
+
+    def most_waiting(self, limit: int, waiting: int, of_tenant: int, tenants: int) -> int:
+        """How many may wait when a tenant's request comes, of the `limit`: fewer if as many of its
+        requests wait as those of others do on average, or more."""
+        keeps = self.enabled and of_tenant * max(2, tenants) > waiting  # others may come
+        return limit - limit // KEPT_PART if keeps else limit
 
     def on_given(self, tenant: str, tokens: int, now: float) -> None:
         """A tenant's request with so many tokens to compute was sent to a worker."""

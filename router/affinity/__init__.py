@@ -16,18 +16,3 @@ from .session import (
     read_session,
 )
 from .session_affinity import BoundWorker, SessionAffinity
-
-__all__ = [
-    "ALL_SESSION_KEYS",
-    "SESSION_FINAL_KEY",
-    "SESSION_ID_KEY",
-    "SESSION_KEYS",
-    "SESSION_TIMEOUT_KEY",
-    "AffinityConfig",
-    "Binding",
-    "BoundWorker",
-    "Session",
-    "SessionAffinity",
-    "SessionTable",
-    "read_session",
-]

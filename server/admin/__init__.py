@@ -29,30 +29,3 @@ from .worker_admin import (
     check_deadline,
 )
 from .worker_list import WorkerList, check_worker_lists
-
-__all__ = [
-    "ADMISSION",
-    "HEALTH",
-    "KNOBS",
-    "LOG",
-    "OUTLIERS",
-    "REQUESTS",
-    "AdminError",
-    "AdminRoutes",
-    "CacheClearing",
-    "CacheClearingRoute",
-    "Change",
-    "DiscoveredWorkers",
-    "PoolAdmins",
-    "ReloadRoute",
-    "Reloader",
-    "ShownWorkers",
-    "WorkerAdmin",
-    "WorkerChanges",
-    "WorkerList",
-    "WorkerRpcs",
-    "WorkerStatus",
-    "check_changes",
-    "check_deadline",
-    "check_worker_lists",
-]

@@ -6,5 +6,3 @@ Entered by `serve`, and by a frontend that has a tokenizer.
 from .dashboard import Dashboard, Tokenize
 from .pages import PageData
 from .routes import DashboardRoutes, PagedPool, ShownPool
-
-__all__ = ["Dashboard", "DashboardRoutes", "PageData", "PagedPool", "ShownPool", "Tokenize"]

@@ -11,27 +11,3 @@ from .request import Attempt, CallTrace, NoTrace, Put, Request, RequestTrace, Tr
 from .request_reader import LONG_BYTES, MAX_DECODED_BYTES, RequestReader
 from .retries import FailedAttempt
 from .status import ClientGoneError, status_of
-
-__all__ = [
-    "AccessLog",
-    "Attempt",
-    "CallTrace",
-    "ClientGoneError",
-    "DispatchObserver",
-    "Dispatcher",
-    "FailedAttempt",
-    "GenerateFacts",
-    "LONG_BYTES",
-    "MAX_DECODED_BYTES",
-    "NoTrace",
-    "OutputTracking",
-    "Put",
-    "ReadRequest",
-    "Request",
-    "RequestReader",
-    "RequestTrace",
-    "Tracing",
-    "Write",
-    "status_of",
-    "told_usage",
-]

@@ -18,20 +18,3 @@ from .shared import (
 from .shared_changes import SharedChanges
 from .siblings import Siblings
 from .supervisor import Supervisor
-
-__all__ = [
-    "SHOW_STACK",
-    "FrontPlace",
-    "PlacedSettings",
-    "Pulse",
-    "SharedChanges",
-    "SharedPages",
-    "SharedReload",
-    "Siblings",
-    "Supervisor",
-    "share_aborts",
-    "share_bookings",
-    "share_forgetting",
-    "share_metrics",
-    "share_replicas",
-]

@@ -6,24 +6,8 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 
 from .families import counter_by, gauges, source
 from .merged import Family, FrontPages, families_of
-from .page import MetricsPage, Source
+from .page import MetricsPage
 from .pooled import Labels
 from .process_metrics import LabelledPages, ProcessMetrics
 from .router_metrics import RouterMetrics
 from .table import Table
-
-__all__ = [
-    "Family",
-    "FrontPages",
-    "LabelledPages",
-    "Labels",
-    "MetricsPage",
-    "ProcessMetrics",
-    "RouterMetrics",
-    "Source",
-    "Table",
-    "counter_by",
-    "families_of",
-    "gauges",
-    "source",
-]

@@ -5,5 +5,3 @@ Entered by the dispatcher.
 
 from .carried_stream import CarriedStream, EndedEarlyError
 from .rules import RefusedMove, failure_moves, why_fixed
-
-__all__ = ["CarriedStream", "EndedEarlyError", "RefusedMove", "failure_moves", "why_fixed"]

@@ -3,7 +3,12 @@
 Driven by the dispatcher in real time and by the simulation in virtual time.
 """
 
-from .plan import PrefetchCounts, PrefetchPlan
-from .prefetcher import Prefetcher, ask_held, ask_sent
+from typing import TYPE_CHECKING
 
-__all__ = ["PrefetchCounts", "PrefetchPlan", "Prefetcher", "ask_held", "ask_sent"]
+from ...base.lazy_names import lazy_names
+from .plan import PrefetchPlan, ask_held, ask_sent
+
+if TYPE_CHECKING:
+    from .prefetcher import Prefetcher
+
+__getattr__ = lazy_names(__name__, {"Prefetcher": ".prefetcher"})

@@ -7,7 +7,7 @@ from .grpc_server import GrpcServer
 from .http_server import HttpServer
 from .pool_routes import PoolRoutes, WorkersRoute
 from .router_service import RouterService
-from .state_routes import Health, HealthRoutes, MetricsRoute
+from .state_routes import HealthRoutes, MetricsRoute
 from .trtllm_service import (
     METADATA_KEYS,
     MODE_KEY,
@@ -16,20 +16,3 @@ from .trtllm_service import (
     TrtllmService,
     read_metadata,
 )
-
-__all__ = [
-    "GrpcServer",
-    "Health",
-    "HttpServer",
-    "HealthRoutes",
-    "METADATA_KEYS",
-    "MODE_KEY",
-    "MetricsRoute",
-    "PINNED_WORKER_KEY",
-    "PoolRoutes",
-    "POLICY_KEY",
-    "RouterService",
-    "TrtllmService",
-    "WorkersRoute",
-    "read_metadata",
-]

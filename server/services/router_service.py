@@ -12,6 +12,7 @@ from ...base.identity import WorkerWithDpRank
 from ...router.admission import NO_OBJECTIVES, Objectives, read_objectives
 from ...router.affinity import Session, read_session
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
 from ...router.policy import CandidateTerms, Decision
 from ...router.prompt import Prompt
 from ...router.proto import router_pb2 as pb
@@ -145,24 +146,20 @@ class RouterService(WorkerRpcs):
         self, request: pb.SelectWorkerRequest, prompt: Prompt, session: Session | None
     ) -> Decision:
         if request is self._prompt_methods["SelectWorker"].blank and session is None:
-            return self._router.decide(prompt)
+            return self._router.place(Placement(prompt))
         tokens_out = request.HasField("expected_output_tokens")
-        sessions, allowed = self._router.sessions, list(request.allowed_worker_ids)
-        pinned, bound = _pinned(request), sessions.wanted(session)
-        if bound is not None and (pinned or (allowed and bound.worker.worker_id not in allowed)):
-            bound = None
+        placement = Placement(
+            prompt,
+            _booking(request.request_id) if request.request_id else "",
+            pinned=_pinned(request),
+            allowed=tuple(request.allowed_worker_ids),
+            session=session,
+            in_flight=False,
+            expected_output_tokens=request.expected_output_tokens if tokens_out else None,
+            owner=current_account(),
+        )
         try:
-            decision = self._router.decide(
-                prompt,
-                _booking(request.request_id) if request.request_id else None,
-                allowed_workers=allowed or None,
-                pinned_worker=pinned if bound is None else bound.pinned,
-                preferred_worker=None if bound is None else bound.preferred,
-                expected_output_tokens=request.expected_output_tokens if tokens_out else None,
-                owner=current_account(),
-            )
-            sessions.bind(session, decision.worker, in_flight=False)
-            return decision
+            return self._router.place(placement)
         except InvalidRequestError as error:
             if error.field != "request_id":
                 raise

@@ -116,14 +116,14 @@ class TrtllmService:
     async def _get_model_info(self, request: Any, context: ServerCall) -> Any:
         await self._require_ready(context)
         await context.send_initial_metadata(self._about)
-        info = self._monitor.facts.model_info()
+        info = self._monitor.facts.as_message(pb.GetModelInfoResponse)
         if self._model_id is not None:
             info.model_id = self._model_id
         return info
 
     async def _get_server_info(self, request: Any, context: ServerCall) -> Any:
         await self._require_ready(context)
-        return self._monitor.facts.server_info()
+        return self._monitor.facts.as_message(pb.GetServerInfoResponse)
 
     async def _embed(self, request: bytes, context: ServerCall) -> bytes:
         try:

@@ -1,13 +1,14 @@
 """docs/features.md: each command is started, and each row of the matrix tried on it."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from grpc import aio
-from structlog.testing import capture_logs
 from support.features.served_command import (
     COMMANDS,
     FRONTEND,
@@ -21,10 +22,10 @@ from support.places import ROOT
 from support.polling import until
 from support.servers.discovered_fleet import backend_of
 
+from dynamo_router.engines.mocker.faults import Fault
 from dynamo_router.process.settings import options_of
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
-from dynamo_router.server.dispatch import NoTrace
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 
@@ -50,6 +51,8 @@ ROWS = {row.name: row for row in read_rows()}
 
 
 # What each row of the matrix is seen by. Probes of one profile share a server.
+
+TOKENS_OF_A_STREAM = 200
 
 Probe = Callable[[Served], Awaitable[bool]]
 PROBES: dict[str, tuple[str, Probe]] = {}
@@ -87,7 +90,6 @@ counts("KV events kept by JetStream", EVENTS, "jetstream")
 counts("health and outliers", "dynamo_router_workers")
 shows("several routers count each other's load", "dynamo_router_peers")
 shows("admission queue", "dynamo_router_queue_pending_requests", "dynamo_router_queue_queued_total")
-shows("shedding by objectives", "dynamo_router_shed_requests_total")
 shows("retries and hedges", "dynamo_router_retry_budget_used", "dynamo_router_hedges_total")
 shows("prefetch", "dynamo_router_prefetches_total", "dynamo_router_prefetched_blocks_total")
 shows(
@@ -116,22 +118,56 @@ async def knows_tenants(served: Served) -> bool:
     return await served.value("dynamo_router_tenants_recent") is not None
 
 
-@probe("streams that outlive their worker", "nats")
-async def counts_migrations(served: Served) -> bool:
-    return served.server.config.limits.migration_limit == 3
+@probe("streams that outlive their worker", "failing")
+async def moves_streams(served: Served) -> bool:
+    """The worker of a stream crashes: the answer is whole, and from two workers."""
+    asked = asyncio.create_task(served.ask(TOKENS_OF_A_STREAM, stream=True))
+
+    async def busy() -> set[int]:
+        _, told = await served.get(f"{served.seen}/workers")
+        rows = told["workers"]
+        streams = [r for r in rows if r["active_requests"] and not r["active_prefill_tokens"]]
+        return {row["worker_id"] for row in streams}
+
+    await until(busy)
+    assert served.engines is not None
+    (worker,) = await busy()
+    (engine,) = [each for each in served.engines.engines if each.worker_id == worker]
+    await engine.set_fault(Fault(crash=True))
+    whole = await asked == TOKENS_OF_A_STREAM
+    return whole and await served.grows("dynamo_router_migrations_total")
+
+
+@probe("shedding by objectives", "shedding")
+async def sheds(served: Served) -> bool:
+    """The policy foresees, once it has seen answers, that none can meet its objective."""
+
+    async def ask() -> None:
+        with suppress(AssertionError, aio.AioRpcError):
+            await served.ask(20, stream=True)
+
+    async def refused() -> bool:
+        await asyncio.gather(*(ask() for _ in range(4)))
+        return bool(await served.value("dynamo_router_shed_requests_total"))
+
+    await until(refused)
+    return True
 
 
 @probe("access log", "nats")
 async def logs_requests(served: Served) -> bool:
-    with capture_logs() as logs:
-        await served.ask()
-        await until(lambda: any(entry["event"] == "request ended" for entry in logs))
+    await served.ask()
+    await until(lambda: served.logs("request ended"))
     return True
 
 
 @probe("tracing", "nats")
 async def traces(served: Served) -> bool:
-    return not isinstance(served.server.parts.tracing, NoTrace)
+    spans = served.spans
+    assert spans is not None
+    await served.ask()
+    await until(lambda: {span.name for span in spans} >= {"decide", "attempt"})
+    return True
 
 
 @probe("dashboard", "nats")
@@ -195,7 +231,7 @@ async def tells_overlaps(served: Served) -> bool:
 
 @probe("generation over gRPC", "nats")
 async def generates(served: Served) -> bool:
-    return await Served.ask(served._replace(openai="")) is None
+    return bool(await Served.ask(served._replace(openai="")))
 
 
 @probe("RouterService", "nats")
@@ -257,7 +293,7 @@ async def asks_for_tokens(served: Served) -> bool:
 @probe("an admin address of its own", "secured")
 async def has_an_admin_address(served: Served) -> bool:
     admin = {"authorization": f"Bearer {TOKEN}"}
-    found = re.search(r" admin (\S+) ", served.server.ready_line)
+    found = re.search(r" admin (\S+) ", served.ready_line)
     assert found is not None
     refused, _ = await served.call("POST", f"{served.seen}/reload", headers=admin)
     done, _ = await served.call("POST", f"https://{found[1]}/reload", headers=admin)
@@ -301,8 +337,15 @@ async def has_prefill_pools(served: Served) -> bool:
 @probe("lame duck, then drain", "nats")
 async def turns_away(served: Served) -> bool:
     """The last of its profile: nobody is served after it."""
-    served.server.parts.turn_away()
+    served.turn_away()
     urls = {served.seen, served.openai or served.seen}
+    health: set[int] = set()
+
+    async def unready() -> bool:
+        health.update([(await served.get(f"{url}/health"))[0] for url in urls])
+        return 503 in health
+
+    await until(unready)
     health = {(await served.get(f"{url}/health"))[0] for url in urls}
     await served.ask()  # who comes is still served
     return health == {503}
@@ -348,7 +391,7 @@ async def test_each_feature_is_there(
             monkeypatch.setenv(name, value)
         async with PROFILES[profile](command, tmp_path, backend) as served:
             await until_ready(served)
-            if profile not in ("limited", "secured", "given", "models"):
+            if profile not in ("limited", "secured", "given", "models", "failing", "shedding"):
                 await served.ask()
             missing = [row.name for row in rows if not await PROBES[row.name][1](served)]
             assert missing == []

@@ -4,6 +4,7 @@ A floor is a folder at the top of the checkout; a room is a package inside one. 
 sentences without line numbers, so that a list of them changes only when the house does.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -163,3 +164,20 @@ def needless(tree: SourceTree, allowed: Reasons) -> list[str]:
     """Modules on a list of exceptions that the tree no longer has."""
     known = tree.modules | tree.packages
     return sorted(set(allowed) - known)
+
+
+def unused_exports(tree: SourceTree, tests: Path, pinned: Reasons) -> list[str]:
+    """Names that a room's door imports for others, and neither a file nor a test takes there. The
+    doors of `pinned` rooms, and of rooms inside them, are not looked at."""
+    taken = {(each.target, each.name) for each in tree.imports}
+    text = "".join(path.read_text() for path in tests.rglob("*.py"))
+    found = []
+    for each in tree.imports:
+        home, _, stem = each.source.rpartition(".")
+        if stem != DOOR or not home or not each.name or not within(each.target, home):
+            continue
+        if (each.source, each.name) in taken or any(within(home, room) for room in pinned):
+            continue
+        if not re.search(rf"\b{each.name}\b", text):
+            found.append(f"{each.source}: {each.name}")
+    return found

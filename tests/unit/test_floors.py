@@ -37,6 +37,17 @@ CIRCLES = {
         "RadixTree.dump_tree_as_events, a name of Dynamo's, calls the Python that lists a tree"
     ),
 }
+OPEN_DOORS = {
+    "frontend.processor": "its own list of names",
+    "indexer": "programs that embed an index take names there",
+    "router": "programs that embed a router, and policies, take names there",
+    "runtime": "programs that use Dynamo's runtime take names there",
+    "server.access": "its own list of names",
+    "server.tracing": "its function returns what it imports",
+    "slots.peers": "its own list of names",
+    "transport.http1": "its own list of names",
+}
+"""Rooms whose doors have names that nothing here takes."""
 LONG_FILES: dict[str, str] = {}
 """Files above the alarm of 600 lines, each with its reason: a file ends where its noun ends."""
 # The way of a request needs no grpc. Here it carries calls itself, or gives what only it has.
@@ -102,6 +113,10 @@ def test_no_exception_outlives_its_reason(house: SourceTree) -> None:
     every = rules.imports_of_library(house, "grpc", FLOORS, {})
     settle([text for text in every if not text.startswith("bench.")], _naming(KNOW_GRPC))
     settle(rules.circles(house), list(CIRCLES))
+
+
+def test_every_name_at_a_door_has_a_user(house: SourceTree) -> None:
+    assert rules.unused_exports(house, ROOT / "tests", OPEN_DOORS) == []
 
 
 def test_tests_keep_the_rules_that_concern_them() -> None:

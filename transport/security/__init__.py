@@ -8,22 +8,3 @@ from .nats_auth import NatsAuth
 from .secret_files import read_file, read_secret, shared_mode, warn_if_shared
 from .server_tls import ServerTls
 from .watched_files import FileWatch, WatchedFiles
-
-__all__ = [
-    "ClientTls",
-    "EngineKey",
-    "FileWatch",
-    "NatsAuth",
-    "NatsAuthConfig",
-    "ServerTls",
-    "ServerTlsConfig",
-    "WatchedFiles",
-    "WorkerTlsConfig",
-    "certificate_names",
-    "client_context",
-    "read_engine_key",
-    "read_file",
-    "read_secret",
-    "shared_mode",
-    "warn_if_shared",
-]

@@ -3,14 +3,3 @@
 from .engine_channel import EngineCall, EngineChannel, Metadata, deliver
 from .event_call import EventCall
 from .policy import MAX_MESSAGE_BYTES, WINDOW_BYTES, ConnectionPolicy
-
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "WINDOW_BYTES",
-    "ConnectionPolicy",
-    "EngineCall",
-    "EngineChannel",
-    "EventCall",
-    "Metadata",
-    "deliver",
-]

@@ -6,40 +6,30 @@ from ...base.lazy_names import lazy_names
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
 from ._token_ids import encode_generate
-from .dynamo_client import DynamoClient, DynamoRoute
-from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
-from .handoff import (
-    CONTEXT_ONLY,
-    for_decode,
-    for_prefill,
-    given_handoff,
-    handoff_of,
-    with_handoff,
-)
-from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 if TYPE_CHECKING:
+    from .dynamo_client import DynamoClient
+    from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
+    from .handoff import (
+        CONTEXT_ONLY,
+        for_decode,
+        for_prefill,
+        given_handoff,
+        handoff_of,
+        with_handoff,
+    )
     from .openai_client import OpenAiClient
+    from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
-__all__ = [
-    "CONTEXT_ONLY",
-    "DP_RANK_KEY",
-    "DynamoClient",
-    "DynamoRoute",
-    "EngineCall",
-    "EngineClient",
-    "OpenAiClient",
-    "TokenLogprob",
-    "TrtllmAnswer",
-    "encode_generate",
-    "for_decode",
-    "for_prefill",
-    "given_handoff",
-    "handoff_of",
-    "plain_chunk",
-    "rank_metadata",
-    "with_handoff",
-]
-
-# The HTTP client is imported by its first user.
-__getattr__ = lazy_names(__name__, {"OpenAiClient": ".openai_client"})
+# What needs protobuf or an HTTP client is imported by its first user.
+_HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of with_handoff"
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DynamoClient": ".dynamo_client",
+        "OpenAiClient": ".openai_client",
+        **dict.fromkeys(("TokenLogprob", "TrtllmAnswer"), ".trtllm_answer"),
+        **dict.fromkeys(("DP_RANK_KEY", "EngineClient", "rank_metadata"), ".engine_client"),
+        **dict.fromkeys(_HANDOFF.split(), ".handoff"),
+    },
+)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...base.clock import Clock
@@ -19,6 +18,7 @@ from ...runtime.request_planes import (
 )
 from ..cache_clearing import CLEAR_ENDPOINT, check_cleared
 from ..channels import EngineCall, Metadata
+from ..dynamo_route import DynamoRoute
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
@@ -44,21 +44,6 @@ _FAILURES = {
 }
 _ALIVE = (Fault.OVERLOADED, Fault.INVALID)
 """Answers to a canary that only somebody gives who is well."""
-
-
-@dataclass(frozen=True, slots=True)
-class DynamoRoute:
-    """How an instance is called, and what its registration says of it."""
-
-    transport: str
-    address: str
-    codec: str
-    worker_id: int
-    facts: EngineFacts = field(default_factory=EngineFacts)
-    dp_size: int = 1
-    dp_start: int = 0
-    publisher_ids: tuple[int, ...] = ()
-    """of its KV events, one for each rank; empty: not all are known"""
 
 
 class DynamoClient:

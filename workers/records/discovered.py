@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...base.errors import ConfigError
 from ...runtime.components import Instance
-from ..dialects import DynamoRoute
+from ..dynamo_route import DynamoRoute
 from ..worker_url import WorkerUrl, parse_worker_url
 from .event_keys import PublisherRecord
 from .model_card import NO_REQUESTS, ModelCard

@@ -4,19 +4,18 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.calls import messages_of
 from support.fake_engine import FakeEngine, answer, fail, hang, prompt
 from support.free_port import free_port
+from support.observability.collector import collecting
 from support.places import ROOT
 from support.polling import until
 from support.rig import Rig
@@ -270,49 +269,6 @@ async def test_untraced_the_context_goes_through_as_it_came() -> None:
         await rig.answers(prompt("r1"), metadata=CALLER)
         (told,) = rig.engines[0].metadata
     assert (told["traceparent"], told["tracestate"]) == (CALLER[0][1], CALLER[1][1])
-
-
-class Collector:
-    """An OpenTelemetry collector, as far as traces over OTLP/gRPC go."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.asked = 0
-        self.go = asyncio.Event()
-        self.go.set()
-        self.services: set[str] = set()
-
-    async def export(self, request: Any, context: Any) -> Any:
-        self.asked += 1
-        await self.go.wait()
-        for resource in request.resource_spans:
-            named = {a.key: a.value.string_value for a in resource.resource.attributes}
-            self.services.add(named["service.name"])
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return otlp.ExportTraceServiceResponse()
-
-
-@asynccontextmanager
-async def collecting() -> AsyncIterator[tuple[Collector, str]]:
-    """A collector and its address."""
-    collector = Collector()
-    server = aio.server()
-    method = grpc.unary_unary_rpc_method_handler(
-        collector.export,
-        otlp.ExportTraceServiceRequest.FromString,
-        otlp.ExportTraceServiceResponse.SerializeToString,
-    )
-    service = "opentelemetry.proto.collector.trace.v1.TraceService"
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {"Export": method}),)
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield collector, f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 async def test_a_served_router_sends_its_spans_to_a_collector() -> None:

@@ -70,6 +70,37 @@ def test_a_session_is_bound_where_its_request_went_and_left_where_that_may_not_g
         assert router.place(away).worker.worker_id != other
 
 
+def test_a_placement_without_an_id_is_not_booked_and_one_of_an_account_is_its() -> None:
+    with router_of(2) as router:
+        assert router.place(placement(router, "")).request_id is None
+        router.place(placement(router, "r", owner="a"))
+        assert router.requests_of(1) + router.requests_of(2) == 1 and router.slots.has_owned
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft"])
+def test_a_session_goes_only_to_a_worker_that_the_placement_allows(mode: str) -> None:
+    with router_of(3, session_affinity_ttl_secs=60.0, session_affinity_mode=mode) as router:
+        session = Session("s")
+        first = router.place(placement(router, "a", session=session)).worker.worker_id
+        others = tuple({1, 2, 3} - {first})
+        elsewhere = placement(router, "b", session=session, allowed=others)
+        assert (second := router.place(elsewhere).worker.worker_id) in others
+        with pytest.raises(NoWorkersError):
+            router.place(placement(router, "c", session=session, allowed=(9,)))
+        again = placement(router, "c", session=session, allowed=(first, second))
+        if mode == "hard":
+            assert router.place(again).worker.worker_id == second
+
+
+def test_a_session_of_a_selection_ends_with_its_last_decision() -> None:
+    with router_of(2, session_affinity_ttl_secs=60.0) as router:
+        last = Session("s", final=True)
+        router.place(placement(router, "a", session=last, in_flight=False))
+        assert len(router.sessions) == 0
+        router.place(placement(router, "b", session=last))
+        assert len(router.sessions) == 1
+
+
 async def test_without_limits_no_request_waits() -> None:
     with router_of() as router:
         seen: list[str] = []

@@ -15,8 +15,8 @@ def test_facts_are_read_and_told_again() -> None:
     server = pb.GetServerInfoResponse(version="1.3", backend="pytorch", world_size=8)
     facts = facts_of(model, server)
     assert facts.settings == {"kv_block_size": 64}
-    assert facts.model_info() == model
-    assert facts.server_info() == server
+    assert facts.as_message(pb.GetModelInfoResponse) == model
+    assert facts.as_message(pb.GetServerInfoResponse) == server
 
 
 def test_negative_limits_are_no_limits() -> None:

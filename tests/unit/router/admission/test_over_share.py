@@ -17,8 +17,8 @@ from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import NoWorkersError
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission.limits import AdmissionConfig
-from dynamo_router.router.admission.queue import KEPT_PART, AdmissionQueue
-from dynamo_router.router.admission.tenants import TenantConfig, TenantShares
+from dynamo_router.router.admission.queue import AdmissionQueue
+from dynamo_router.router.admission.tenants import KEPT_PART, TenantConfig, TenantShares
 from dynamo_router.router.admission.ticket import Lane, Ticket, Urgency
 from dynamo_router.router.admission.turns import LOOKED_AT
 from dynamo_router.router.decider import Decider, new_queue

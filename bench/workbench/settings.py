@@ -1,0 +1,158 @@
+"""Settings of the benchmarks of servers: `--help` reads them, and loads no client and no server."""
+
+from dataclasses import dataclass
+
+from ...process.settings import bad_setting, option
+from ..results import require_at_least, require_positive
+
+STREAM_WAYS = ("zmq", "grpc", "nats")
+"""How events of engines come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    requests: int = option(200, "Requests per part and round.")
+    rounds: int = option(15, "Rounds, after one to warm up; medians of them are reported.")
+    workers: int = option(8, "Engines.")
+    tokens: int = option(1000, "Token ids of a prompt.")
+    output_tokens: int = option(32, "Tokens of a long answer; a short one has one.")
+    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
+        require_at_least(self, 2, "output_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamsBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    engines: int = option(8, "Engines, each with a socket of its own.")
+    way: str = option(
+        "zmq", "How: zmq, as vLLM does, grpc, by SubscribeKvEvents, or nats, by the event plane."
+    )
+    block_size: int = option(16, "Tokens of a block.")
+    run_blocks: int = option(128, "Blocks that a message stores; as many go.")
+    blocks_per_s: float = option(0.0, "Blocks stored a second, by all; 0: as many as are taken.")
+    messages: int = option(2000, "Messages of each engine in a round.")
+    rounds: int = option(3, "Rounds; medians of them are reported.")
+    seed: int = option(7, "Which prompts.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        if self.way not in STREAM_WAYS:
+            raise bad_setting("way", f"{self.way!r} is none of {', '.join(STREAM_WAYS)}")
+        require_at_least(self, 1, "engines", "block_size", "run_blocks", "messages", "rounds")
+        require_at_least(self, 0, "seed", "blocks_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontsBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    fronts: int = option(2, "Processes of the router that is compared with one process.")
+    requests: int = option(1600, "Short requests per load and round; of long ones a third.")
+    rounds: int = option(3, "Rounds; medians of them are reported.")
+    connections: int = option(32, "Connections of the client, spread over the processes.")
+    workers: int = option(4, "Mock engines, which tell their KV events over NATS.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        for key in ("requests", "rounds", "connections", "workers"):
+            if getattr(self, key) < 1:
+                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
+        if self.fronts < 2:
+            raise bad_setting("fronts", f"{self.fronts} must be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    requests: int = option(200, "Requests per way, load and round.")
+    rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
+    concurrency: tuple[int, ...] = option((1, 16, 64), "Requests at a time; may be repeated.")
+    output_tokens: tuple[int, ...] = option((1, 32), "Tokens of an answer; may be repeated.")
+    workers: int = option(4, "Mock engines.")
+    tokens: int = option(1000, "Token ids of a prompt.")
+    dynamo: str | None = option(
+        None,
+        "A Python that has ai-dynamo; not given: Dynamo is left out.",
+        env=("DYNAMO_PEER",),
+    )
+    envoy: str | None = option(
+        None,
+        "Path of an Envoy, which copies bytes beside the bare proxy; not given: it is left out.",
+    )
+    start_timeout_s: float = option(
+        60.0, "Wait this long for each server and its engines.", flag="--start-timeout"
+    )
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
+        require_at_least(self, 1, "concurrency", "output_tokens")
+        require_positive(self, "start_timeout_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    engines: int = option(8, "Engines that publish.")
+    messages: int = option(1_000_000, "Messages of all, which stay in the stream: a block each.")
+    block_size: int = option(16, "Tokens of a block.")
+    kill: bool = option(False, "Kill the router instead of stopping it: what it saved is older.")
+    rounds: int = option(5, "Starts; medians of them are reported.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "engines", "block_size", "rounds")
+        if self.messages < self.engines:
+            raise bad_setting("messages", f"{self.messages} is less than one of each engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    requests: int = option(1000, "Requests per way, load and round.")
+    rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
+    concurrency: tuple[int, ...] = option((1, 16), "Requests at a time; may be repeated.")
+    workers: int = option(32, "Workers to choose among.")
+    tokens: int = option(1000, "Token ids of a prompt.")
+    dynamo: str | None = option(
+        None,
+        "A Python that has ai-dynamo; not given: Dynamo is left out. Its service listens on all"
+        " addresses of the machine.",
+        env=("DYNAMO_PEER",),
+    )
+    start_timeout_s: float = option(
+        60.0, "Wait this long for Dynamo's service.", flag="--start-timeout"
+    )
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens", "concurrency")
+        require_positive(self, "start_timeout_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostileBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    kind: tuple[str, ...] = option(
+        (), "Kind of peer; may be repeated. Not given: all; an unknown one is refused with a list."
+    )
+    rounds: int = option(3, "Rounds of three phases: quiet, hostile, control.")
+    seconds: float = option(4.0, "How long a phase lasts.")
+    rate: float = option(50.0, "Requests a second of the client that behaves.")
+    workers: int = option(3, "Engines that are well.")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "rounds", "workers")
+        require_positive(self, "seconds", "rate")
