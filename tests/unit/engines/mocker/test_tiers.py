@@ -17,6 +17,7 @@ from dynamo_router.engines.mocker.sequence import Sequence
 from dynamo_router.engines.mocker.tiers import TierConfig
 from dynamo_router.engines.mocker.virtual import VirtualFleet
 from dynamo_router.engines.serving.kv_events import BlocksRemoved, BlocksStored
+from dynamo_router.workers.retention import Retention
 
 
 def config(blocks: int = 4, **tiers: object) -> EngineConfig:
@@ -219,7 +220,7 @@ def test_what_is_loaded_while_a_step_runs_is_there_when_the_next_one_begins() ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_classes_of_use_are_those_of_the_plain_engine_over_many_uses(seed: int) -> None:
-    """Through all four classes and several halvings, with promises of return, and lower tiers."""
+    """Through all four classes and several halvings, with retention that ends, and lower tiers."""
     rng = np.random.default_rng(seed)
     settings = config(14, eviction="multi-lru", host_blocks=6 * (seed % 2))
     engine, oracle, now = MockEngine(settings), OracleMockEngine(settings), 0.0
@@ -231,8 +232,8 @@ def test_classes_of_use_are_those_of_the_plain_engine_over_many_uses(seed: int) 
     heats: set[int] = set()
     for _ in range(400):
         prompt = prompts[rng.choice(12, p=shares / shares.sum())]
-        returning = [None, 0, len(prompt)][int(rng.integers(0, 3))]
-        asked = request("a", prompt, 1, returning_tokens=returning)
+        retention = [None, Retention.whole(int(rng.integers(0, 101)), float(rng.exponential(60.0)))]
+        asked = request("a", prompt, 1, retention=retention[int(rng.integers(0, 4) == 0)])
         for each in (engine, oracle):
             each.submit(asked)
         idle = float(rng.exponential(20.0))
