@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...process.settings import bad_setting, option
 
-EVICTIONS = ("lru", "lineage")
+EVICTIONS = ("lru", "lineage", "multi-lru")
 _GIGABYTE = 1e9
 
 
@@ -34,7 +34,9 @@ class TierConfig:
     eviction: str = option(
         "lru",
         "What leaves a full device first: what was used longest ago (lru), or of the blocks that"
-        " no other follows the one that was longest without use and followers (lineage).",
+        " no other follows the one that was longest without use and followers (lineage), or of"
+        " the most seldom used quarter that has any, by Dynamo's four classes of use, what was used"
+        " longest ago (multi-lru).",
         choices=EVICTIONS,
     )
 

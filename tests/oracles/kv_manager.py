@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from oracles.lower_tiers import USUAL_LEVEL, Kept, LowerTiers
+from oracles.frequencies import Frequencies
+from oracles.lower_tiers import HEATS, HOTTEST_USUAL, USUAL_LEVEL, Kept, LowerTiers
 
 from dynamo_router.engines.mocker.tiers import TierConfig
 from dynamo_router.engines.serving.kv_events import (
@@ -49,6 +50,7 @@ class KvManager:
         self._behind: dict[int | None, tuple[int, float]] = {}
         self._order = 0
         self._lineage = tiers.eviction == "lineage"
+        self._frequencies = Frequencies(capacity) if tiers.eviction == "multi-lru" else None
         self.lower = LowerTiers(tiers, block_s)
         self._cached: dict[int, CachedBlock] = {}  # full blocks; a parent comes before its children
         self._last_partial = 0
@@ -115,6 +117,7 @@ class KvManager:
                 missing.append(position)
         if missing:
             self._bring(sequence, missing, computed)
+        self._count(hashes[first:last])
         return True
 
     def _bring(self, sequence: Holder, missing: list[int], computed: int) -> None:
@@ -159,6 +162,7 @@ class KvManager:
         """
         del self._holders[partial]
         block = sequence.hashes[position]
+        self._count([block])
         if block in self._holders:
             self._holders[block] += 1
             return
@@ -174,9 +178,16 @@ class KvManager:
             level, until = USUAL_LEVEL, math.inf
             for span in retention or ():
                 if span.first <= position < span.end:
-                    level, until = span.priority, self.now + span.seconds
+                    level, until = span.priority * HEATS, self.now + span.seconds
                     break
-            self._let_go(sequence.hashes[position], level, until)
+            block = sequence.hashes[position]
+            heat = self._frequencies.heat(block) if self._frequencies else 0
+            self._let_go(block, level + heat, until)
+
+    def _count(self, blocks: Sequence[int]) -> None:
+        """They are used once more."""
+        for block in blocks if self._frequencies else ():
+            self._frequencies.add(block)
 
     def _let_go(self, block: int, level: int, until: float) -> None:
         """One holder less."""
@@ -188,19 +199,19 @@ class KvManager:
         del self._holders[block]
         self._inactive[block] = self._last_kept[block] = kept = self._keep(block, level, until)
         most, last = self._behind[parent] if siblings else (0, 0.0)
-        if kept.level > USUAL_LEVEL:
+        if kept.level > HOTTEST_USUAL:
             last = max(last, kept.until)
         self._behind[parent] = max(most, kept.level), last
 
     def _keep(self, block: int, level: int, until: float) -> Kept:
         """How a block is kept that was to be at this level: at that of its followers at least."""
-        if level <= USUAL_LEVEL:
+        if level <= HOTTEST_USUAL:
             until = 0.0
         if self._followers(block):
             most, last = self._behind[block]
             if most >= level:
                 level, until = most, max(until, last)
-        return Kept(level, self._next_order(), until if level > USUAL_LEVEL else math.inf)
+        return Kept(level, self._next_order(), until if level > HOTTEST_USUAL else math.inf)
 
     def pass_time(self, now: float) -> None:
         """Levels that end by `now` do, in the order of time; a follower's before its parent's."""
@@ -220,7 +231,10 @@ class KvManager:
             if self._followers(block) and last > at:
                 self._inactive[block] = Kept(most, self._next_order(), last)
             else:
-                self._inactive[block] = Kept(USUAL_LEVEL, self._next_order(), math.inf)
+                usual = USUAL_LEVEL
+                if self._frequencies and self._followers(block):
+                    usual = min(max(most, USUAL_LEVEL), HOTTEST_USUAL)
+                self._inactive[block] = Kept(usual, self._next_order(), math.inf)
             self._last_kept[block] = self._inactive[block]
 
     def prefetch(self, sequence: Holder, blocks: int, now: float) -> int:

@@ -12,7 +12,9 @@ from dynamo_router.engines.serving.kv_events import (
 )
 from dynamo_router.indexer.wire import StorageTier
 
-USUAL_LEVEL = 35
+HEATS = 4
+USUAL_LEVEL = 35 * HEATS
+HOTTEST_USUAL = USUAL_LEVEL + HEATS - 1
 NAMES: tuple[StorageTier, StorageTier] = ("host_pinned", "disk")
 
 

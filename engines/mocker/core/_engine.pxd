@@ -53,7 +53,7 @@ cdef struct Engine:
     double waited          # seconds of all steps times the requests that waited meanwhile
     uint32_t most_waiting
 
-# `engine` is zeroed; its first step begins at `start` at the earliest.
+# `engine` is zeroed; its first step begins at `start` at the earliest: 0; -1: no memory.
 cdef int engine_init(
     Engine* engine, const Limits* limits, bint journal, double speed, double start
 ) noexcept nogil

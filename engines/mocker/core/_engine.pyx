@@ -19,11 +19,10 @@ from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 cdef int engine_init(
     Engine* engine, const Limits* limits, bint journal, double speed, double start
 ) noexcept nogil:
-    kv_init(&engine.kv, &limits.cache, journal)
     engine.next_event = 1
     engine.speed = speed
     engine.clock = start
-    return 0
+    return kv_init(&engine.kv, &limits.cache, journal)
 
 
 cdef void engine_free(Engine* engine) noexcept nogil:

@@ -8,6 +8,7 @@
 # of the last one first, so the cached blocks of any request are a prefix of it.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from ._frequency cimport Frequencies
 from ._journal cimport Journal
 from ._limits cimport CacheLimits
 from ._lower_tiers cimport LowerTiers
@@ -40,6 +41,7 @@ cdef struct KvManager:
     Pool pool              # the device
     LowerTiers tiers       # below it
     Journal journal
+    Frequencies frequencies # of blocks, where eviction goes by them
     uint32_t block_size
     double now             # when what changes is told
     double ready           # when all that was asked for of late is on the device

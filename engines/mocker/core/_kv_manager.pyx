@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 
 from ....base.native._table cimport NONE
+from ._frequency cimport frequencies_add, frequencies_free, frequencies_init, heat_of
 from ._journal cimport (
     ENTRY_CLEARED,
     ENTRY_REMOVED,
@@ -49,13 +50,15 @@ cdef int kv_init(KvManager* kv, const CacheLimits* limits, bint journal) noexcep
     tiers_init(&kv.tiers, limits)
     kv.journal.on = journal
     kv.block_size = limits.block_size
-    return 0
+    kv.pool.heats = limits.multi
+    return frequencies_init(&kv.frequencies, limits.device_blocks) if limits.multi else 0
 
 
 cdef void kv_free(KvManager* kv) noexcept nogil:
     pool_free(&kv.pool)
     tiers_free(&kv.tiers)
     journal_free(&kv.journal)
+    frequencies_free(&kv.frequencies)
 
 
 cdef uint32_t kv_match(
@@ -106,6 +109,7 @@ cdef int kv_grow(
         return -1
     for id in range(first, depth):
         pool_acquire(pool, sequence.ids[id])
+        frequencies_add(&kv.frequencies, sequence.sequence_hashes[id])
         if pool.blocks[sequence.ids[id]].ready > kv.ready:
             kv.ready = pool.blocks[sequence.ids[id]].ready
     if full > depth and store(kv, sequence, depth, full) < 0:
@@ -131,6 +135,7 @@ cdef int promote(KvManager* kv, Sequence* sequence, uint32_t index) noexcept nog
     if id == NONE:
         return store(kv, sequence, index, index + 1)
     pool_acquire(&kv.pool, id)
+    frequencies_add(&kv.frequencies, sequence.sequence_hashes[index])
     sequence.ids[index] = id
     return 0
 
@@ -190,6 +195,7 @@ cdef int add_blocks(
         if parent == NONE:
             return -1
         sequence.ids[index] = parent
+        frequencies_add(&kv.frequencies, sequence.sequence_hashes[index])
         if at < n and found[at].sequence_hash == sequence.sequence_hashes[index]:
             kv.pool.blocks[parent].ready = found[at].ready
             kv.pool.blocks[parent].level = found[at].level
@@ -263,6 +269,7 @@ cdef int kv_expect_deadlines(KvManager* kv) noexcept nogil:
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
     cdef uint32_t index = sequence.held
     cdef const Span* span
+    cdef uint8_t heat
     if sequence.partial:
         kv.pool.active -= 1
         kv.pool.version += 1
@@ -270,10 +277,13 @@ cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
     while index > 0:
         index -= 1
         span = span_of(&sequence.retention, index)
+        heat = heat_of(&kv.frequencies, sequence.sequence_hashes[index])
         if span == NULL:
-            pool_release(&kv.pool, sequence.ids[index], USUAL_LEVEL, 0.0)
+            pool_release(&kv.pool, sequence.ids[index], USUAL_LEVEL + heat, 0.0)
         else:
-            pool_release(&kv.pool, sequence.ids[index], span.level, kv.now + span.seconds)
+            pool_release(
+                &kv.pool, sequence.ids[index], span.level + heat, kv.now + span.seconds
+            )
     sequence.held = sequence.slack = 0
 
 

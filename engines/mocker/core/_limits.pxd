@@ -11,6 +11,7 @@ cdef struct CacheLimits:
     double block_s[2]      # seconds to load a block from there onto the device
     uint8_t hidden         # the tiers below the device are not told of
     uint8_t lineage        # eviction by lineage, else by last use
+    uint8_t multi          # and that within classes of how often a block was used
 
 cdef struct Limits:
     CacheLimits cache
@@ -40,4 +41,5 @@ cdef inline int read_limits(Limits* limits, config) except -1:
         limits.cache.block_s[tier] = config.block_size * tiers.kv_bytes_per_token / bandwidth
     limits.cache.hidden = tiers.hide_tiers
     limits.cache.lineage = tiers.eviction == "lineage"
+    limits.cache.multi = tiers.eviction == "multi-lru"
     return 0

@@ -6,12 +6,13 @@
 #
 # Blocks that nobody holds leave by level, the lowest first, and within a level in the order in
 # which they were let go of. A level above the usual one may end at some time: the block then counts
-# as let go of at the usual level at that time. A block's level is at least that of the blocks behind
+# as let go of at the usual level at that time. Where uses are counted (multi-lru), a level has four
+# parts by how often the block was used, the seldom used one first. A block's level is at least that of the blocks behind
 # it, and lasts at least as long, so a parent leaves after them. Under lineage eviction, a block that
 # has others behind it is in no order at all: it gets its place, as the newest, when the last of
 # those has left.
 from libc.math cimport INFINITY
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
@@ -40,8 +41,10 @@ from ._deadlines cimport (
 )
 
 cdef enum:
-    LEVELS = 101           # TensorRT-LLM's retention priorities
-    USUAL_LEVEL = 35       # its default
+    HEATS = 4              # how often a block was used: see _frequency.pxd; 0 unless that counts
+    LEVELS = 404           # TensorRT-LLM's retention priorities, 0 to 100, each with its heats
+    USUAL_LEVEL = 140      # the default priority, 35, at heat 0
+    HOTTEST_USUAL = 143    # and at the highest; levels above it may end
 
 cdef struct Block:
     uint64_t sequence_hash  # also the external hash
@@ -57,8 +60,8 @@ cdef struct Block:
     uint32_t older         # neighbours in eviction order while it is `listed`; `newer` also links
     uint32_t newer         # the ids that are free
     uint32_t behind        # blocks behind it that nobody holds; on the device
-    uint8_t behind_level   # the highest at which one of those was let go of while there were any
-    uint8_t level
+    uint16_t behind_level  # the highest at which one of those was let go of while there were any
+    uint16_t level
     uint8_t listed         # whether it is in the order of eviction
     uint8_t has_parent
 
@@ -70,13 +73,14 @@ cdef struct Pool:
     uint32_t capacity      # most blocks, full and partial, held and not
     uint32_t active        # blocks that are held, partial ones included
     uint32_t inactive      # cached blocks that nobody holds
-    uint32_t oldest[101]   # of those that are listed, the first to leave of each level
-    uint32_t newest[101]   # and the last
+    uint32_t oldest[404]   # of those that are listed, the first to leave of each level
+    uint32_t newest[404]   # and the last
     int lowest             # no level below it has any
     Deadlines deadlines    # of levels that end
     uint64_t serial        # of the next block
     uint64_t version       # grows with every change
     bint lineage           # evict leaves only: see above
+    bint heats             # uses are counted: levels have their four parts
     bint below             # it is a lower tier's
     Table table            # id by sequence hash
     Memory memory          # of the table
@@ -118,7 +122,7 @@ cdef inline uint32_t pool_find(const Pool* pool, uint64_t sequence_hash) noexcep
 cdef inline void pool_link(Pool* pool, uint32_t id) noexcept nogil:
     """Put a block that nobody holds into the eviction order, as its level's newest."""
     cdef Block* block = &pool.blocks[id]
-    cdef uint8_t level = block.level
+    cdef uint16_t level = block.level
     block.listed = 1
     block.older = pool.newest[level]
     block.newer = NONE
@@ -146,7 +150,7 @@ cdef inline void pool_unlink(Pool* pool, uint32_t id) noexcept nogil:
     else:
         pool.newest[block.level] = block.older
     while pool.lowest < LEVELS and pool.oldest[pool.lowest] == NONE:
-        pool.lowest += 1
+        pool.lowest += 1 if pool.heats else HEATS
 
 
 cdef inline void pool_acquire(Pool* pool, uint32_t id) noexcept nogil:
@@ -214,23 +218,23 @@ cdef inline void pool_await(Pool* pool, uint32_t id) noexcept nogil:
 
 
 cdef inline void pool_set_level(
-    Pool* pool, uint32_t id, uint8_t level, double expires
+    Pool* pool, uint32_t id, uint16_t level, double expires
 ) noexcept nogil:
     """A block that nobody holds gets a level, at least that of the blocks behind it."""
     cdef Block* block = &pool.blocks[id]
-    if level <= USUAL_LEVEL:
+    if level <= HOTTEST_USUAL:
         expires = 0.0
     if block.behind and block.behind_level >= level:
         level = block.behind_level
         expires = max(expires, block.behind_until)
     block.level = level
-    block.expires = expires if level > USUAL_LEVEL else INFINITY
+    block.expires = expires if level > HOTTEST_USUAL else INFINITY
     if block.expires < INFINITY:
         pool_await(pool, id)
 
 
 cdef inline void pool_release(
-    Pool* pool, uint32_t id, uint8_t level, double expires
+    Pool* pool, uint32_t id, uint16_t level, double expires
 ) noexcept nogil:
     """One holder less; a block that loses the last one becomes the newest to evict of its level.
 
@@ -251,12 +255,19 @@ cdef inline void pool_release(
             parent.behind_until = 0.0
         parent.behind += 1
         parent.behind_level = max(parent.behind_level, block.level)
-        if block.level > USUAL_LEVEL:
+        if block.level > HOTTEST_USUAL:
             parent.behind_until = max(parent.behind_until, block.expires)
     pool.active -= 1
     pool.inactive += 1
     if not pool.lineage or block.behind == 0:
         pool_link(pool, id)
+
+
+cdef inline uint16_t level_after(const Pool* pool, const Block* block) noexcept nogil:
+    """The usual level of a block whose own has ended: not below that of the blocks behind it."""
+    if not pool.heats or not block.behind:
+        return USUAL_LEVEL
+    return min(max(<int>block.behind_level, <int>USUAL_LEVEL), <int>HOTTEST_USUAL)
 
 
 cdef inline void pool_expire(Pool* pool, double now) noexcept nogil:
@@ -275,7 +286,7 @@ cdef inline void pool_expire(Pool* pool, double now) noexcept nogil:
         if block.behind and block.behind_until > due.at:
             pool_set_level(pool, due.id, block.behind_level, block.behind_until)
         else:
-            block.level = USUAL_LEVEL
+            block.level = level_after(pool, block)
             block.expires = INFINITY
         if listed:
             pool_link(pool, due.id)

@@ -1,14 +1,14 @@
 # _retention.pxd: which of a request's blocks an engine is asked to keep, for how long.
 from libc.math cimport INFINITY
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint16_t, uint32_t
 from libc.stdlib cimport free, malloc
 
-from ._pool cimport USUAL_LEVEL
+from ._pool cimport HEATS
 
 cdef struct Span:          # of a request's blocks
     uint32_t first
     uint32_t end           # the first that is not in it
-    uint8_t level          # at which they are let go of: see _pool.pxd
+    uint16_t level         # at which they are let go of, at heat 0: see _pool.pxd
     double seconds         # that a level above the usual one lasts
 
 cdef struct Retention:
@@ -30,7 +30,8 @@ cdef inline int read_retention(Retention* retention, object spans) except -1:
         raise MemoryError
     for first, end, level, seconds in spans:
         span = &retention.spans[retention.length]
-        span.first, span.end, span.level, span.seconds = first, end, level, seconds
+        span.first, span.end, span.seconds = first, end, seconds
+        span.level = level * HEATS
         retention.ends = retention.ends or seconds < INFINITY
         retention.length += 1
     return 0

@@ -31,7 +31,8 @@ cdef class SingleEngine:
 
     def __cinit__(self, config, StepTiming timing not None):
         read_limits(&self.limits, config)
-        engine_init(&self.engine, &self.limits, True, 1.0, 0.0)
+        if engine_init(&self.engine, &self.limits, True, 1.0, 0.0) < 0:
+            raise MemoryError
         self.engine.every_token = True
         self.timing = timing
 

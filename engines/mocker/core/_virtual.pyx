@@ -74,9 +74,10 @@ cdef class Fleet:
             raise MemoryError
         read_limits(&self.limits, config)
         for i in range(self.size):
-            engine_init(
+            if engine_init(
                 &self.engines[i], &self.limits, record_events, speeds[i // ranks], start
-            )
+            ) < 0:
+                raise MemoryError
         self.timing = timing
         self.writer = EventWriter()
         self.seed = splitmix64(seed)

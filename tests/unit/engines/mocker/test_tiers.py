@@ -17,6 +17,7 @@ from dynamo_router.engines.mocker.sequence import Sequence
 from dynamo_router.engines.mocker.tiers import TierConfig
 from dynamo_router.engines.mocker.virtual import VirtualFleet
 from dynamo_router.engines.serving.kv_events import BlocksRemoved, BlocksStored
+from dynamo_router.workers.retention import Retention
 
 
 def config(blocks: int = 4, **tiers: object) -> EngineConfig:
@@ -90,6 +91,31 @@ def test_under_lineage_the_beginnings_of_all_prompts_outlive_their_ends() -> Non
 
     assert left("lru") == {100, 104, 108, 112, 200, 204, 208, 212}
     assert left("lineage") == {0, 4, 100, 104, 200, 204, 208, 212}
+
+
+def test_under_multi_lru_what_is_used_often_outlives_what_was_used_last() -> None:
+    def left(eviction: str, uses: int) -> set[int]:
+        engine = MockEngine(config(5, eviction=eviction))
+        for _ in range(uses):
+            serve(engine, *range(9))  # two full blocks
+        for first in (100, 200):
+            serve(engine, *range(first, first + 9))
+        return firsts(engine) & {0, 4}
+
+    assert left("lru", 6) == left("multi-lru", 2) == set()
+    assert left("multi-lru", 3) == left("multi-lru", 6) == {0, 4}
+
+
+def test_what_was_used_often_long_ago_makes_room_in_the_end() -> None:
+    engine = MockEngine(config(5, eviction="multi-lru"))
+    for _ in range(9):
+        serve(engine, *range(9))
+    for first in range(100, 100 + 60 * 10, 10):
+        serve(engine, *range(first, first + 9))
+    for _ in range(4):  # by now others are as often used
+        serve(engine, *range(900, 909))
+    serve(engine, *range(920, 937))
+    assert not firsts(engine) & {0, 4}
 
 
 def test_what_never_returns_leaves_first_and_what_is_promised_last() -> None:
@@ -190,3 +216,30 @@ def test_what_is_loaded_while_a_step_runs_is_there_when_the_next_one_begins() ->
         return float(found.times[found.requests == 3][0])
 
     assert first_token(True) < first_token(False) - 0.005
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_classes_of_use_are_those_of_the_plain_engine_over_many_uses(seed: int) -> None:
+    """Through all four classes and several halvings, with retention that ends, and lower tiers."""
+    rng = np.random.default_rng(seed)
+    settings = config(14, eviction="multi-lru", host_blocks=6 * (seed % 2))
+    engine, oracle, now = MockEngine(settings), OracleMockEngine(settings), 0.0
+    beginnings = [[n, n, n, n] * int(rng.integers(1, 3)) for n in range(4)]
+    prompts = [
+        [*beginnings[n % 4], *([10 + n] * 4 * int(rng.integers(0, 3))), 1] for n in range(12)
+    ]
+    shares = 1 / np.arange(1, 13) ** 1.2
+    heats: set[int] = set()
+    for _ in range(400):
+        prompt = prompts[rng.choice(12, p=shares / shares.sum())]
+        retention = [None, Retention.whole(int(rng.integers(0, 101)), float(rng.exponential(60.0)))]
+        asked = request("a", prompt, 1, retention=retention[int(rng.integers(0, 4) == 0)])
+        for each in (engine, oracle):
+            each.submit(asked)
+        idle = float(rng.exponential(20.0))
+        step, plain = engine.step(idle), oracle.step(now + idle)
+        now += idle + step.duration_s
+        assert step.events == plain.events
+        oracle.kv.check_integrity()
+        heats |= {kept.level % 4 for kept in oracle.kv._inactive.values()}
+    assert heats == {0, 1, 2, 3}
