@@ -17,7 +17,7 @@ def require_at_least(config: Any, least: float, *keys: str) -> None:
 
 
 def require_finite(config: Any, least: float, *keys: str) -> None:
-    """Finite numbers of at least so much; None is not given."""
+    """Finite numbers of at least `least`; None is not given."""
     for key in keys:
         value = getattr(config, key)
         if value is not None and not (is_finite(value) and value >= least):
