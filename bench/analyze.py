@@ -7,17 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
+from ..process.setting_checks import require_at_least
 from ..process.settings import bad_setting, option
-from .results import (
-    Column,
-    Output,
-    facts_table,
-    format_number,
-    new_table,
-    require_at_least,
-    rows_table,
-    write_json,
-)
+from .results import Column, Output, facts_table, format_number, new_table, rows_table, write_json
 from .synthesizer import describe_model, is_model, load_model
 from .traces import (
     Samples,

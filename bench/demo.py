@@ -7,11 +7,12 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
 from ..router.policy import MODES
 from .load import ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
-from .results import Output, Run, require_at_least, require_positive, runs_content, runs_table
+from .results import Output, Run, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
 
 

@@ -10,19 +10,11 @@ from secrets import token_hex
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option, options_of, values_of
 from . import simulate
 from .load import LoadStats, OnStart, TargetAccess, progress_bar
-from .results import (
-    Goodput,
-    ObjectiveConfig,
-    Output,
-    Run,
-    require_at_least,
-    require_positive,
-    runs_content,
-    runs_table,
-)
+from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
 from .simulation import Load, SimulationConfig, idle_engine_ms
 from .traces import TraceRequest, read_trace, token_ids
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from ..process.setting_checks import require_at_least
 from ..process.settings import bad_setting, option
-from .results import Output, format_number, new_table, prepare_plots, require_at_least, runs_content
+from .results import Output, format_number, new_table, prepare_plots, runs_content
 from .simulation import (
     DEFAULT_COMPARE,
     DEFAULT_WORKERS,

@@ -15,11 +15,12 @@ from typing import Any
 from rich.table import Table
 
 from ..base.errors import ConfigError
+from ..process.setting_checks import require_at_least
 from ..process.settings import bad_setting, option, options_of, resolve, values_of, with_value
 from ..router.config import KvRouterConfig
 from ..server.config import ServeConfig
 from .evaluation import require_tunable
-from .results import Column, Output, require_at_least, rows_table
+from .results import Column, Output, rows_table
 from .simulation import (
     DEFAULT_WORKERS,
     Experiment,

@@ -13,8 +13,9 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..process.setting_checks import require_at_least
 from ..process.settings import bad_setting, option
-from .results import Output, facts_table, require_at_least
+from .results import Output, facts_table
 from .synthesizer import (
     KINDS,
     WINDOW,

@@ -1,9 +1,9 @@
 """How much of the router its callers may use: all of them together, and each."""
 
-import math
 from dataclasses import dataclass, fields
 
-from ..process.settings import bad_setting, option
+from ..process.setting_checks import require_positive, require_share
+from ..process.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,5 @@ class CallerLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
-        for key in ("max_share_per_caller", "max_connection_share"):
-            if getattr(self, key) > 1:
-                raise bad_setting(key, "must be at most 1")
+            require_positive(self, field.name)
+        require_share(self, "max_share_per_caller", "max_connection_share")

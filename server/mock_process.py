@@ -9,6 +9,7 @@ import structlog
 from ..base.errors import ConfigError
 from ..engines.mocker import TierConfig
 from ..process.child_process import ChildError, ChildProcess
+from ..process.setting_checks import require_at_least
 from ..process.settings import bad_setting, option, options_of, values_of
 from ..transport.security import NatsAuthConfig
 
@@ -38,13 +39,9 @@ class MockEnginesConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.mocker_port <= 65535:
             raise bad_setting("mocker_port", "must be in 0..65535")
-        if self.mockers < 0:
-            raise bad_setting("mockers", f"{self.mockers} must be at least 0")
-        for key in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.vocab_size is not None and self.vocab_size < 2:
-            raise bad_setting("vocab_size", f"{self.vocab_size} must be at least 2")
+        require_at_least(self, 0, "mockers")
+        require_at_least(self, 1, "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
+        require_at_least(self, 2, "vocab_size")
         if not self.speedup_ratio > 0:
             raise bad_setting("speedup_ratio", "must be greater than 0")
 

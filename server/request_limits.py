@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
+from ..process.setting_checks import require_finite
+from ..process.settings import SHORTEST_S, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +60,7 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
-            if value is None:
-                continue
-            if not (is_finite(value) and value >= 0):
-                raise bad_setting(each.name, f"{value!r} must be finite and at least 0")
-            if each.name.endswith("_s") and not value >= SHORTEST_S:
-                raise bad_setting(each.name, f"{value!r} must be at least {SHORTEST_S:g}")
+            require_finite(self, SHORTEST_S if each.name.endswith("_s") else 0, each.name)
 
 
 @dataclass(frozen=True, slots=True)

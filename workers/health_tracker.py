@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
+from ..process.setting_checks import require_finite
+from ..process.settings import SHORTEST_S, option
 from .registry import WorkerState
 
 
@@ -30,11 +31,7 @@ class HealthPolicy:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not (is_finite(value) and value > 0):
-                raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
-            if value < SHORTEST_S:
-                raise bad_setting(field.name, f"{value!r} must be at least {SHORTEST_S:g}")
+            require_finite(self, SHORTEST_S, field.name)
 
 
 class HealthTracker:

@@ -10,10 +10,11 @@ where those that are left would be fewer than that, nobody is out (panic).
 
 import math
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..process.settings import bad_setting, is_finite, option
+from ..process.setting_checks import require_finite, require_positive, require_share
+from ..process.settings import option
 
 KNOWN_BY = 0.1  # weight of the newest sample in the fleet's mean times
 LONGEST_PENALTY_S = 5.0
@@ -54,16 +55,9 @@ class OutlierPolicy:
     )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (is_finite(value) and value >= 0):
-                raise bad_setting(field.name, f"{value!r} must be finite and at least 0")
-        for key in ("failures_in_a_row", "least_requests", "ejection_s", "window_s"):
-            if not getattr(self, key) > 0:
-                raise bad_setting(key, "must be greater than 0")
-        for key in ("failure_rate", "max_ejected"):
-            if getattr(self, key) > 1:
-                raise bad_setting(key, f"{getattr(self, key)!r} must be from 0 to 1")
+        require_finite(self, 0, "longest_ejection_s", "probation")
+        require_positive(self, "failures_in_a_row", "least_requests", "ejection_s", "window_s")
+        require_share(self, "failure_rate", "max_ejected")
 
 
 class Standing(NamedTuple):

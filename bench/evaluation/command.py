@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...process.setting_checks import require_at_least
 from ...process.settings import bad_setting, option
-from ..results import Output, require_at_least
+from ..results import Output
 from .cells import (
     QUICK_REQUESTS,
     QUICK_SEEDS,

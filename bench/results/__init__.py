@@ -3,7 +3,6 @@
 Entered by every command and room of bench; knows none of them.
 """
 
-from .checks import require_at_least, require_positive
 from .columns import Column, facts_table, figure_of, millions, percent, rows_table, spread_table
 from .confidence import bootstrap_interval, geometric_mean, ratio_interval
 from .environment import cpu_seconds, memory_mib, pin_to_core, unpin

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...process.settings import bad_setting, option
+from ...process.setting_checks import require_positive
+from ...process.settings import option
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         for each in fields(ObjectiveConfig):
-            value = getattr(self, each.name)
-            if not value > 0:
-                raise bad_setting(each.name, f"{value} must be greater than 0")
+            require_positive(self, each.name)
 
     def goodput(
         self, requests: int, *, ttft_ms: ArrayLike, itl_ms: ArrayLike, cold_ms: ArrayLike

@@ -9,10 +9,16 @@ from ...engines.mocker import (
     TierConfig,
     parse_speeds,
 )
-from ...process.settings import bad_setting, option, resolve
+from ...process.setting_checks import (
+    require_at_least,
+    require_finite,
+    require_positive,
+    require_share,
+)
+from ...process.settings import option, resolve
 from ...router.config import KvRouterConfig
 from ...server.config import ServeConfig
-from ..results import ObjectiveConfig, require_at_least, require_positive
+from ..results import ObjectiveConfig
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 from .capacity import CapacityConfig
 from .replicas import ReplicaConfig
@@ -112,10 +118,8 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "seeds")
-        if not 0 <= self.event_delay_ms < float("inf"):
-            raise bad_setting("event_delay_ms", f"{self.event_delay_ms} must be finite, at least 0")
-        if not 0 <= self.event_loss <= 1:
-            raise bad_setting("event_loss", f"{self.event_loss} must be from 0 to 1")
+        require_finite(self, 0, "event_delay_ms")
+        require_share(self, "event_loss")
         parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
         self.router()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ...process.setting_checks import require_at_least, require_finite, require_share
 from ...process.settings import bad_setting, option
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
 from ...slots.peers import Message, decode_message, encode_message
-from ..results import require_at_least
 
 BATCH_S = 0.002
 """As the routers that serve: how long an event may wait for others to be told with it,"""
@@ -32,10 +32,8 @@ class ReplicaConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "routers")
-        if not 0 <= self.replica_delay_ms < math.inf:
-            raise bad_setting("replica_delay_ms", "must be finite, at least 0")
-        if not 0 <= self.replica_loss <= 1:
-            raise bad_setting("replica_loss", "must be from 0 to 1")
+        require_finite(self, 0, "replica_delay_ms")
+        require_share(self, "replica_loss")
         _ = self.cut
 
     @property

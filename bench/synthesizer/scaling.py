@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ...base.errors import ConfigError
+from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting
-from ..results import require_at_least, require_positive
 
 # So many draws in a row that fit no limit, and there is nothing to wait for.
 MAX_REJECTED = 20_000

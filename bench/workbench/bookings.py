@@ -16,12 +16,13 @@ import numpy as np
 from rich.table import Table
 
 from ...base.clock import SystemClock
+from ...process.setting_checks import require_at_least
 from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
 from ...router.replicas import Replica
 from ...slots.peers import decode_message, encode_message
-from ..results import Benchmark, Column, measure_in_turns, require_at_least, spread_table
+from ..results import Benchmark, Column, measure_in_turns, spread_table
 
 BLOCK_SIZE = 16
 CACHED_BLOCKS = 8

@@ -16,17 +16,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from ...indexer.hashing import block_hashes, sequence_hashes
+from ...process.setting_checks import require_at_least
 from ...process.settings import option
 from ...router.config import KvRouterConfig
 from ...router.kv_router import KvRouter
-from ..results import (
-    Benchmark,
-    Column,
-    measure_in_turns,
-    percentiles,
-    require_at_least,
-    rows_table,
-)
+from ..results import Benchmark, Column, measure_in_turns, percentiles, rows_table
 from .index import CacheEvents, Stored
 
 Tokens = NDArray[np.uint32]

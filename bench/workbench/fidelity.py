@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
+from ...process.setting_checks import require_at_least
 from ...process.settings import option
-from ..results import Benchmark, Column, Measurement, require_at_least, rows_table
+from ..results import Benchmark, Column, Measurement, rows_table
 from ..synthesizer import SAMPLE_TRACE, WINDOW, ModelKind, TraceModel, learn_model, synthesize
 from ..traces import (
     Samples,

@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, option
 from ...router.admission import TenantConfig
 from ..evaluation import FLOOD, REPORT, SPLIT_NAMES, Split, flooded_traffic, split_of
-from ..results import Benchmark, Column, require_at_least, require_positive, rows_table
+from ..results import Benchmark, Column, rows_table
 from ..simulation import Experiment, Load, Result, SimulationConfig
 from ..traces import TraceRequest, encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE

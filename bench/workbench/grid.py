@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from ...process.setting_checks import require_at_least
 from ...process.settings import bad_setting, option
 from ...router.config import DYNAMO
 from ..evaluation import (
@@ -28,7 +29,7 @@ from ..evaluation import (
     judge_cell,
     run_evaluation,
 )
-from ..results import Output, require_at_least, require_matplotlib, settings_of
+from ..results import Output, require_matplotlib, settings_of
 from ..simulation import CapacityConfig, Experiment, Load, SimulationConfig, parse_policies
 from ..traces import TRACE_BLOCK_SIZE
 from .grid_cells import MODEL_ERRORS, Cell, Kept, read_kept

@@ -17,20 +17,12 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from ...engines.mocker import TierConfig
+from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, option
 from ..evaluation import REPORT, SPLIT_NAMES, Condition, flooded_traffic, split_of
 from ..load import ServeProcess, mock_fleet_arguments
 from ..replay import ReplayConfig, new_loop, replay
-from ..results import (
-    Column,
-    ObjectiveConfig,
-    Output,
-    Run,
-    format_number,
-    require_at_least,
-    require_positive,
-    rows_table,
-)
+from ..results import Column, ObjectiveConfig, Output, Run, format_number, rows_table
 from ..simulation import Experiment, Load, SimulationConfig
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, generate_traffic

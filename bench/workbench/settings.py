@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, option
-from ..results import require_at_least, require_positive
 
 STREAM_WAYS = ("zmq", "grpc", "nats")
 """How events of engines come."""
@@ -61,11 +61,8 @@ class FrontsBenchConfig:
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        for key in ("requests", "rounds", "connections", "workers"):
-            if getattr(self, key) < 1:
-                raise bad_setting(key, f"{getattr(self, key)} must be at least 1")
-        if self.fronts < 2:
-            raise bad_setting("fronts", f"{self.fronts} must be at least 2")
+        require_at_least(self, 1, "requests", "rounds", "connections", "workers")
+        require_at_least(self, 2, "fronts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,14 @@ async def traces(served: Served) -> bool:
 
 @probe("dashboard", "nats")
 async def has_a_dashboard(served: Served) -> bool:
+    """Of several processes it shows the first one."""
     page, _ = await served.get(f"{served.seen}/dashboard")
+
+    async def shown() -> bool:
+        await served.ask()
+        return bool((await served.get(f"{served.seen}/dashboard/state"))[1]["requests"])
+
+    await until(shown)
     _, told = await served.get(f"{served.seen}/dashboard/state")
     _, caches = await served.get(f"{served.seen}/dashboard/caches")
     return page == 200 and bool(told["requests"]) and told["health"]["ready"] and bool(caches)
@@ -296,8 +303,9 @@ async def has_an_admin_address(served: Served) -> bool:
     found = re.search(r" admin (\S+) ", served.ready_line)
     assert found is not None
     refused, _ = await served.call("POST", f"{served.seen}/reload", headers=admin)
-    done, _ = await served.call("POST", f"https://{found[1]}/reload", headers=admin)
-    return [refused, done] == [403, 200]
+    done, why = await served.call("POST", f"https://{found[1]}/reload", headers=admin)
+    assert [refused, done] == [403, 200], (why, served.ready_line)
+    return True
 
 
 @probe("workers given by URL", "given")

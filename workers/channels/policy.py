@@ -1,9 +1,9 @@
 """How connections to engines are made and kept: the settings of channels."""
 
-import math
 from dataclasses import dataclass, fields
 
-from ...process.settings import bad_setting, option
+from ...process.setting_checks import require_positive
+from ...process.settings import option
 from ...transport.http2 import ChannelLimits
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -38,9 +38,7 @@ class ConnectionPolicy:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
-                raise bad_setting(field.name, f"{value!r} must be finite and greater than 0")
+            require_positive(self, field.name)
 
     def channel_limits(self) -> ChannelLimits:
         """These, and what else a channel to an engine needs."""

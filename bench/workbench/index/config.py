@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ....process.setting_checks import require_at_least
 from ....process.settings import bad_setting, option
-from ...results import require_at_least
 from .rivals import available_adapters
 
 PARTS = ("phases", "drained", "memory", "growth", "events")

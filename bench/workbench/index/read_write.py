@@ -15,16 +15,9 @@ from ....base.errors import RouterError
 from ....base.identity import WorkerWithDpRank
 from ....indexer.event_index import EventIndex
 from ....indexer.wire import EventWriter
+from ....process.setting_checks import require_at_least
 from ....process.settings import bad_setting, option
-from ...results import (
-    Benchmark,
-    Column,
-    measure_in_turns,
-    millions,
-    percentiles,
-    require_at_least,
-    rows_table,
-)
+from ...results import Benchmark, Column, measure_in_turns, millions, percentiles, rows_table
 from ._read_write import read_prompts
 
 PROMPTS = 256

@@ -99,7 +99,7 @@ def test_what_could_not_work_is_refused(settings: dict[str, object], said: str) 
 
 @pytest.mark.parametrize("section", ["limits.queue_timeout_s", "health.probe_interval_s"])
 def test_time_outs_that_would_only_keep_us_busy_are_refused(section: str) -> None:
-    with pytest.raises(ConfigError, match="1e-05 must be at least 0.01"):
+    with pytest.raises(ConfigError, match="1e-05 must be finite and at least 0.01"):
         resolve(ServeConfig, {section: 1e-5}, environ={})
 
 

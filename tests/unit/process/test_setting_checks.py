@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.bench.results import require_at_least, require_positive
+from dynamo_router.process.setting_checks import require_at_least, require_positive
 
 
 @pytest.mark.parametrize("value", [1, 2.5, None, (1, 2), float("inf")])
