@@ -13,7 +13,11 @@ from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
-from dynamo_router.runtime.event_planes.jetstream import jetstream_plane, stream_client, stream_reader
+from dynamo_router.runtime.event_planes.jetstream import (
+    jetstream_plane,
+    stream_client,
+    stream_reader,
+)
 from dynamo_router.runtime.event_planes.jetstream.jetstream_plane import JetStreamPlane
 from dynamo_router.runtime.event_planes.jetstream.object_store import SnapshotStore
 from dynamo_router.runtime.event_planes.jetstream.stream_client import EventStreamClient
