@@ -129,9 +129,10 @@ class _Caller(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        for request in self._decoder.feed(data):
-            text = self._server.take(request.path, request.payload)
-            self._transport.write(encode_ack(text))
+        take = self._server.take
+        acks = [encode_ack(take(each.path, each.payload)) for each in self._decoder.feed(data)]
+        if acks:  # in one piece: since Python 3.12 each write looks at all that still wait
+            self._transport.write(b"".join(acks))
         if (failure := self._decoder.failure) is not None:
             log.warning("a caller's connection is closed", error=str(failure)[:200])
             self.close()
