@@ -17,7 +17,7 @@ SERVERS = {
     "uvloop",
     "zmq",
 }
-LIBRARY_MODULES = 137
+LIBRARY_MODULES = 142
 """beside those of numpy and the interpreter, some 185"""
 CALLING = {"dispatcher", "fronts", "hostile", "live", "path", "proxy", "restart", "selection"}
 CALLING |= {"streams"}
