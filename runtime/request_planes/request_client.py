@@ -62,6 +62,9 @@ class RequestClient:
     async def close(self) -> None:
         """Give up all answers and close all connections. Idempotent."""
         listener, self._listener = self._listener, None
+        if listener is not None:
+            # Not waited for: since Python 3.12 that waits for all connections, which peers hold.
+            listener.close()
         answers = list(self._answers.values())
         sending = [answer.sending for answer in answers if answer.sending is not None]
         for answer in answers:
@@ -72,9 +75,6 @@ class RequestClient:
             line.close()
         for carrier in self._carriers.values():
             await carrier.close()
-        if listener is not None:
-            listener.close()
-            await listener.wait_closed()
         await asyncio.sleep(0)  # closed transports leave the loop one turn later
 
     async def stream(
@@ -149,6 +149,8 @@ class RequestClient:
 
     def on_line(self, line: CallHomeLine, here: bool) -> None:
         (self._lines.add if here else self._lines.discard)(line)
+        if here and self._listener is None:  # it was accepted before the listener closed
+            line.close()
 
 
 class _Parts:

@@ -67,6 +67,9 @@ class RequestServer:
         """Stop listening and give up what still runs. Idempotent."""
         self._handlers.clear()
         server, self._server = self._server, None
+        if server is not None:
+            # Not waited for: since Python 3.12 that waits for all connections, which peers hold.
+            server.close()
         for caller in list(self._callers):
             caller.close()
         answers = list(self._answers)
@@ -74,9 +77,8 @@ class RequestServer:
             answer.cancel()
         if answers:
             await asyncio.wait(answers)
-        if server is not None:
-            server.close()
-            await server.wait_closed()
+        for caller in list(self._callers):
+            caller.abort()  # it does not read
 
     def take(self, path: str, payload: bytes) -> str:
         """Begin to answer a request by call-home; the acknowledgement: empty, or why not."""
@@ -97,7 +99,10 @@ class RequestServer:
 
     def on_caller(self, caller: "_Caller") -> bool:
         """Whether there is room for one more."""
+        if self._server is None:  # it was accepted before the server closed
+            return False
         if len(self._callers) >= MAX_CALLERS:
+            log.warning("a caller is turned away: there are too many", callers=MAX_CALLERS)
             return False
         self._callers.add(caller)
         return True
@@ -117,7 +122,6 @@ class _Caller(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         if not self._server.on_caller(self):
-            log.warning("a caller is turned away: there are too many", callers=MAX_CALLERS)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -125,9 +129,10 @@ class _Caller(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        for request in self._decoder.feed(data):
-            text = self._server.take(request.path, request.payload)
-            self._transport.write(encode_ack(text))
+        take = self._server.take
+        acks = [encode_ack(take(each.path, each.payload)) for each in self._decoder.feed(data)]
+        if acks:  # in one piece: since Python 3.12 each write looks at all that still wait
+            self._transport.write(b"".join(acks))
         if (failure := self._decoder.failure) is not None:
             log.warning("a caller's connection is closed", error=str(failure)[:200])
             self.close()
@@ -135,6 +140,10 @@ class _Caller(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class _CallHome(asyncio.Protocol):

@@ -84,6 +84,7 @@ class HttpListener:
         """End what is left. Idempotent."""
         servers, self._servers = self._servers, []
         for server in servers:
+            # Not waited for: since Python 3.12 that waits for all connections, which peers hold.
             server.close()
         while tasks := list(self._connections.tasks):
             for task in tasks:
@@ -91,8 +92,6 @@ class HttpListener:
             await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections.open):
             connection.abort()
-        for server in servers:
-            await server.wait_closed()
 
     def _connection(self) -> asyncio.Protocol:
         return self._wrap(HttpConnection(self._new_app, self._connections, self._form))
