@@ -43,7 +43,7 @@ class OffLoop:
         share = bounds.share
         self._held = SharedBound("max_computations", bounds.computations, share, hits)
         self._held_bytes = SharedBound("max_computation_bytes", bounds.bytes, share, hits)
-        self._short, self._long = _Lane("off-loop-short"), _Lane("off-loop-long")
+        self._short, self._long = _Thread("off-loop-short"), _Thread("off-loop-long")
         self.runs = 0
         """computations, ever"""
         self.dropped = 0
@@ -68,14 +68,14 @@ class OffLoop:
         """
         caller = current_account()
         self._take(caller, size)
-        lane = self._short if seconds <= SHORT_S else self._long
+        thread = self._short if seconds <= SHORT_S else self._long
         try:
             self.runs += 1
-            future = lane.put(caller, max(seconds, LEAST_COST_S), work)
+            future = thread.put(caller, max(seconds, LEAST_COST_S), work)
             try:
                 return await asyncio.wrap_future(future)
             except asyncio.CancelledError:
-                self.dropped += lane.drop(caller, future)
+                self.dropped += thread.drop(caller, future)
                 raise
         finally:
             self._give_back(caller, size)
@@ -100,7 +100,7 @@ class OffLoop:
             self._held_bytes.give_back(caller, size)
 
 
-class _Lane:
+class _Thread:
     """One thread, and the computations that wait for it."""
 
     def __init__(self, name: str) -> None:

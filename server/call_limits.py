@@ -34,7 +34,7 @@ class CallLimits:
 
     @contextmanager
     def requests_of(self, caller: str, count: int = 1) -> Iterator[None]:
-        """Count so many requests meanwhile; CapacityError if there is no room for them."""
+        """Count `count` requests meanwhile; CapacityError if there is no room for them."""
         if count and (refusal := self.requests.take(caller, count)) is not None:
             raise CapacityError(f"no capacity for the request: {refusal}")
         try:

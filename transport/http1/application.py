@@ -142,7 +142,7 @@ class BodyCount(Protocol):
     """Counts the body of one request, from its first bytes until the request is answered."""
 
     def add(self, size: int) -> None:
-        """So much more came; HttpError if there is no room for it."""
+        """`size` bytes more came; HttpError if there is no room for it."""
         ...
 
     def close(self) -> None:
