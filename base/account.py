@@ -1,5 +1,6 @@
 """Whom the work of a task is charged to: a named caller, or the address that its call came from."""
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -8,14 +9,10 @@ from urllib.parse import unquote
 _account: ContextVar[str] = ContextVar("account", default="")
 
 
-def current_account() -> str:
-    """Who the call that this task serves is charged to: its caller, or the address it came from."""
-    return _account.get()
-
-
-def set_account(account: str) -> None:
-    """From now on what this task uses is charged to `account`."""
-    _account.set(account)
+current_account: Callable[[], str] = _account.get
+"""Who the call that this task serves is charged to: its caller, or the address it came from."""
+set_account: Callable[[str], object] = _account.set
+"""From now on what this task uses is charged to this account."""
 
 
 @lru_cache(4096)

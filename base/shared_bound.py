@@ -1,7 +1,9 @@
 """SharedBound: how much of something all callers together, and each, may have in use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from .errors import CapacityError
 from .limit_hits import LimitHits
 
 
@@ -52,6 +54,17 @@ class SharedBound:
         self.used -= amount
         if self.on_given_back is not None:
             self.on_given_back(amount)
+
+    @contextmanager
+    def held(self, caller: str, amount: int = 1) -> Iterator[None]:
+        """Have an amount in use meanwhile; CapacityError if there is no room for it."""
+        if amount and (refusal := self.take(caller, amount)) is not None:
+            raise CapacityError(f"no capacity for the request: {refusal}")
+        try:
+            yield
+        finally:
+            if amount:
+                self.give_back(caller, amount)
 
     def used_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)

@@ -271,7 +271,7 @@ class Completions:
         wanted = len(prompts) * request.choices
         if wanted > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        with self._calls.requests_of(current_account(), wanted - 1):  # the call itself is one
+        with self._calls.requests.held(current_account(), wanted - 1):  # the call itself is one
             await self._open(call, request, kind, prompts)
 
     async def _open(

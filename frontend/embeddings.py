@@ -45,7 +45,7 @@ class Embeddings:
         inputs = await self._prompts.read(bytes(request.input), "input", tenant)
         if not all(len(each) for each in inputs):
             raise ApiError(400, "input has an empty entry", param="input")
-        with self._calls.requests_of(current_account(), len(inputs) - 1):
+        with self._calls.requests.held(current_account(), len(inputs) - 1):
             found = await self._embed(inputs, call.request_id)
         encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(

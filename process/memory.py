@@ -32,7 +32,7 @@ class FreedMemory:
         self._task: asyncio.Task[None] | None = None
 
     def on_freed(self, size: int) -> None:
-        """So many bytes are in flight no more."""
+        """`size` bytes are in flight no more."""
         if size >= LEAST_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._begin)
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,8 +44,8 @@ class OffLoop:
         bounds, hits = bounds or OffLoopBounds(), hits or LimitHits()
         share = bounds.share
         self._held = SharedBound("max_computations", bounds.computations, share, hits)
-        self._held_bytes = SharedBound("max_computation_bytes", bounds.bytes, share, hits)
-        self._short, self._long = _Lane("off-loop-short"), _Lane("off-loop-long")
+        self.held_bytes = SharedBound("max_computation_bytes", bounds.bytes, share, hits)
+        self._short, self._long = _Thread("off-loop-short"), _Thread("off-loop-long")
         self.runs = 0
         """computations, ever"""
         self.dropped = 0
@@ -57,7 +59,7 @@ class OffLoop:
     @property
     def waiting_bytes(self) -> int:
         """What they hold."""
-        return self._held_bytes.used
+        return self.held_bytes.used
 
     async def run(self, work: Callable[[], T], *, size: int = 0, seconds: float = 0.0) -> T:
         """The result of `work`, or what it raises; CapacityError if too much waits already.
@@ -68,17 +70,27 @@ class OffLoop:
         """
         caller = current_account()
         self._take(caller, size)
-        lane = self._short if seconds <= SHORT_S else self._long
+        thread = self._short if seconds <= SHORT_S else self._long
+        self.runs += 1
+        future = thread.put(caller, max(seconds, LEAST_COST_S), work)
         try:
-            self.runs += 1
-            future = lane.put(caller, max(seconds, LEAST_COST_S), work)
-            try:
-                return await asyncio.wrap_future(future)
-            except asyncio.CancelledError:
-                self.dropped += lane.drop(caller, future)
-                raise
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self.dropped += thread.drop(caller, future)
+            raise
         finally:
-            self._give_back(caller, size)
+            future.cancel()  # nothing, once it runs
+            if future.done():
+                self._give_back(caller, size)
+            else:  # it goes on, with what it holds
+                loop = asyncio.get_running_loop()
+                future.add_done_callback(partial(self._end_later, loop, caller, size))
+
+    def _end_later(
+        self, loop: asyncio.AbstractEventLoop, caller: str, size: int, _: "Future[Any]"
+    ) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._give_back, caller, size)
 
     def close(self) -> None:
         """End the threads once they are done; what still waits is cancelled. Idempotent."""
@@ -88,7 +100,7 @@ class OffLoop:
     def _take(self, caller: str, size: int) -> None:
         refusal = self._held.take(caller)
         if refusal is None and size:
-            refusal = self._held_bytes.take(caller, size)
+            refusal = self.held_bytes.take(caller, size)
             if refusal is not None:
                 self._held.give_back(caller)
         if refusal is not None:
@@ -97,10 +109,10 @@ class OffLoop:
     def _give_back(self, caller: str, size: int) -> None:
         self._held.give_back(caller)
         if size:
-            self._held_bytes.give_back(caller, size)
+            self.held_bytes.give_back(caller, size)
 
 
-class _Lane:
+class _Thread:
     """One thread, and the computations that wait for it."""
 
     def __init__(self, name: str) -> None:

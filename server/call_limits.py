@@ -1,9 +1,7 @@
 """CallLimits: how many calls there are at once, of whom, and of how many bytes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from ..base.errors import CapacityError
 from ..base.limit_hits import LimitHits
 from ..base.shared_bound import SharedBound
 from ..workers.trtllm_proto import SERVICE
@@ -32,16 +30,9 @@ class CallLimits:
         self.on_request_refused: Callable[[], None] = lambda: None
         """called for each request that found no room"""
 
-    @contextmanager
-    def requests_of(self, caller: str, count: int = 1) -> Iterator[None]:
-        """Count so many requests meanwhile; CapacityError if there is no room for them."""
-        if count and (refusal := self.requests.take(caller, count)) is not None:
-            raise CapacityError(f"no capacity for the request: {refusal}")
-        try:
-            yield
-        finally:
-            if count:
-                self.requests.give_back(caller, count)
+    def refused(self) -> None:
+        """A request found no room."""
+        self.on_request_refused()
 
     def open_calls(self) -> dict[str, int]:
         """How many there are, by what they ask for."""

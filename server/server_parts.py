@@ -57,6 +57,7 @@ class ServerParts:
         )
         self._freed = FreedMemory(self.off_loop)
         self.calls.bytes.on_given_back = self._freed.on_freed
+        self.off_loop.held_bytes.on_given_back = self._freed.on_freed
         self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output, self.off_loop)
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []

@@ -153,7 +153,7 @@ class ModelRoutes:
     async def _answer(self, route: str, call: HttpCall) -> None:
         """Answer a request if there is capacity for it, as long as its client is there."""
         try:
-            with self._calls.requests_of(current_account()):
+            with self._calls.requests.held(current_account()):
                 await call.client.unless_gone(self._forward(route, call))
         except CapacityError:
             self._calls.on_request_refused()

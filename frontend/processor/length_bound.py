@@ -1,5 +1,5 @@
 """The longest text that one token can stand for, as far as a tokenizer's file says: a text that is
-longer than so many tokens of it is refused before the work."""
+longer than that for each token it may have is refused before the work."""
 
 from collections.abc import Iterable
 from typing import Any

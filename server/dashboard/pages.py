@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.errors import RouterError
+from ...base.errors import CapacityError, RouterError
 from ..access import Role
 from ..dispatch import RequestReader
 from .dashboard import Dashboard, Known
@@ -104,6 +104,8 @@ class PageData:
             return 200, await self._what_if(body)
         except msgspec.DecodeError as error:
             return 400, {"error": f"bad body: {error}"}
+        except CapacityError as error:
+            return 429, {"error": str(error)}
         except RouterError as error:
             return 400, {"error": str(error)}
 

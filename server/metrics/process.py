@@ -94,7 +94,11 @@ def off_loop_metrics(off_loop: OffLoop) -> Iterator[Metric]:
     yield from counters(
         "dynamo_router_off_loop_",
         ("runs", "Computations beside the event loop.", off_loop.runs),
-        ("dropped", "Of those, not begun as their client had left.", off_loop.dropped),
+        (
+            "dropped",
+            "Computations not begun, as their client had left.",
+            off_loop.dropped,
+        ),
     )
     yield from gauges(
         "dynamo_router_off_loop_",

@@ -1,20 +1,16 @@
 """HttpServer: one HTTP port of a server, with its routes, its access check and its bounds."""
 
 from collections.abc import Callable
-from functools import partial
 
-from ...base.account import current_account
 from ...transport.http1 import (
     Application,
     ErrorForm,
-    HttpError,
     HttpLimits,
     HttpListener,
     Routes,
     plain_error,
 )
 from ..access import AdminAddress
-from ..call_limits import CallLimits
 from ..server_parts import ServerParts
 from .connections import HttpConnections, plan_connections
 
@@ -58,7 +54,8 @@ class HttpServer:
             admit=self._guard.admit,
             max_body_bytes=limits.max_body_bytes,
             on_long_body=lambda: hits.hit("max_body_bytes"),
-            count_body=partial(_BodyBytes, parts.calls, drains),
+            bodies=parts.calls.bytes,
+            on_refused=parts.calls.refused if drains else lambda: None,
         )
         self._listener = HttpListener(
             application,
@@ -112,25 +109,3 @@ class HttpServer:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         await self._listener.close()
-
-
-class _BodyBytes:
-    """The body of one request, counted among the bytes that its caller has in flight."""
-
-    def __init__(self, calls: CallLimits, carries_requests: bool) -> None:
-        """`carries_requests`: those of clients, of which each refusal is counted."""
-        self._calls, self._carries_requests = calls, carries_requests
-        self._caller, self._size = current_account(), 0
-
-    def add(self, size: int) -> None:
-        refusal = self._calls.bytes.take(self._caller, size) if size else None
-        if refusal is not None:
-            if self._carries_requests:
-                self._calls.on_request_refused()
-            text = f"no capacity for the request: {refusal}"
-            raise HttpError(429, text, {"retry-after": "1"})
-        self._size += size
-
-    def close(self) -> None:
-        if self._size:
-            self._calls.bytes.give_back(self._caller, self._size)

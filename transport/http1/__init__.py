@@ -3,7 +3,6 @@
 from .application import (
     Application,
     Asked,
-    BodyCount,
     Handler,
     HttpCall,
     Routes,
@@ -31,7 +30,6 @@ __all__ = [
     "App",
     "Application",
     "Asked",
-    "BodyCount",
     "Client",
     "ClientLeftError",
     "ErrorAnswer",

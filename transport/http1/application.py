@@ -6,12 +6,16 @@ HttpCall is what a handler is given; RouteTable finds the handler of a method an
 import itertools
 import re
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import structlog
 
+from ...base.account import current_account
+from ...base.limit_hits import LimitHits
+from ...base.shared_bound import SharedBound
 from .asgi import (
     Client,
     ClientLeftError,
@@ -138,26 +142,26 @@ Admit = Callable[[Asked], Any]
 """Who calls; an error, if they may not."""
 
 
-class BodyCount(Protocol):
-    """Counts the body of one request, from its first bytes until the request is answered."""
+class _BodyBytes:
+    """The body of one request, counted from its first bytes until the request is answered."""
+
+    def __init__(self, bound: SharedBound, on_refused: Callable[[], None]) -> None:
+        self._bound, self._on_refused = bound, on_refused
+        self._caller, self._size = current_account(), 0
 
     def add(self, size: int) -> None:
-        """So much more came; HttpError if there is no room for it."""
-        ...
+        """`size` bytes more came; HttpError if there is no room for them."""
+        refusal = self._bound.take(self._caller, size) if size else None
+        if refusal is not None:
+            self._on_refused()
+            text = f"no capacity for the request: {refusal}"
+            raise HttpError(429, text, {"retry-after": "1"})
+        self._size += size
 
     def close(self) -> None:
         """The request is answered."""
-        ...
-
-
-class Uncounted:
-    """A BodyCount where bodies have no bound together."""
-
-    def add(self, size: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        if self._size:
+            self._bound.give_back(self._caller, self._size)
 
 
 class Application:
@@ -171,13 +175,15 @@ class Application:
         admit: Admit = lambda asked: None,
         max_body_bytes: int,
         on_long_body: Callable[[], None] = lambda: None,
-        count_body: Callable[[], BodyCount] = Uncounted,
+        bodies: SharedBound | None = None,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_long_body` is called for each request with more than `max_body_bytes`; `count_body`
-        counts a request's body, once it is admitted."""
+        """`on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
+        counts those of all requests, `on_refused` is called for each that finds no room there."""
         self._routes, self._form, self._admit = RouteTable(routes), form, admit
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
-        self._count_body = count_body
+        self._bodies = bodies or SharedBound("bodies", sys.maxsize, 1.0, LimitHits())
+        self._on_refused = on_refused
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
@@ -197,7 +203,7 @@ class Application:
         try:
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             caller = self._admit(Asked(route.name, scope, headers, names))
-            count, whole = self._count_body(), False
+            count, whole = _BodyBytes(self._bodies, self._on_refused), False
             body = await read_body(receive, self._max_body_bytes, count.add)
             whole = True
             query = scope["query_string"]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
+from support.polling import until
 
 from dynamo_router.base.account import set_account
 from dynamo_router.base.errors import CapacityError
@@ -98,6 +99,18 @@ async def test_what_is_cancelled_while_it_waits_is_not_begun(off_loop: OffLoop) 
     await first
     await off_loop.run(lambda: None)
     assert not ran
+
+
+async def test_what_is_cancelled_while_it_runs_is_held_until_it_ends(off_loop: OffLoop) -> None:
+    held = Held()
+    running = asked(off_loop, "a", held, size=1000)
+    await begun(held)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert (off_loop.waiting, off_loop.waiting_bytes, off_loop.dropped) == (1, 1000, 0)
+    held.go.set()
+    await until(lambda: (off_loop.waiting, off_loop.waiting_bytes) == (0, 0))
 
 
 async def test_what_is_cancelled_or_fails_is_not_kept(off_loop: OffLoop) -> None:

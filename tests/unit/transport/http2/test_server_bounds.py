@@ -30,7 +30,7 @@ class Bound:
         self.most, self.used, self.peak = most, 0, 0
 
     def take(self, caller: str, amount: int) -> str | None:
-        assert caller == "ipv4:127.0.0.1"
+        assert caller == "127.0.0.1"
         if self.used + amount > self.most:
             return "full"
         self.used += amount

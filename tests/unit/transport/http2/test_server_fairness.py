@@ -90,7 +90,7 @@ async def test_messages_that_have_not_come_whole_are_bounded() -> None:
         used = 0
 
         def take(self, caller: str, amount: int) -> str | None:
-            assert caller == "ipv4:127.0.0.1"
+            assert caller == "127.0.0.1"
             if self.used + amount > 300_000:
                 return "full"
             self.used += amount
