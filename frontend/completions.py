@@ -25,7 +25,8 @@ from .openai import (
     Sampling,
     Usage,
     api_error,
-    read_request,
+    check_messages,
+    first_beyond,
     too_long,
 )
 from .origin import Origin, origin_of
@@ -43,6 +44,14 @@ MODEL_ROUTES = (
     "POST /detokenize",
 )
 """Those whose body names the model that is to answer."""
+
+IDS_KEYS = {
+    COMPLETIONS_ROUTE: b"prompt",
+    "POST /v1/embeddings": b"input",
+    "POST /detokenize": b"tokens",
+}
+"""What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
+MOST_DETOKENIZED = 128 << 10
 
 
 class _Tokenize(msgspec.Struct):
@@ -128,16 +137,16 @@ class Completions:
     # Routes
 
     async def _chat(self, call: HttpCall) -> None:
-        request: ChatRequest = read_request(call.body, ChatRequest)
-        prompt = await self._prompts.of_chat(request)
+        request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
+        prompt = await self._prompts.of_chat(request, len(call.body))
         await self._answer(call, request, "chat", [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
-        request: CompletionRequest = read_request(call.body, CompletionRequest)
+        request: CompletionRequest = await self._prompts.request(call.body, CompletionRequest)
         prompts = await self._prompts.of_completion(request, call.ids)
         echoed = [""] * len(prompts)
         if request.echo:
-            echoed = [self._text.decode(prompt) for prompt in prompts]
+            echoed = [await self._text.text_of(prompt) for prompt in prompts]
         await self._answer(call, request, "completion", list(zip(prompts, echoed, strict=True)))
 
     async def _embed(self, call: HttpCall) -> None:
@@ -150,21 +159,28 @@ class Completions:
         if (wanted.prompt is None) == (wanted.messages is None):
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
         if wanted.messages is not None:
-            ids = await self._prompts.render(wanted.messages, None)
+            check_messages(wanted.messages)
+            ids = await self._prompts.render(wanted.messages, None, len(call.body))
         else:
             assert wanted.prompt is not None
             ids = await self._text.encode(
                 wanted.prompt, add_special_tokens=wanted.add_special_tokens
             )
         limit = self.context_limit or None
-        await answer_json(call, {"count": len(ids), "max_model_len": limit, "tokens": ids})
+        head = msgspec.json.encode({"count": len(ids), "max_model_len": limit})
+        lists = await self._prompts.encoded([ids])
+        await answer_whole(call, b'%b,"tokens":%b}' % (head[:-1], lists[0]), {})
 
     async def _detokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Detokenize)
-        for token_id in wanted.tokens:
-            if not 0 <= token_id < self._text.vocab_size:
-                raise ApiError(400, f"{token_id} is no token id of this model", param="tokens")
-        await answer_json(call, {"prompt": self._text.decode(wanted.tokens)})
+        ids: Tokens = wanted.tokens if call.ids is None else call.ids
+        if len(ids) > MOST_DETOKENIZED:
+            text = f"tokens has more than {MOST_DETOKENIZED} entries"
+            raise ApiError(400, text, param="tokens")
+        wrong = first_beyond(ids, self._text.vocab_size)
+        if wrong is not None:
+            raise ApiError(400, f"{wrong} is no token id of this model", param="tokens")
+        await answer_json(call, {"prompt": await self._text.text_of(ids)})
 
     # Their parts
 

@@ -1,5 +1,6 @@
 """POST /v1/embeddings, where the engines embed: a vector for each text."""
 
+import asyncio
 import base64
 from typing import Any, Literal
 
@@ -9,10 +10,10 @@ import numpy as np
 from ..base.errors import StatusCode
 from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
-from ..transport.http1 import HttpCall, answer_json
+from ..transport.http1 import HttpCall, answer_whole
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .engine_requests import PromptReader, Tokens
+from .engine_requests import LONG_LIST, PromptReader, Tokens
 from .openai import BAD_BODY, ApiError, bad_body
 
 
@@ -37,7 +38,9 @@ class Embeddings:
         if request.dimensions is not None:
             text = "dimensions is not supported: vectors have the model's length"
             raise ApiError(400, text, param="dimensions")
-        inputs = await self._prompts.read(bytes(request.input), "input")
+        inputs: list[Tokens] = [call.ids]
+        if call.ids is None:
+            inputs = await self._prompts.read(bytes(request.input), "input")
         if not all(len(each) for each in inputs):
             raise ApiError(400, "input has an empty entry", param="input")
         found: list[Any] = []
@@ -46,20 +49,25 @@ class Embeddings:
             found.extend(await self._embed(inputs, call.request_id))
 
         await call.client.unless_gone(ask())
-        encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)
         )
+        vectors = [each.embedding for each in found]
+        if request.encoding_format == "base64":
+            written = [b'"%b"' % _as_base64(each) for each in vectors]
+        else:
+            written = await self._prompts.encoded(vectors)
+        data = (
+            b'{"object":"embedding","index":%d,"embedding":%b}' % each
+            for each in enumerate(written)
+        )
         told = {
             "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": encode(each.embedding)}
-                for index, each in enumerate(found)
-            ],
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        await answer_json(call, told)
+        head = msgspec.json.encode(told)[:-1]
+        await answer_whole(call, b'%b,"data":[%b]}' % (head, b",".join(data)), {})
 
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
         try:
@@ -74,7 +82,9 @@ class Embeddings:
 
     async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
         message = pb.EmbedRequest(request_id=request_id)
-        message.tokenized.input_token_ids.extend(np.asarray(ids).tolist())
+        for at in range(0, len(ids), LONG_LIST):
+            message.tokenized.input_token_ids.extend(np.asarray(ids[at : at + LONG_LIST]).tolist())
+            await asyncio.sleep(0)
         answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
         return pb.EmbedResponse.FromString(answer)
 
@@ -87,10 +97,6 @@ def read_embedding_request(body: bytes) -> EmbeddingRequest:
         raise bad_body(error) from None
 
 
-def _as_floats(vector: Any) -> list[float]:
-    return list(vector)
-
-
-def _as_base64(vector: Any) -> str:
+def _as_base64(vector: Any) -> bytes:
     """Little-endian floats of 32 bits, as OpenAI's own client asks for them."""
-    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes())

@@ -7,8 +7,9 @@ Prompts come as conversations, as texts, or as token ids.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,10 +21,20 @@ from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
 from ..workers.dialects import encode_generate
 from ..workers.trtllm_proto import pb
-from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Sampling, Usage
+from .openai import (
+    BAD_BODY,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    Usage,
+    first_beyond,
+    read_request,
+)
 from .parsers import ChatOutput
-from .processor import ModelText
+from .processor import ChatTemplate, ModelText
 
+SomeRequest = TypeVar("SomeRequest", ChatRequest, CompletionRequest)
 Tokens = Sequence[int] | npt.NDArray[np.uint32]
 """Of a prompt."""
 MOST_PROMPTS = 128
@@ -37,6 +48,9 @@ PASSED_ON = (
 )
 """Settings that an engine's request has under the same names."""
 _passed_on = attrgetter(*PASSED_ON)
+FEW, LONG_BODY, LONG_LIST = 32, 16 << 10, 4096
+"""Messages, bytes of a body and numbers that are worked on at once: more of them go off the event
+loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 
@@ -79,9 +93,24 @@ class PromptReader:
         self._text = text
         self._reader = reader
 
-    async def of_chat(self, request: ChatRequest) -> Tokens:
-        """A conversation's prompt."""
-        return _given_ids(request) or await self.render(request.messages, request)
+    async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
+        """A request of this kind, read off the event loop if it is large."""
+        work = partial(read_request, body, kind)
+        found: SomeRequest = (
+            work() if len(body) <= LONG_BODY else await self._reader.off_loop.run(work)
+        )
+        return found
+
+    async def encoded(self, lists: Sequence[Sequence[float]]) -> list[bytes]:
+        """Lists of numbers as JSON; long ones off the event loop."""
+        work = partial(_encoded, lists)
+        if sum(map(len, lists)) <= LONG_LIST:
+            return work()
+        return await self._reader.off_loop.run(work)
+
+    async def of_chat(self, request: ChatRequest, size: int = 0) -> Tokens:
+        """A conversation's prompt. `size`: bytes of the body."""
+        return _given_ids(request) or await self.render(request.messages, request, size)
 
     async def of_completion(
         self, request: CompletionRequest, ids: Tokens | None = None
@@ -100,25 +129,28 @@ class PromptReader:
         return HashedPrompt(made, await self._reader.prompt(made, *names))
 
     async def render(
-        self, messages: list[dict[str, Any]], request: ChatRequest | None
+        self, messages: list[dict[str, Any]], request: ChatRequest | None, size: int = 0
     ) -> list[int]:
-        """A conversation by the model's template; `request` has the template's other variables."""
+        """A conversation by the model's template; `request` has the template's other variables.
+        `size`: bytes of the body. Large ones are rendered off the event loop."""
         template = self._text.template
         if template is None:
             raise ApiError(400, "this model has no chat template", param="messages")
         variables: dict[str, Any] = {}
+        tools, prompted = None, True
         if request is not None:
             variables = {
                 **(request.chat_template_args or {}),
                 **(request.chat_template_kwargs or {}),
             }
-            if "messages" in variables:
-                text = "chat_template_kwargs must not have messages"
-                raise ApiError(400, text, param="chat_template_kwargs")
             # Without its tools a model cannot call any, which is what "none" wants.
-            variables["tools"] = None if request.tool_choice == "none" else request.tools
-            variables["add_generation_prompt"] = request.add_generation_prompt
-        text = template.render(with_read_arguments(messages), **variables)
+            tools = None if request.tool_choice == "none" else request.tools
+            prompted = request.add_generation_prompt
+        work = partial(
+            _rendered, template, messages, tools, variables, add_generation_prompt=prompted
+        )
+        few = len(messages) <= FEW and len(tools or ()) <= FEW and size <= LONG_BODY
+        text = work() if few else await self._reader.off_loop.run(work)
         # The template has written the special tokens itself.
         return await self._text.encode(text, add_special_tokens=False)
 
@@ -241,6 +273,33 @@ def _settings(request: Sampling, choice: Choice, salt: int | None) -> bytes:
     return body
 
 
+def _rendered(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, Any],
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    return template.render(
+        with_read_arguments(messages),
+        tools=tools,
+        variables=variables,
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def _encoded(lists: Sequence[Sequence[float]]) -> list[bytes]:
+    encode = msgspec.json.encode
+    return [
+        b"[%b]"
+        % b",".join(
+            encode(list(each[at : at + LONG_LIST]))[1:-1] for at in range(0, len(each), LONG_LIST)
+        )
+        for each in lists
+    ]
+
+
 def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with the arguments of earlier calls as objects: OpenAI has them as JSON text, and
     templates write objects. ApiError 400 if one is no JSON."""
@@ -274,7 +333,6 @@ def _given_ids(request: Sampling) -> Tokens | None:
 
 
 def _checked_ids(ids: list[int]) -> list[int]:
-    for token_id in ids:
-        if not 0 <= token_id < 1 << 32:
-            raise ApiError(400, f"{token_id} is no token id", param="prompt")
+    if (wrong := first_beyond(ids)) is not None:
+        raise ApiError(400, f"{wrong} is no token id", param="prompt")
     return ids

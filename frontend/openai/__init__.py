@@ -11,7 +11,14 @@ from .errors import (
     unknown_model,
 )
 from .nvext import EXTRA_FIELDS, Extensions
-from .requests import ChatRequest, CompletionRequest, Sampling, read_request
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    check_messages,
+    first_beyond,
+    read_request,
+)
 from .tools import ToolChoice
 
 __all__ = [
@@ -31,7 +38,9 @@ __all__ = [
     "Usage",
     "api_error",
     "bad_body",
+    "check_messages",
     "error_answer",
+    "first_beyond",
     "read_request",
     "too_long",
     "unknown_model",

@@ -57,6 +57,16 @@ class ModelText:
         """The text of token ids, special tokens left out."""
         return str(self._tokenizer.decode(np.asarray(ids, np.uint32).tolist()))
 
+    async def text_of(self, ids: TokenIds) -> str:
+        """The same, of many off the event loop."""
+        if len(ids) <= LONG_CHARS:
+            return self.decode(ids)
+        return await self._off_loop.run(partial(self._decode_many, ids))
+
+    def _decode_many(self, ids: TokenIds) -> str:
+        # The batch call lets other threads run meanwhile; the plain one does not.
+        return str(self._tokenizer.decode_batch([np.asarray(ids, np.uint32).tolist()])[0])
+
     def token_text(self, token_id: int) -> str:
         """One token by itself, special ones too; bytes that are no character are U+FFFD."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
