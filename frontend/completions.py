@@ -1,5 +1,6 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import MOST_PROMPTS, Choice, PromptReader, Tokens
+from .engine_requests import AT_A_TIME, MOST_PROMPTS, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     LAST_CHUNK,
@@ -194,7 +195,9 @@ class Completions:
         choices: list[Choice] = []
         if len(prompts) * request.choices > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        for tokens, prefix in prompts:
+        for number, (tokens, prefix) in enumerate(prompts, 1):
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))

@@ -13,7 +13,7 @@ from ..server.dispatch import Dispatcher
 from ..transport.http1 import HttpCall, answer_whole
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .engine_requests import LONG_LIST, PromptReader, Tokens
+from .engine_requests import AT_A_TIME, LONG_LIST, PromptReader, Tokens, engine_message
 from .openai import BAD_BODY, ApiError, bad_body
 
 
@@ -72,7 +72,8 @@ class Embeddings:
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
         try:
             return await all_done(
-                self._embed_one(ids, f"{request_id}-{index}") for index, ids in enumerate(inputs)
+                self._embed_one(ids, index, f"{request_id}-{index}")
+                for index, ids in enumerate(inputs)
             )
         except EngineCallError as error:
             if error.code() is not StatusCode.UNIMPLEMENTED:
@@ -80,13 +81,15 @@ class Embeddings:
             text = "this model's engines make no embeddings"
             raise ApiError(404, text, code="no_embeddings") from None
 
-    async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
+    async def _embed_one(self, ids: Tokens, index: int, request_id: str) -> Any:
+        for _ in range(index // AT_A_TIME):
+            await asyncio.sleep(0)
         message = pb.EmbedRequest(request_id=request_id)
         for at in range(0, len(ids), LONG_LIST):
             message.tokenized.input_token_ids.extend(np.asarray(ids[at : at + LONG_LIST]).tolist())
             await asyncio.sleep(0)
         answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
-        return pb.EmbedResponse.FromString(answer)
+        return engine_message(pb.EmbedResponse, answer)
 
 
 def read_embedding_request(body: bytes) -> EmbeddingRequest:

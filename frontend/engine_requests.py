@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
-from ..base.errors import InvalidRequestError
+from ..base.errors import InvalidRequestError, StatusCode
 from ..router.policy import Decision
 from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
 from ..workers.dialects import encode_generate
+from ..workers.failures import EngineCallError, Origin
 from ..workers.trtllm_proto import pb
 from .openai import (
     BAD_BODY,
@@ -51,6 +53,8 @@ _passed_on = attrgetter(*PASSED_ON)
 FEW, LONG_BODY, LONG_LIST = 32, 16 << 10, 4096
 """Messages, bytes of a body and numbers that are worked on at once: more of them go off the event
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
+AT_A_TIME = 4
+"""Prompts or answers of one request that are begun before others have a turn."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 
@@ -159,19 +163,9 @@ class PromptReader:
         given = raw.strip()
         if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
             return [await self._token_ids(raw)]
-        try:
-            found = msgspec.json.decode(raw, type=str | list[str | list[int]])
-        except BAD_BODY:
-            text = f"{field} must be a text, a list of token ids, or a list of either"
-            raise ApiError(400, text, param=field) from None
-        if isinstance(found, str):
-            return [await self._text_ids(found)]
-        if not found or len(found) > MOST_PROMPTS:
-            raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
-        return [
-            await self._text_ids(each) if isinstance(each, str) else _checked_ids(each)
-            for each in found
-        ]
+        work = partial(_entries, raw, field)
+        found = work() if len(raw) <= LONG_BODY else await self._reader.off_loop.run(work)
+        return [await self._text_ids(each) if isinstance(each, str) else each for each in found]
 
     async def _text_ids(self, text: str) -> list[int]:
         return await self._text.encode(text, add_special_tokens=True)
@@ -332,7 +326,30 @@ def _given_ids(request: Sampling) -> Tokens | None:
     return None if request.nvext is None else request.nvext.token_data
 
 
-def _checked_ids(ids: list[int]) -> list[int]:
+def engine_message(kind: Any, data: bytes) -> Any:
+    """What an engine sent, as a message of this kind; EngineCallError if it is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        text = "the engine's answer cannot be read"
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
+
+
+def _entries(raw: bytes, field: str) -> list[str | npt.NDArray[np.uint32]]:
+    """A text, or the texts and lists of token ids in a list."""
+    try:
+        found = msgspec.json.decode(raw, type=str | list[str | list[int]])
+    except BAD_BODY:
+        text = f"{field} must be a text, a list of token ids, or a list of either"
+        raise ApiError(400, text, param=field) from None
+    if isinstance(found, str):
+        return [found]
+    if not found or len(found) > MOST_PROMPTS:
+        raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
+    return [each if isinstance(each, str) else _checked_ids(each, field) for each in found]
+
+
+def _checked_ids(ids: list[int], field: str) -> npt.NDArray[np.uint32]:
     if (wrong := first_beyond(ids)) is not None:
-        raise ApiError(400, f"{wrong} is no token id", param="prompt")
-    return ids
+        raise ApiError(400, f"{wrong} is no token id", param=field)
+    return np.asarray(ids, np.uint32)
