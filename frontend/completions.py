@@ -1,11 +1,11 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from ..base.account import current_account
 from ..base.errors import InvalidRequestError, NoWorkersError
@@ -17,7 +17,7 @@ from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import MOST_PROMPTS, Choice, PromptReader, Tokens
+from .engine_requests import AT_A_TIME, MOST_PROMPTS, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     LAST_CHUNK,
@@ -30,7 +30,8 @@ from .openai import (
     ToolChoice,
     Usage,
     api_error,
-    read_request,
+    check_messages,
+    first_beyond,
     refused_guide,
     too_long,
 )
@@ -55,6 +56,14 @@ MODEL_ROUTES = (
     "POST /detokenize",
 )
 """Those whose body names the model that is to answer."""
+
+IDS_KEYS = {
+    COMPLETIONS_ROUTE: b"prompt",
+    "POST /v1/embeddings": b"input",
+    "POST /detokenize": b"tokens",
+}
+"""What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
+MOST_DETOKENIZED = 128 << 10
 
 
 class _Tokenize(msgspec.Struct):
@@ -147,17 +156,18 @@ class Completions:
     # Routes
 
     async def _chat(self, call: HttpCall) -> None:
-        request: ChatRequest = read_request(call.body, ChatRequest)
-        prompt = await self._prompts.of_chat(request, tenant_of(call.headers, request))
+        request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
+        tenant = tenant_of(call.headers, request)
+        prompt = await self._prompts.of_chat(request, tenant, len(call.body))
         await self._answer(call, request, "chat", [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
-        request: CompletionRequest = read_request(call.body, CompletionRequest)
+        request: CompletionRequest = await self._prompts.request(call.body, CompletionRequest)
         tenant = tenant_of(call.headers, request)
         prompts = await self._prompts.of_completion(request, tenant, call.ids)
         echoed = [""] * len(prompts)
         if request.echo:
-            echoed = [self._text.decode(prompt) for prompt in prompts]
+            echoed = [await self._text.text_of(prompt) for prompt in prompts]
         await self._answer(call, request, "completion", list(zip(prompts, echoed, strict=True)))
 
     async def _embed(self, call: HttpCall) -> None:
@@ -171,22 +181,28 @@ class Completions:
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
         tenant = tenant_of(call.headers)
         if wanted.messages is not None:
-            ids = await self._prompts.render(wanted.messages, None, tenant)
+            check_messages(wanted.messages)
+            ids = await self._prompts.render(wanted.messages, None, tenant, len(call.body))
         else:
             assert wanted.prompt is not None
             ids = await self._prompts.encoded(
                 wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens
             )
         limit = self.context_limit or None
-        tokens = np.asarray(ids).tolist()
-        await answer_json(call, {"count": len(ids), "max_model_len": limit, "tokens": tokens})
+        head = msgspec.json.encode({"count": len(ids), "max_model_len": limit})
+        lists = await self._prompts.as_json([ids])
+        await answer_whole(call, b'%b,"tokens":%b}' % (head[:-1], lists[0]), {})
 
     async def _detokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Detokenize)
-        for token_id in wanted.tokens:
-            if not 0 <= token_id < self._text.vocab_size:
-                raise ApiError(400, f"{token_id} is no token id of this model", param="tokens")
-        await answer_json(call, {"prompt": self._text.decode(wanted.tokens)})
+        ids: Tokens = wanted.tokens if call.ids is None else call.ids
+        if len(ids) > MOST_DETOKENIZED:
+            text = f"tokens has more than {MOST_DETOKENIZED} entries"
+            raise ApiError(400, text, param="tokens")
+        wrong = first_beyond(ids, self._text.vocab_size)
+        if wrong is not None:
+            raise ApiError(400, f"{wrong} is no token id of this model", param="tokens")
+        await answer_json(call, {"prompt": await self._text.text_of(ids)})
 
     # Their parts
 
@@ -198,7 +214,9 @@ class Completions:
         self, request: Sampling, prompts: Sequence[tuple[Tokens, str]], salt: int | None
     ) -> list[Choice]:
         choices: list[Choice] = []
-        for tokens, prefix in prompts:
+        for number, (tokens, prefix) in enumerate(prompts, 1):
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))

@@ -1,5 +1,6 @@
 """POST /v1/embeddings, where the engines embed: a vector for each text."""
 
+import asyncio
 import base64
 from typing import Any, Literal
 
@@ -11,10 +12,10 @@ from ..base.errors import StatusCode
 from ..process.supervised import all_done
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher
-from ..transport.http1 import HttpCall, answer_json
+from ..transport.http1 import HttpCall, answer_whole
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .engine_requests import PromptReader, Tokens
+from .engine_requests import AT_A_TIME, LONG_LIST, PromptReader, Tokens, engine_message
 from .openai import BAD_BODY, ApiError, bad_body
 from .processor import Tenant
 
@@ -42,30 +43,38 @@ class Embeddings:
         if request.dimensions is not None:
             text = "dimensions is not supported: vectors have the model's length"
             raise ApiError(400, text, param="dimensions")
-        inputs = await self._prompts.read(bytes(request.input), "input", tenant)
+        inputs: list[Tokens] = [call.ids]
+        if call.ids is None:
+            inputs = await self._prompts.read(bytes(request.input), "input", tenant)
         if not all(len(each) for each in inputs):
             raise ApiError(400, "input has an empty entry", param="input")
         with self._calls.requests.held(current_account(), len(inputs) - 1):
             found = await self._embed(inputs, call.request_id)
-        encode = _as_base64 if request.encoding_format == "base64" else _as_floats
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)
         )
+        vectors = [each.embedding for each in found]
+        if request.encoding_format == "base64":
+            written = [b'"%b"' % _as_base64(each) for each in vectors]
+        else:
+            written = await self._prompts.as_json(vectors)
+        data = (
+            b'{"object":"embedding","index":%d,"embedding":%b}' % each
+            for each in enumerate(written)
+        )
         told = {
             "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": encode(each.embedding)}
-                for index, each in enumerate(found)
-            ],
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        await answer_json(call, told)
+        head = msgspec.json.encode(told)[:-1]
+        await answer_whole(call, b'%b,"data":[%b]}' % (head, b",".join(data)), {})
 
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
         try:
             return await all_done(
-                self._embed_one(ids, f"{request_id}-{index}") for index, ids in enumerate(inputs)
+                self._embed_one(ids, index, f"{request_id}-{index}")
+                for index, ids in enumerate(inputs)
             )
         except EngineCallError as error:
             if error.code() is not StatusCode.UNIMPLEMENTED:
@@ -73,11 +82,15 @@ class Embeddings:
             text = "this model's engines make no embeddings"
             raise ApiError(404, text, code="no_embeddings") from None
 
-    async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
+    async def _embed_one(self, ids: Tokens, index: int, request_id: str) -> Any:
+        for _ in range(index // AT_A_TIME):
+            await asyncio.sleep(0)
         message = pb.EmbedRequest(request_id=request_id)
-        message.tokenized.input_token_ids.extend(np.asarray(ids).tolist())
+        for at in range(0, len(ids), LONG_LIST):
+            message.tokenized.input_token_ids.extend(np.asarray(ids[at : at + LONG_LIST]).tolist())
+            await asyncio.sleep(0)
         answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
-        return pb.EmbedResponse.FromString(answer)
+        return engine_message(pb.EmbedResponse, answer)
 
 
 def read_embedding_request(body: bytes) -> EmbeddingRequest:
@@ -88,10 +101,6 @@ def read_embedding_request(body: bytes) -> EmbeddingRequest:
         raise bad_body(error) from None
 
 
-def _as_floats(vector: Any) -> list[float]:
-    return list(vector)
-
-
-def _as_base64(vector: Any) -> str:
+def _as_base64(vector: Any) -> bytes:
     """Little-endian floats of 32 bits, as OpenAI's own client asks for them."""
-    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes())

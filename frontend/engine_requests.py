@@ -5,25 +5,40 @@ Prompts come as conversations, as texts, or as token ids.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
-from ..base.errors import InvalidRequestError
+from ..base.errors import InvalidRequestError, StatusCode
 from ..router.policy import Decision
 from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
 from ..workers.dialects import encode_generate
+from ..workers.failures import EngineCallError, Origin
 from ..workers.trtllm_proto import pb
-from .openai import BAD_BODY, ApiError, ChatRequest, CompletionRequest, Guide, Sampling, Usage
+from .openai import (
+    BAD_BODY,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Guide,
+    Sampling,
+    Usage,
+    first_beyond,
+    read_request,
+)
 from .parsers import ChatOutput
-from .processor import ModelText, Tenant
+from .processor import ChatTemplate, ModelText, Tenant
 
+SomeRequest = TypeVar("SomeRequest", ChatRequest, CompletionRequest)
+T = TypeVar("T")
 Tokens = Sequence[int] | npt.NDArray[np.uint32]
 """Of a prompt."""
 MOST_PROMPTS = 128
@@ -37,6 +52,13 @@ PASSED_ON = (
 )
 """Settings that an engine's request has under the same names."""
 _passed_on = attrgetter(*PASSED_ON)
+FEW, LONG_BODY, LONG_LIST = 32, 16 << 10, 4096
+"""Messages, bytes of a body and numbers that are worked on at once: more of them go off the event
+loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
+SECONDS_PER_BYTE = 1e-7
+"""Of reading JSON and rendering a template."""
+AT_A_TIME = 4
+"""Prompts or answers of one request that are begun before others have a turn."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 
@@ -79,9 +101,21 @@ class PromptReader:
         self._text = text
         self._reader = reader
 
-    async def of_chat(self, request: ChatRequest, tenant: Tenant) -> Tokens:
-        """A conversation's prompt."""
-        return _given_ids(request) or await self.render(request.messages, request, tenant)
+    async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
+        """A request of this kind, read off the event loop if it is large."""
+        work = partial(read_request, body, kind)
+        found: SomeRequest = await self._run(work, len(body))
+        return found
+
+    async def as_json(self, lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
+        """Lists of numbers; long ones off the event loop."""
+        work, count = partial(_as_json, lists), sum(map(len, lists))
+        return await self._run(work, count * 8, is_long=count > LONG_LIST)
+
+    async def of_chat(self, request: ChatRequest, tenant: Tenant, size: int = 0) -> Tokens:
+        """A conversation's prompt. `size`: bytes of the body."""
+        ids = _given_ids(request)
+        return ids if ids else await self.render(request.messages, request, tenant, size)
 
     async def of_completion(
         self, request: CompletionRequest, tenant: Tenant, ids: Tokens | None = None
@@ -100,28 +134,35 @@ class PromptReader:
         return HashedPrompt(made, await self._reader.prompt(made, *names))
 
     async def render(
-        self, messages: list[dict[str, Any]], request: ChatRequest | None, tenant: Tenant
+        self,
+        messages: list[dict[str, Any]],
+        request: ChatRequest | None,
+        tenant: Tenant,
+        size: int = 0,
     ) -> Tokens:
-        """A conversation by the model's template; `request` has the template's other variables."""
+        """A conversation by the model's template; `request` has the template's other variables.
+        `size`: bytes of the body. Large ones are rendered off the event loop."""
         template = self._text.template
         if template is None:
             raise ApiError(400, "this model has no chat template", param="messages")
         variables: dict[str, Any] = {}
+        tools, prompted = None, True
         if request is not None:
             variables = {
                 **(request.chat_template_args or {}),
                 **(request.chat_template_kwargs or {}),
             }
-            if "messages" in variables:
-                text = "chat_template_kwargs must not have messages"
-                raise ApiError(400, text, param="chat_template_kwargs")
             # Without its tools a model cannot call any, which is what "none" wants.
-            variables["tools"] = None if request.tool_choice == "none" else request.tools
-            variables["add_generation_prompt"] = request.add_generation_prompt
+            tools = None if request.tool_choice == "none" else request.tools
+            prompted = request.add_generation_prompt
             for name in ("documents", "reasoning_effort"):
                 if (value := getattr(request, name)) is not None:
                     variables[name] = value
-        text = template.render(with_read_arguments(messages), **variables)
+        work = partial(
+            _rendered, template, messages, tools, variables, add_generation_prompt=prompted
+        )
+        many = len(messages) > FEW or len(tools or ()) > FEW or size > LONG_BODY
+        text = await self._run(work, size, is_long=many)
         # The template has written the special tokens itself.
         return await self.encoded(text, tenant, add_special_tokens=False)
 
@@ -145,19 +186,17 @@ class PromptReader:
         given = raw.strip()
         if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
             return [await self._token_ids(raw)]
-        try:
-            found = msgspec.json.decode(raw, type=str | list[str | list[int]])
-        except BAD_BODY:
-            text = f"{field} must be a text, a list of token ids, or a list of either"
-            raise ApiError(400, text, param=field) from None
-        if isinstance(found, str):
-            return [await self._text_ids(found, tenant)]
-        if not found or len(found) > MOST_PROMPTS:
-            raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
+        found = await self._run(partial(_entries, raw, field), len(raw))
         return [
-            await self._text_ids(each, tenant) if isinstance(each, str) else _checked_ids(each)
-            for each in found
+            await self._text_ids(each, tenant) if isinstance(each, str) else each for each in found
         ]
+
+    async def _run(self, work: Callable[[], T], size: int, *, is_long: bool | None = None) -> T:
+        """Work on this many bytes, off the event loop if that is long."""
+        if not (size > LONG_BODY if is_long is None else is_long):
+            return work()
+        off_loop = self._reader.off_loop
+        return await off_loop.run(work, size=size, seconds=size * SECONDS_PER_BYTE)
 
     async def _text_ids(self, text: str, tenant: Tenant) -> Tokens:
         return await self.encoded(text, tenant, add_special_tokens=True)
@@ -267,6 +306,33 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
     return body
 
 
+def _rendered(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    variables: dict[str, Any],
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    return template.render(
+        with_read_arguments(messages),
+        tools=tools,
+        variables=variables,
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def _as_json(lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
+    encode = msgspec.json.encode
+    return [
+        b"[%b]"
+        % b",".join(
+            encode(list(each[at : at + LONG_LIST]))[1:-1] for at in range(0, len(each), LONG_LIST)
+        )
+        for each in lists
+    ]
+
+
 def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with the arguments of earlier calls as objects: OpenAI has them as JSON text, and
     templates write objects. ApiError 400 if one is no JSON."""
@@ -299,8 +365,30 @@ def _given_ids(request: Sampling) -> Tokens | None:
     return None if request.nvext is None else request.nvext.token_data
 
 
-def _checked_ids(ids: list[int]) -> list[int]:
-    for token_id in ids:
-        if not 0 <= token_id < 1 << 32:
-            raise ApiError(400, f"{token_id} is no token id", param="prompt")
-    return ids
+def engine_message(kind: Any, data: bytes) -> Any:
+    """What an engine sent, as a message of this kind; EngineCallError if it is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        text = "the engine's answer cannot be read"
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
+
+
+def _entries(raw: bytes, field: str) -> list[str | npt.NDArray[np.uint32]]:
+    """A text, or the texts and lists of token ids in a list."""
+    try:
+        found = msgspec.json.decode(raw, type=str | list[str | list[int]])
+    except BAD_BODY:
+        text = f"{field} must be a text, a list of token ids, or a list of either"
+        raise ApiError(400, text, param=field) from None
+    if isinstance(found, str):
+        return [found]
+    if not found or len(found) > MOST_PROMPTS:
+        raise ApiError(400, f"{field} must have 1 to {MOST_PROMPTS} entries", param=field)
+    return [each if isinstance(each, str) else _checked_ids(each, field) for each in found]
+
+
+def _checked_ids(ids: list[int], field: str) -> npt.NDArray[np.uint32]:
+    if (wrong := first_beyond(ids)) is not None:
+        raise ApiError(400, f"{wrong} is no token id", param=field)
+    return np.asarray(ids, np.uint32)

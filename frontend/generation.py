@@ -4,6 +4,7 @@ Each answer that is asked for (`n` of them for each prompt) is a request of its 
 worker that has its prompt, and works with engines that make one sequence at a time.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .engine_requests import Choice, engine_request
+from .engine_requests import AT_A_TIME, Choice, engine_message, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
@@ -101,7 +102,7 @@ class AnswerReader:
                 self.usage.cached_tokens = cached
             delta = self._take(ids, ())
             return delta if delta.text or delta.finish_reason else None
-        response = pb.GenerateResponse.FromString(message)
+        response = engine_message(pb.GenerateResponse, message)
         if response.HasField("chunk"):
             chunk = response.chunk
             self._count(chunk)
@@ -218,6 +219,8 @@ async def _answer_one(
     client: Client | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
+    for _ in range(choice.index // AT_A_TIME):
+        await asyncio.sleep(0)
     reader = AnswerReader(text, request, choice.prefix, choice.output)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"

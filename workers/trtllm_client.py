@@ -4,7 +4,7 @@ Generate carries bytes both ways: the router does not decode what it only passes
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -140,15 +140,11 @@ class TrtllmClient:
     async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
         """Ask for everything an engine says of itself. What it does not implement stays unknown."""
         model, server = await asyncio.gather(
-            _or_none(
-                self._ask(
-                    "GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse, timeout
-                )
+            self._ask_if_known(
+                "GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse, timeout
             ),
-            _or_none(
-                self._ask(
-                    "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse, timeout
-                )
+            self._ask_if_known(
+                "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse, timeout
             ),
         )
         return model[0].or_else(server[0]), facts_of(
@@ -179,6 +175,17 @@ class TrtllmClient:
         )
         return _identity_of(metadata), _read_answer(method, response, answer)
 
+    async def _ask_if_known(
+        self, method: str, request: Any, response: Any, timeout: float
+    ) -> tuple[EngineIdentity, Any]:
+        """The same, and nothing of an engine that does not implement the method."""
+        try:
+            return await self._ask(method, request, response, timeout)
+        except EngineCallError as error:
+            if error.code() is StatusCode.UNIMPLEMENTED:
+                return EngineIdentity(), None
+            raise
+
 
 def _read_answer(method: str, response: Any, answer: bytes) -> Any:
     try:
@@ -186,17 +193,6 @@ def _read_answer(method: str, response: Any, answer: bytes) -> Any:
     except DecodeError:
         text = f"the answer to {method} cannot be read"
         raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
-
-
-async def _or_none(
-    question: Coroutine[Any, Any, tuple[EngineIdentity, Any]],
-) -> tuple[EngineIdentity, Any]:
-    try:
-        return await question
-    except EngineCallError as error:
-        if error.code() is StatusCode.UNIMPLEMENTED:
-            return EngineIdentity(), None
-        raise
 
 
 def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineIdentity:

@@ -18,7 +18,7 @@ from ...server.dispatch import RequestReader, status_of
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import COMPLETIONS_ROUTE, MODEL_ROUTES, Completions
+from ..completions import IDS_KEYS, MODEL_ROUTES, Completions
 from ..openai import ApiError, unknown_model
 
 
@@ -162,8 +162,10 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
-        if self._reader is not None and route == COMPLETIONS_ROUTE:
-            call = await _without_ids(call, self._reader)
+        if self._reader is not None:
+            if (key := IDS_KEYS.get(route)) is not None:
+                call = await _without_ids(call, self._reader, key)
+            await self._reader.check_json(call.body)
         pools = _with_pinned(call, self._pools(call))
         if len(pools) == 1:
             await pools[0].handlers[route](call)
@@ -227,11 +229,11 @@ class ModelRoutes:
         return {**told, "parent": entry.parent} if entry.parent else told
 
 
-async def _without_ids(call: HttpCall, reader: RequestReader) -> HttpCall:
-    """Where the prompt is a list of token ids: the same with them apart, so that no decoder has to
-    go through them. What is wrong with them is for who reads the prompt to say."""
+async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
+    """Where what stands under the key is a list of token ids: the same with them apart, so that no
+    decoder has to go through them. What is wrong with them is for who reads them to say."""
     try:
-        ids, rest = await reader.json_tokens(call.body, b"prompt")
+        ids, rest = await reader.json_tokens(call.body, key)
     except InvalidRequestError:
         return call
     return call._replace(body=rest, ids=ids) if len(ids) else call

@@ -12,5 +12,12 @@ from .errors import (
 )
 from .guides import Guide, refused_guide
 from .nvext import EXTRA_FIELDS, Extensions
-from .requests import ChatRequest, CompletionRequest, Sampling, read_request
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    check_messages,
+    first_beyond,
+    read_request,
+)
 from .tools import ToolChoice

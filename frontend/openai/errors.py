@@ -11,7 +11,7 @@ import msgspec
 from ...base.errors import InvalidRequestError, RouterError, StatusCode
 from ...server.dispatch import status_of
 from ...transport.http1 import ErrorAnswer, HttpError
-from ...workers.failures import EngineCallError
+from ...workers.failures import EngineCallError, shortened
 
 RETRY_AFTER_S = 1
 _TYPES = {
@@ -65,7 +65,7 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {
             "error": {
-                "message": str(self),
+                "message": shortened(str(self)),
                 "type": _TYPES.get(self.status, "server_error"),
                 "param": self.param,
                 "code": self.code if self.code is not None else _CODES.get(self.status),
@@ -118,7 +118,7 @@ def error_answer(error: BaseException) -> ErrorAnswer:
 def unknown_model(model: str, known: list[str]) -> ApiError:
     """404, with what there is."""
     names = ", ".join(known) or "none"
-    text = f"The model `{model}` does not exist; there is: {names}"
+    text = f"The model `{model[:200]}` does not exist; there is: {names}"
     return ApiError(404, text, param="model", code="model_not_found")
 
 

@@ -4,6 +4,7 @@ As with Dynamo's own frontend a field that nobody knows is an error; so is one t
 cannot be had.
 """
 
+from array import array
 from typing import Any, Literal
 
 import msgspec
@@ -70,10 +71,11 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("backend_instance_id", "decode_worker_id"):
             if not 0 <= (getattr(self, name) or 0) < 1 << 64:
                 raise ApiError(400, f"nvext.{name} is no worker id", param=f"nvext.{name}")
-        for token_id in self.token_data or ():
-            if not 0 <= token_id < 1 << 32:
-                text = f"nvext.token_data: {token_id} is no token id"
-                raise ApiError(400, text, param="nvext.token_data")
+        try:
+            array("I", self.token_data or ())
+        except OverflowError:
+            text = "nvext.token_data has what is no token id"
+            raise ApiError(400, text, param="nvext.token_data") from None
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -5,10 +5,12 @@ trtllm.TrtllmService can be told. What is known and cannot be had is refused, ne
 fields that nobody knows are ignored, as clients add some of their own.
 """
 
+from collections.abc import Iterable, Sized
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from .errors import BAD_BODY, ApiError, bad_body
 from .guides import GUIDING, Guide, ResponseFormat, StructuredOutputs, guide_of
@@ -22,6 +24,15 @@ MOST_STOP_CHARS = 4096
 """Of all stop strings: what is held back of an answer is compared with each beginning of them."""
 MOST_BAD_WORDS = 128
 MOST_LOGPROBS = 20
+MOST_IDS = 4096
+"""Of stop_token_ids, and of logit_bias."""
+MOST_MESSAGES = 4096
+MOST_PARTS = 4096
+"""Of the content of one message."""
+MOST_CALLS = 1024
+"""Of tools in one message."""
+MOST_VARIABLES = 256
+"""Of a chat template."""
 _UINT64 = 1 << 64
 
 StopEntry: TypeAlias = str | int
@@ -115,9 +126,10 @@ class Sampling(RefusedFields, kw_only=True):
         if sum(map(len, self.stop_strings)) > MOST_STOP_CHARS:
             text = f"stop has more than {MOST_STOP_CHARS} characters"
             raise ApiError(400, text, param="stop")
-        for token_id in self.stop_ids:
-            if not 0 <= token_id < 1 << 32:
-                raise ApiError(400, f"stop: {token_id} is no token id", param="stop")
+        check_count("stop_token_ids", self.stop_token_ids, MOST_IDS)
+        check_count("logit_bias", self.logit_bias, MOST_IDS)
+        if (wrong := first_beyond(self.stop_ids)) is not None:
+            raise ApiError(400, f"stop: {wrong} is no token id", param="stop")
         if self.choices > 1 and self.temperature == 0:
             text = "n above 1 needs a temperature above 0: all answers would be the same"
             raise ApiError(400, text, param="n")
@@ -209,8 +221,12 @@ class ChatRequest(Sampling, kw_only=True):
         super().check()
         if not self.messages:
             raise ApiError(400, "messages is empty", param="messages")
-        for at, message in enumerate(self.messages):
-            _check_message(at, message)
+        check_messages(self.messages)
+        for field in ("chat_template_kwargs", "chat_template_args"):
+            given = getattr(self, field)
+            check_count(field, given, MOST_VARIABLES)
+            if given and "messages" in given:
+                raise ApiError(400, f"{field} must not have messages", param=field)
         if self.top_logprobs is not None:
             if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
                 text = f"top_logprobs must be in 0..{MOST_LOGPROBS}"
@@ -241,15 +257,41 @@ def read_request(body: bytes, kind: type[ChatRequest | CompletionRequest]) -> An
     return request
 
 
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """ApiError 400 for the first that is no message of a chat."""
+    check_count("messages", messages, MOST_MESSAGES)
+    for at, message in enumerate(messages):
+        _check_message(at, message)
+
+
+def check_count(field: str, given: Sized | None, most: int) -> None:
+    """ApiError 400, naming the field, if it has more entries."""
+    if given is not None and len(given) > most:
+        raise ApiError(400, f"{field} has more than {most} entries", param=field)
+
+
+def first_beyond(ids: Iterable[int], end: int = 1 << 32) -> int | None:
+    """The first of token ids that is none: below 0, or not below `end`."""
+    try:
+        found = np.asarray(ids, np.int64)
+    except OverflowError:
+        return next(each for each in ids if not 0 <= each < end)
+    wrong = found[(found < 0) | (found >= end)]
+    return int(wrong[0]) if len(wrong) else None
+
+
 def _check_message(at: int, message: dict[str, Any]) -> None:
     where = f"messages[{at}]"
     if not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where}.role is missing", param=f"{where}.role")
+    calls = message.get("tool_calls")
+    check_count(f"{where}.tool_calls", calls if isinstance(calls, list) else None, MOST_CALLS)
     content = message.get("content")
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
         raise ApiError(400, f"{where}.content is no text", param=f"{where}.content")
+    check_count(f"{where}.content", content, MOST_PARTS)
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):

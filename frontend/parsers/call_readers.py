@@ -64,16 +64,22 @@ def read_xml_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
 
 
 def _typed_call(name: str, given: list[tuple[str, str]], schemas: Schemas) -> ToolCall | None:
-    properties = schemas.get(name, {}).get("properties") or {}
-    arguments = {key: _typed(value.strip("\n"), properties.get(key) or {}) for key, value in given}
+    properties = _object(_object(schemas.get(name)).get("properties"))
+    arguments = {key: _typed(value.strip("\n"), properties.get(key)) for key, value in given}
     try:
         return _written(name, arguments)
     except (ValueError, RecursionError):
         return None
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    if schema.get("type") == "string":
+def _object(schema: Any) -> Mapping[str, Any]:
+    """A part of a tool's schema, which is a client's: where it should be an object and is none, it
+    says nothing."""
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _typed(text: str, schema: Any) -> Any:
+    if _object(schema).get("type") == "string":
         return text
     try:
         return JSON.decode(text)

@@ -46,14 +46,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text; InvalidRequestError if the template refuses the conversation."""
+        """The prompt's text; InvalidRequestError if the template refuses the conversation.
+        `variables` are others of the template's, whatever their names."""
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
         context = {
             **self._special_tokens,
-            **variables,
+            **(variables or {}),
             "messages": messages,
             "tools": tools,
             "documents": documents,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...base.errors import ConfigError
 from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
 from .cut_rules import CutRules, read_cut_rules
-from .encoder import Encoder
+from .encoder import LONG_CHARS, SECONDS_PER_CHAR, Encoder
 from .length_bound import most_characters
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 
@@ -75,6 +76,18 @@ class ModelText:
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
         return str(self._tokenizer.decode(np.asarray(ids, np.uint32).tolist()))
+
+    async def text_of(self, ids: TokenIds) -> str:
+        """The same, of many off the event loop."""
+        if len(ids) <= LONG_CHARS:
+            return self.decode(ids)
+        count = len(ids)
+        work = partial(self._decode_many, ids)
+        return await self._off_loop.run(work, size=count * 4, seconds=count * SECONDS_PER_CHAR)
+
+    def _decode_many(self, ids: TokenIds) -> str:
+        # The batch call lets other threads run meanwhile; the plain one does not.
+        return str(self._tokenizer.decode_batch([np.asarray(ids, np.uint32).tolist()])[0])
 
     def token_text(self, token_id: int) -> str:
         """One token by itself, special ones too; bytes that are no character are U+FFFD."""

@@ -19,7 +19,9 @@ def test_names_that_templates_know() -> None:
     assert render("{% if add_generation_prompt %}A{% endif %}") == "A"
     assert render("{{ add_generation_prompt }}", add_generation_prompt=False) == "False"
     assert render("{{ tools | tojson }}", tools=[{"a": "<é>"}]) == '[{"a": "<é>"}]'
-    assert render("{{ thinking }}", thinking=True) == "True"
+    assert render("{{ thinking }}", variables={"thinking": True}) == "True"
+    odd = {"self": 1, "messages": [], "tools": 3, "loop": 4}
+    assert render("{{ messages | length }}{{ tools }}", variables=odd) == "1None"
     assert len(render("{{ strftime_now('%Y') }}")) == 4
 
 

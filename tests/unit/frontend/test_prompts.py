@@ -76,3 +76,45 @@ async def test_a_client_is_told_what_its_template_refuses(
     error = told.body["error"]
     assert told.status == 400 and error.pop("message").endswith("roles must alternate")
     assert error == {"type": "invalid_request_error", "param": "messages", "code": None}
+
+
+LARGE = [{"role": "user", "content": "a"}] * 600
+
+
+async def test_large_requests_are_read_and_rendered_off_the_loop(
+    prompts: PromptReader, reader: RequestReader
+) -> None:
+    """And the same as small ones."""
+
+    async def steps(messages: list[dict[str, Any]], **more: Any) -> int:
+        body = json.dumps({"model": "m", "messages": messages, **more}).encode()
+        before = reader.off_loop.runs
+        request = await prompts.request(body, ChatRequest)
+        assert len(request.messages) == len(messages)
+        await prompts.render(request.messages, request, len(body))
+        return reader.off_loop.runs - before
+
+    assert await steps(LARGE[:3]) == 0
+    assert await steps(LARGE) >= 2
+    assert await steps(LARGE[:1], chat_template_kwargs={"x": "y" * 20_000}) >= 2
+
+
+async def test_numbers_are_written_as_any_encoder_does(
+    prompts: PromptReader, reader: RequestReader
+) -> None:
+    lists: list[list[float]] = [[], [1], [0.5, -2.25, 1e-9], list(range(10_000))]
+    before = reader.off_loop.runs
+    written = await prompts.encoded(lists)
+    assert [json.loads(each) for each in written] == lists
+    assert reader.off_loop.runs == before + 1
+
+
+async def test_a_body_that_costs_a_decoder_much_is_refused_and_text_is_not(
+    reader: RequestReader,
+) -> None:
+    for fine in ({"a": "x, [y] " * 100_000}, {"a": [1] * 200_000}, {"a": ["x"] * 30_000}):
+        await reader.check_json(json.dumps(fine).encode())
+    for much in ({"a": [1] * 300_000}, {"a": ["x"] * 40_000}, {"a": [{}] * 50_000}):
+        with pytest.raises(InvalidRequestError, match="more than"):
+            await reader.check_json(json.dumps(much).encode())
+    assert reader.hits.counts()["json_parts"] == 3

@@ -157,6 +157,22 @@ async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
             await client.close()
 
 
+@pytest.mark.parametrize("method", ["check_health", "describe"])
+@pytest.mark.parametrize("turns", [0, 1, 2])
+async def test_a_question_may_be_given_up_before_it_is_asked(method: str, turns: int) -> None:
+    """No part of it is left that was made and never awaited."""
+    async with FakeEngine() as engine:
+        client = TrtllmClient(engine.address)
+        try:
+            asking = asyncio.create_task(getattr(client, method)(timeout=60))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        finally:
+            await client.close()
+
+
 async def test_an_engine_that_is_not_there() -> None:
     engine = await FakeEngine().start()
     await engine.stop()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_router.server.dispatch._json_tokens import cut_tokens
+from dynamo_router.server.dispatch._json_tokens import count_parts, cut_tokens
 
 KEY = b"token_ids"
 MANY = 2**20
@@ -96,3 +96,38 @@ def test_limits_are_named() -> None:
         cut(body, 3, 22)
     with pytest.raises(OverflowError, match="decoded_bytes"):
         cut('{"token\\u005fids": [1, 2, 3]}', 3, 20)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        'a, [b] {c} \\ "d",',
+        {"a": [1, 2, {"b": "x,y"}], "c": None},
+        [[[[]]]],
+        {str(n): n for n in range(50)},
+        ['"', "\\", '\\"', ",", "["],
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_parts_of_a_json_text_are_counted(value: Any, indent: int | None) -> None:
+    parts = commas = 0
+
+    def walk(each: Any) -> None:
+        nonlocal parts, commas
+        parts += isinstance(each, str | list | dict)
+        if isinstance(each, list | dict):
+            commas += max(0, len(each) - 1)
+            parts += len(each) if isinstance(each, dict) else 0  # its keys
+            for inner in each.values() if isinstance(each, dict) else each:
+                walk(inner)
+
+    walk(value)
+    assert count_parts(json.dumps(value, indent=indent).encode()) == (parts, commas)
+
+
+@pytest.mark.parametrize("text", [b"", b'"', b'"\\', b"]]}}", b"[" * 99, b'{"a', b"\xff,\x00"])
+def test_counting_ends_on_any_bytes(text: bytes) -> None:
+    parts, commas = count_parts(text)
+    assert parts + commas <= len(text)
