@@ -241,6 +241,11 @@ class ServerCall:
             self._wake(self._reader)
         self._connection.flush_soon()
 
+    def refuse(self, code: int, text: str) -> None:
+        """End it before anything was done for it: a client with too many of those is cut off."""
+        self.end(code, text)
+        self._connection.on_refused()
+
     def give_up(self) -> None:
         """End it without a status; what was not sent is dropped."""
         self._session.drop(self._stream, CANCEL)
