@@ -14,7 +14,7 @@ SETTINGS_BURST, SETTINGS_EACH_S = 100, 10.0
 RESETS_BURST, RESETS_EACH_S = 1000, 200.0
 """Of calls given up as soon as they were made; others were paid for by their waiting."""
 REFUSED_BURST, REFUSED_EACH_S = 1000, 200.0
-"""Of calls to methods that are not there, by callers that are not known, or whose heads are none."""
+"""Of calls of methods that are not there, by unknown callers, or with heads that are none."""
 HASTY_S = 1.0
 IDLE_BURST, IDLE_EACH_S = 2000, 500.0
 """Of frames that bring nothing, beyond those that answer frames of ours (`Streams.take_idle`)."""
