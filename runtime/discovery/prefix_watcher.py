@@ -123,7 +123,7 @@ class PrefixWatcher(Generic[K, V]):
         if before is not None and before[1] == entry:
             return
         try:
-            self._check_room(entry, 0 if before is None else len(before[1].value))
+            self._check_capacity(entry, 0 if before is None else len(before[1].value))
             key = self._key_of(self._bucket, self._prefix, entry)
             value = self._decode(entry)
         except ValueError as error:
@@ -140,7 +140,7 @@ class PrefixWatcher(Generic[K, V]):
         self._names.setdefault(key, set()).add(entry.key)
         self._settle(key)
 
-    def _check_room(self, entry: Entry, size_before: int) -> None:
+    def _check_capacity(self, entry: Entry, size_before: int) -> None:
         """ValueError if there is no room for a value."""
         size = len(entry.value)
         if size > MAX_VALUE_BYTES:

@@ -164,8 +164,8 @@ async def missing(address: str, access: TargetAccess) -> None:
 
 async def upgrades(address: str, access: TargetAccess) -> None:
     """Requests that offer to speak another protocol, as some clients' first ones do."""
-    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
-    await _flood(address, access, _body(), at_once=50, **offer)
+    asked = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
+    await _flood(address, access, _body(), at_once=50, **asked)
 
 
 async def unknown_callers(address: str, access: TargetAccess) -> None:
