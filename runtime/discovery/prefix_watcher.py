@@ -8,12 +8,24 @@ from typing import Generic, TypeAlias, TypeVar
 from structlog import get_logger
 
 from ...process.supervised import stopped, supervise
-from ..kv_stores import Bucket, Change, Deleted, Entry, Listing, StoreError
+from ..kv_stores import (
+    MAX_KEYS,
+    MAX_VALUE_BYTES,
+    Bucket,
+    Change,
+    Deleted,
+    Entry,
+    Listing,
+    StoreError,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")
 KeyExtractor: TypeAlias = Callable[[Bucket, str, Entry], K]
 """The key of an entry, by its bucket and the prefix that is watched; ValueError if it has none."""
+
+MAX_BYTES = 64 << 20
+"""Of all values together; what is more is passed over."""
 
 log = get_logger(__name__)
 
@@ -54,6 +66,7 @@ class PrefixWatcher(Generic[K, V]):
         self._bucket, self._prefix = bucket, prefix
         self._key_of, self._decode = key_of, decode
         self._entries: dict[str, tuple[K, Entry, V]] = {}
+        self._bytes = 0  # of their values
         self._names: dict[K, set[str]] = {}
         self._values: dict[K, V] = {}
         self._listed = asyncio.Event()
@@ -110,6 +123,7 @@ class PrefixWatcher(Generic[K, V]):
         if before is not None and before[1] == entry:
             return
         try:
+            self._check_capacity(entry, 0 if before is None else len(before[1].value))
             key = self._key_of(self._bucket, self._prefix, entry)
             value = self._decode(entry)
         except ValueError as error:
@@ -120,12 +134,25 @@ class PrefixWatcher(Generic[K, V]):
             return
         if before is not None and before[0] != key:
             self._forget(entry.key)
+            before = None
+        self._bytes += len(entry.value) - (0 if before is None else len(before[1].value))
         self._entries[entry.key] = (key, entry, value)
         self._names.setdefault(key, set()).add(entry.key)
         self._settle(key)
 
+    def _check_capacity(self, entry: Entry, size_before: int) -> None:
+        """ValueError if there is no room for a value."""
+        size = len(entry.value)
+        if size > MAX_VALUE_BYTES:
+            raise ValueError(f"its {size} bytes are more than {MAX_VALUE_BYTES}")
+        if self._bytes - size_before + size > MAX_BYTES:
+            raise ValueError(f"all values together have more than {MAX_BYTES} bytes")
+        if entry.key not in self._entries and len(self._entries) >= MAX_KEYS:
+            raise ValueError(f"there are more than {MAX_KEYS} keys")
+
     def _forget(self, name: str) -> None:
         if (found := self._entries.pop(name, None)) is not None:
+            self._bytes -= len(found[1].value)
             self._names[found[0]].discard(name)
             self._settle(found[0])
 

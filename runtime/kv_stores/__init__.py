@@ -10,6 +10,8 @@ from .nats_address import NatsAddress
 from .open_store import BACKENDS, open_store
 from .store import (
     LEASE_TTL_S,
+    MAX_KEYS,
+    MAX_VALUE_BYTES,
     Bucket,
     Change,
     Deleted,
@@ -41,6 +43,8 @@ __all__ = [
     "KeyValueStore",
     "LeaseLostError",
     "Listing",
+    "MAX_KEYS",
+    "MAX_VALUE_BYTES",
     "MemoryStore",
     "NatsAddress",
     "NatsConnection",

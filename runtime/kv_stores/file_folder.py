@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from ...base.clock import Clock, SystemClock
-from .store import Entry, StoreError, check_name
+from .store import MAX_KEYS, MAX_VALUE_BYTES, Entry, StoreError, check_name
 
 FILE_TTL_S = 10.0
 _SECOND = 10**9
@@ -155,21 +156,25 @@ class FileFolder:
         return str(self.path / name_of_key(check_name("key", key)))
 
     def scan(self) -> list[Found]:
-        """Every file that stands for a key."""
+        """Every file that stands for a key, up to MAX_KEYS; what cannot be looked at is none."""
         found = []
         with _explained(str(self.path)):
             try:
-                items = list(os.scandir(self.path))
+                with os.scandir(self.path) as listed:
+                    items = list(islice(listed, 2 * MAX_KEYS))
             except FileNotFoundError:
                 return []
             for item in items:
                 key = None if item.name.startswith(TEMPORARY) else key_of_name(item.name)
-                if key is not None and (file := self.look(key)) is not None:
-                    found.append(file)
-        return found
+                if key is None:
+                    continue
+                with contextlib.suppress(StoreError):
+                    if (file := self.look(key)) is not None:
+                        found.append(file)
+        return found[:MAX_KEYS]
 
     def look(self, key: str) -> Found | None:
-        """The file of a key, dead or alive."""
+        """The file of a key, dead or alive; None if there is none, or none that is a value."""
         path = self.path_of(key)
         with _explained(key):
             try:
@@ -177,7 +182,7 @@ class FileFolder:
             except FileNotFoundError:
                 self._dates.forget(path)
                 return None
-        if not S_ISREG(stat.st_mode):
+        if not _is_value(stat):
             return None
         return Found(key, path, stat.st_mtime_ns, stat.st_ino, stat.st_size)
 
@@ -192,12 +197,19 @@ class FileFolder:
         path = self.path_of(key)
         with _explained(key):
             try:
-                with open(path, "rb") as file:
-                    date_ns = os.fstat(file.fileno()).st_mtime_ns
-                    value = file.read()
+                # A pipe would have us wait for its writer.
+                with open(path, "rb", opener=_open_at_once) as file:
+                    stat = os.fstat(file.fileno())
+                    if not _is_value(stat):
+                        return None
+                    date_ns, value = stat.st_mtime_ns, file.read(MAX_VALUE_BYTES + 1)
             except FileNotFoundError:
                 self._dates.forget(path)
                 return None
+            except IsADirectoryError:
+                return None
+        if len(value) > MAX_VALUE_BYTES:
+            return None  # it has grown meanwhile
         if not self._dates.alive(path, date_ns):
             return None
         return Entry(key, value, revision_of(date_ns))
@@ -206,6 +218,9 @@ class FileFolder:
         self, key: str, value: bytes, ttl_s: float | None, fits: Callable[[Entry | None], bool]
     ) -> int | None:
         """Write if what is there `fits`; the revision."""
+        if len(value) > MAX_VALUE_BYTES:
+            text = f"{key}: {len(value)} bytes are more than {MAX_VALUE_BYTES}"
+            raise StoreError(text, transient=False)
         path = self.path_of(key)
         with _explained(key), self._turn() as counter:
             if not fits(self.read(key)):
@@ -307,6 +322,14 @@ class _Counter:
         # Always as wide: a disk that is full has room for it.
         os.pwrite(self._descriptor, b"%0*d" % (_COUNTER_WIDTH, last + 1), 0)
         return last + 1
+
+
+def _is_value(stat: os.stat_result) -> bool:
+    return S_ISREG(stat.st_mode) and stat.st_size <= MAX_VALUE_BYTES
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _number(digits: bytes) -> int:

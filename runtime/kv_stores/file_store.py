@@ -216,6 +216,7 @@ class _Seen:
         changes: list[Entry | Deleted] = []
         alive: dict[str, Found] = {}
         deaths: list[float] = []
+        unread: list[str] = []  # others are read nevertheless, and these again at the next look
         for file in self._folder.scan():
             if not file.key.startswith(self._prefix):
                 continue
@@ -228,7 +229,10 @@ class _Seen:
             before = self._files.get(file.key)
             if before != file:
                 same_file = before is not None and before.inode == file.inode
-                changes += self._read(file.key, same_file)
+                try:
+                    changes += self._read(file.key, same_file)
+                except StoreError:
+                    unread.append(file.key)
         for key in [key for key in self.entries if key not in alive]:
             # A folder that changes while it is listed may hide a file that was there all along.
             there = self._folder.look(key)
@@ -238,6 +242,8 @@ class _Seen:
             else:
                 del self.entries[key]
                 changes.append(Deleted(key, self._folder.revision()))
+        for key in unread:
+            del alive[key]
         self._files = alive
         self.seconds_to_death = max(0.0, min(deaths)) + 0.001 if deaths else None
         return sorted(changes, key=lambda change: change.revision)

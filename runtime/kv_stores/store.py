@@ -14,6 +14,11 @@ from ...base.errors import RouterError
 LEASE_TTL_S = 10.0
 """How long a registration outlives the process that no longer renews it."""
 
+MAX_VALUE_BYTES = 4 << 20
+"""A longer value of a key is passed over; servers of etcd and NATS take about 1 MiB."""
+MAX_KEYS = 1 << 16
+"""Of a bucket; what is more is passed over."""
+
 
 class StoreError(RouterError):
     """The store cannot be reached, or refuses. `transient`: trying again later may help."""

@@ -44,6 +44,9 @@ class CheckedCalls:
                 if refusal is not None:
                     raise _no_capacity(calls, bound, refusal)
             except _CallRefused as error:
+                if error.code is StatusCode.UNAUTHENTICATED:
+                    call.refuse(error.code, error.details)
+                    return
                 await call.abort(error.code, error.details)
             try:
                 set_account(caller)
@@ -68,7 +71,10 @@ class CheckedCalls:
                 set_account(caller)
                 found = answer(message, call.invocation_metadata())
             except _CallRefused as error:
-                call.end(error.code, error.details)
+                if error.code is StatusCode.UNAUTHENTICATED:
+                    call.refuse(error.code, error.details)
+                else:
+                    call.end(error.code, error.details)
             except RouterError as error:
                 code, text = status_of(error)
                 call.end(code, text)

@@ -118,7 +118,7 @@ cdef int on_begin_frame(
         if kind == FRAME_DATA:
             idle = head.length == 0 and not head.flags & FLAG_END_STREAM
         elif kind == FRAME_SETTINGS or kind == FRAME_PING:
-            idle = not self.server and not head.flags & FLAG_ACK
+            idle = not self.server or head.flags & FLAG_ACK
         else:
             idle = True
     if idle:

@@ -100,8 +100,9 @@ cdef class Streams:
     def take_idle(self) -> int:
         """Frames since the last time that brought nothing, and answer nothing of ours.
 
-        Data without a byte, priorities, windows, resets, frames of unknown kinds; to a client
-        also pings, settings and answers that are not final. A server judges the former itself.
+        Data without a byte, priorities, windows, resets, acknowledgements, frames of unknown kinds;
+        to a client also pings, settings and answers that are not final. A server judges the former
+        two itself.
         """
         idle, self.idle = self.idle, 0
         return idle

@@ -13,6 +13,8 @@ SETTINGS_BURST, SETTINGS_EACH_S = 100, 10.0
 """gRPC's clients send some while they look for the best window."""
 RESETS_BURST, RESETS_EACH_S = 1000, 200.0
 """Of calls given up as soon as they were made; others were paid for by their waiting."""
+REFUSED_BURST, REFUSED_EACH_S = 1000, 200.0
+"""Of calls of methods that are not there, by unknown callers, or with heads that are none."""
 HASTY_S = 1.0
 IDLE_BURST, IDLE_EACH_S = 2000, 500.0
 """Of frames that bring nothing, beyond those that answer frames of ours (`Streams.take_idle`)."""
@@ -46,7 +48,7 @@ class Allowance:
 class FloodGuard:
     """Of one connection. Each `on_...` says whether that was one too many."""
 
-    __slots__ = ("_ping_interval_s", "_pinged", "_resets", "_settings", "_strikes")
+    __slots__ = ("_ping_interval_s", "_pinged", "_refused", "_resets", "_settings", "_strikes")
 
     def __init__(self, ping_interval_s: float) -> None:
         self._ping_interval_s = ping_interval_s
@@ -54,6 +56,7 @@ class FloodGuard:
         self._strikes = 0
         self._settings = Allowance(SETTINGS_BURST, SETTINGS_EACH_S)
         self._resets = Allowance(RESETS_BURST, RESETS_EACH_S)
+        self._refused = Allowance(REFUSED_BURST, REFUSED_EACH_S)
 
     def on_sent(self) -> None:
         """Part of an answer was sent: clients may ping to measure how fast it comes."""
@@ -72,3 +75,7 @@ class FloodGuard:
     def on_reset(self, now: float, began: float) -> bool:
         """A client gave a call up that began then."""
         return now - began < HASTY_S and not self._resets.take(now)
+
+    def on_refused(self, now: float) -> bool:
+        """A call was refused before anything was done for it."""
+        return not self._refused.take(now)

@@ -184,7 +184,7 @@ class Http2Server:
         """Have a call served, or end it: for connections."""
         method = self._methods.get(path)
         if method is None:
-            call.end(StatusCode.UNIMPLEMENTED, "Method not found!")
+            call.refuse(StatusCode.UNIMPLEMENTED, "Method not found!")
             return
         serve, at_once = method
         if at_once is None:

@@ -49,6 +49,10 @@ class Carrier(Protocol):
     def take(self, stream: Stream, size: int) -> None: ...
     def flush(self) -> None: ...
     def flush_soon(self) -> None: ...
+    def on_refused(self) -> None:
+        """A call was refused before anything was done for it."""
+        ...
+
     def on_limit(self, limit: str) -> None: ...
 
 
@@ -240,6 +244,11 @@ class ServerCall:
         if self._reader is not None:
             self._wake(self._reader)
         self._connection.flush_soon()
+
+    def refuse(self, code: int, text: str) -> None:
+        """End it before anything was done for it: a client with too many of those is cut off."""
+        self.end(code, text)
+        self._connection.on_refused()
 
     def give_up(self) -> None:
         """End it without a status; what was not sent is dropped."""

@@ -300,9 +300,15 @@ class ServerConnection(Connection):
         head = self._heads.read(stream.headers)
         if isinstance(head, Refusal):
             self.session.refuse(stream, head.headers)
+            self.on_refused()
             return
         call = stream.owner = ServerCall(self, stream, head)
         self._host.begin(call, head.path)
+
+    def on_refused(self) -> None:
+        """A call was refused before anything was done for it."""
+        if self.guard.on_refused(self.loop.time()):
+            self._on_flood("it makes too many calls that are refused")
 
     def _on_stream_end(self, call: ServerCall | None, code: int) -> None:
         now = self.loop.time()

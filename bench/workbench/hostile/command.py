@@ -9,6 +9,7 @@ much CPU and leaves the router alone.
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import sys
@@ -36,12 +37,14 @@ from ...results import (
 from ..settings import HostileBenchConfig
 from .cells import PHASES, Cell, Figures, Phase, PhaseName, Sample, figures_of, worst_first
 from .engines import MISBEHAVIOURS, OFF, ON, STEADY
+from .openai_peers import OPENAI_PEERS
 from .peers import PEERS
 
 FREEZE = "freeze"
 """An engine that is stopped by its operating system."""
 ENGINES = (*MISBEHAVIOURS, FREEZE)
-KINDS = (*(f"engine-{name}" for name in ENGINES), *PEERS)
+KINDS = (*(f"engine-{name}" for name in ENGINES), *PEERS, *OPENAI_PEERS)
+"""Beside those of the OpenAI door the client that behaves asks there, too."""
 THROUGH, DIRECT = "through", "direct"
 """clients that behave: one asks the router, the other an engine itself"""
 DIRECT_SHARE = 0.5
@@ -52,6 +55,7 @@ SETTLE_S = 1.0
 """After a phase; what it left behind is no concern of the next one."""
 WATCH_EVERY_S = 0.1
 TABLE_WIDTH = 140
+_OPENAI = re.compile(r" openai (\S+)")
 _BURN = """
 import sys, time
 share = float(sys.argv[1])
@@ -100,7 +104,9 @@ async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
         if behaviour in ENGINES:
             peer, line = await _child(["engines", behaviour, "1"], stack)
             addresses += line.split()
-        more = f"--nats={nats.url}", f"--auth-tokens={folder / 'callers.jsonl'}"
+        more = [f"--nats={nats.url}", f"--auth-tokens={folder / 'callers.jsonl'}"]
+        if kind in OPENAI_PEERS:
+            more.append("--http-frontend=0")
         serve = ServeProcess(
             [*worker_arguments(addresses), *more],
             workers=len(addresses),
@@ -108,18 +114,22 @@ async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIt
             token=tokens["hostile"].read_text(),
         )
         router = await stack.enter_async_context(serve)
+        found = _OPENAI.search(router.ready_line)
+        openai = "" if found is None else found[1]
+        through = f"http://{openai}" if openai else router.grpc_address
         samples = folder / "samples"
         samples.mkdir()
         clients = []
         # The engines are one process: the first makes its callers wait as all of them do.
         for name, address, share in (
-            (THROUGH, router.grpc_address, 1.0),
+            (THROUGH, through, 1.0),
             (DIRECT, addresses[0], DIRECT_SHARE),
         ):
             asks = [address, str(tokens["client"]), str(config.rate * share), str(samples / name)]
             clients.append((await _child(["client", *asks], stack))[0])
         if behaviour not in ENGINES:
-            calls = [router.grpc_address, router.http_address, nats.url, str(tokens["hostile"])]
+            calls = [router.grpc_address, router.http_address, nats.url]
+            calls += [str(tokens["hostile"]), openai]
             peer, _ = await _child(["peers", kind, *calls], stack, nice=True)
         yield _Trial(kind, router.pid, [peer, *clients], samples)
 

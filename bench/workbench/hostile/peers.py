@@ -1,6 +1,7 @@
 """The callers and publishers of the hostile benchmark that misbehave, as a process.
 
-Run with KIND GRPC HTTP NATS_URL TOKEN_FILE. Prints "ready", and misbehaves between the signals ON
+Run with KIND GRPC HTTP NATS_URL TOKEN_FILE OPENAI, the last one empty where that door is closed.
+Prints "ready", and misbehaves between the signals ON
 and OFF.
 """
 
@@ -25,6 +26,7 @@ from ....router.proto import router_pb2, router_pb2_grpc
 from ....runtime.event_planes import KV_EVENTS, NatsPlane, endpoint_subject
 from ...load import GENERATE, TargetAccess, encode_generate
 from .engines import SHORT, TOKENS, Switch
+from .openai_peers import OPENAI_PEERS
 
 BURST = 8000
 LEAVERS = 100
@@ -268,10 +270,15 @@ PEERS: dict[str, Callable[[Target], Awaitable[None]]] = {
 }
 
 
-async def main(kind: str, grpc: str, http: str, nats: str, token_file: str) -> None:
+async def main(kind: str, grpc: str, http: str, nats: str, token_file: str, openai: str) -> None:
     """Misbehave when told to, until the process is ended."""
     switch = Switch()
-    misbehave = partial(PEERS[kind], Target(grpc, http, nats, TargetAccess(token_file=token_file)))
+    access = TargetAccess(token_file=token_file)
+    misbehave: Callable[[], Awaitable[None]]
+    if kind in OPENAI_PEERS:
+        misbehave = partial(OPENAI_PEERS[kind], openai, access)
+    else:
+        misbehave = partial(PEERS[kind], Target(grpc, http, nats, access))
     print("ready", flush=True)
     while True:
         await switch.wait(True)

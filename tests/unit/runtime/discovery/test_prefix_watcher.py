@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.polling import until
 
-from dynamo_router.runtime.discovery import PrefixWatcher, full_key_string, key_string, lease_id
+from dynamo_router.runtime.discovery import (
+    PrefixWatcher,
+    full_key_string,
+    key_string,
+    lease_id,
+    prefix_watcher,
+)
 from dynamo_router.runtime.kv_stores import (
     Deleted,
     Entry,
@@ -131,3 +137,31 @@ def test_a_listing_stands_for_all_that_was_missed(
             gappy.take_in(change)
     gappy.take_in(Listing(tuple(store.values()), len(changes)))
     assert whole.values == gappy.values == heard
+
+
+def test_values_and_keys_beyond_what_there_is_room_for_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_watcher, "MAX_VALUE_BYTES", 100)
+    monkeypatch.setattr(prefix_watcher, "MAX_BYTES", 250)
+    monkeypatch.setattr(prefix_watcher, "MAX_KEYS", 4)
+    bucket = MemoryStore().bucket("v1/instances")
+    watcher: PrefixWatcher[str, int] = PrefixWatcher(
+        bucket, key_string, lambda entry: len(entry.value)
+    )
+    watcher.take_in(Listing((Entry("a", bytes(90), 1), Entry("b", bytes(101), 2)), 2))
+    watcher.take_in(Entry("c", bytes(90), 3))
+    watcher.take_in(Entry("d", bytes(90), 4))
+    assert watcher.values == {"a": 90, "c": 90} and watcher.malformed == 2
+    watcher.take_in(Entry("a", bytes(10), 5))
+    watcher.take_in(Entry("d", bytes(90), 6))
+    assert watcher.values == {"a": 10, "c": 90, "d": 90}
+    watcher.take_in(Entry("e", b"", 7))
+    watcher.take_in(Entry("f", b"", 8))
+    assert len(watcher.values) == 4
+    watcher.take_in(Entry("a", bytes(101), 9))
+    assert "a" not in watcher.values
+    for key in "cde":
+        watcher.take_in(Deleted(key, 10))
+    watcher.take_in(Listing(tuple(Entry(key, bytes(80), 11) for key in "xyz"), 11))
+    assert watcher.values == {"x": 80, "y": 80, "z": 80}

@@ -15,6 +15,7 @@ from support.places import VECTORS
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import (
+    MAX_VALUE_BYTES,
     Deleted,
     Entry,
     FileStore,
@@ -257,3 +258,82 @@ async def test_of_two_writes_at_a_time_the_later_one_stands_under_the_lease(tmp_
     assert found is not None and (found.value, found.lease) == (b"2", lease)
     await store.revoke(lease)
     assert await bucket.get("k") is None
+
+
+def no_values(folder: Path) -> None:
+    """What stands where keys stand, and is none of them."""
+    with open(folder / name_of_key("huge"), "wb") as file:
+        file.truncate(3 << 30)
+    os.mkfifo(folder / name_of_key("pipe"))
+    (folder / name_of_key("folder")).mkdir()
+    (folder / name_of_key("zeros")).symlink_to("/dev/zero")
+    (folder / name_of_key("loop")).symlink_to(folder / name_of_key("loop"))
+    (folder / name_of_key("dangling")).symlink_to("/nowhere")
+    (folder / name_of_key("full")).write_bytes(bytes(MAX_VALUE_BYTES + 1))
+
+
+async def test_files_that_are_no_values_hold_up_no_others(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, inotify=False)
+    bucket = store.bucket("v1/instances")
+    await bucket.put("before", b"1")
+    folder = store.folder("v1/instances").path
+    async with aclosing(bucket.watch()) as changes:
+        listing = await anext(changes)
+        assert isinstance(listing, Listing) and [each.key for each in listing.entries] == ["before"]
+        no_values(folder)
+        for key in ("huge", "pipe", "folder", "zeros", "loop", "dangling", "full"):
+            if key != "loop":
+                assert await bucket.get(key) is None
+        await bucket.put("after", b"2")
+        change = await anext(changes)
+        assert isinstance(change, Entry) and (change.key, change.value) == ("after", b"2")
+        # What was a value and is none any more is gone.
+        with open(folder / name_of_key("before"), "wb") as file:
+            file.truncate(3 << 30)
+        change = await anext(changes)
+        assert isinstance(change, Deleted) and change.key == "before"
+    assert {entry.key for entry in (await bucket.entries()).entries} == {"after"}
+
+
+async def test_a_file_that_cannot_be_read_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, inotify=False)
+    bucket = store.bucket("v1/instances")
+    real, broken = file_folder.FileFolder.read, True
+
+    def read(folder: file_folder.FileFolder, key: str) -> Entry | None:
+        if key == "broken" and broken:
+            raise StoreError("the disk errs")
+        return real(folder, key)
+
+    monkeypatch.setattr(file_folder.FileFolder, "read", read)
+    async with aclosing(bucket.watch()) as changes:
+        await anext(changes)
+        for key in ("broken", "fine"):
+            folder = store.folder("v1/instances")
+            folder.write(key, b"1", None, lambda entry: True) if key == "fine" else (
+                folder.path / name_of_key(key)
+            ).write_bytes(b"1")
+        change = await anext(changes)
+        assert isinstance(change, Entry) and change.key == "fine"
+        broken = False
+        change = await anext(changes)
+        assert isinstance(change, Entry) and change.key == "broken"
+
+
+async def test_values_that_are_too_long_are_not_written(store: FileStore) -> None:
+    with pytest.raises(StoreError) as caught:
+        await store.bucket("b").put("key", bytes(MAX_VALUE_BYTES + 1))
+    assert not caught.value.transient
+    assert await store.bucket("b").get("key") is None
+
+
+async def test_more_files_than_keys_may_be_are_passed_over(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_folder, "MAX_KEYS", 3)
+    bucket = store.bucket("b")
+    for number in range(9):
+        await bucket.put(str(number), b"1")
+    assert len((await bucket.entries()).entries) == 3

@@ -92,6 +92,7 @@ async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused
             invocation_metadata=lambda: (),
             answer=lambda message: None,
             end=lambda code, text: None,
+            refuse=lambda code, text: None,
             finish=finish,
         ),
     )

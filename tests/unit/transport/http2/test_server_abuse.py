@@ -143,6 +143,15 @@ async def test_a_client_that_says_nothing_is_closed_and_counted() -> None:
 FLOODS = {
     "pings in one piece": raw.frame(raw.PING, 0, bytes(8)) * 1000,
     "settings in one piece": raw.settings((raw.MAX_CONCURRENT_STREAMS, 7)) * 1000,
+    "acknowledgements of pings": raw.frame(raw.PING, 0, bytes(8), raw.ACK) * 5000,
+    "priorities": raw.frame(2, 1, bytes(5)) * 5000,
+    "methods that are not there": b"".join(
+        raw.headers(n, head_of("/a.B/none"), end=True) for n in range(1, 6001, 2)
+    ),
+    "heads that are none": b"".join(
+        raw.headers(n, head_of("/a.B/echo", (b"grpc-timeout", b"x")), end=True)
+        for n in range(1, 6001, 2)
+    ),
     "headers without an end": raw.headers(1, head_of("/a.B/echo"), ends_headers=False)
     + raw.frame(raw.CONTINUATION, 1, raw.block(((b"x", b"y" * 1000),))) * 1000,
     "calls given up": b"".join(
