@@ -50,10 +50,10 @@ def evaluation(tmp_path: Path, **more: Any) -> Evaluation:
 def test_cells_are_families_in_fleets_and_errors_in_the_first(tmp_path: Path) -> None:
     cells = cells_of(TRAIN)
     more = sum(map(len, TRAIN.conditions.values()))
-    assert len(cells) == len(set(cells)) == 6 * (2 + len(TRAIN.errors)) + more
+    assert len(cells) == len(set(cells)) == len(TRAIN.traffic) * (2 + len(TRAIN.errors)) + more
     assert {cell.fleet for cell in cells if cell.error} == {TRAIN.fleets[0]}
     quick = cells_of(TRAIN, quick=True)
-    assert set(quick) < set(cells) and len(quick) == 6 + len(TRAIN.errors) + more
+    assert set(quick) < set(cells) and len(quick) == len(TRAIN.traffic) + len(TRAIN.errors) + more
     late = simulation_of(CELL._replace(error="late-events"), TRAIN, capacity=True)
     assert late.event_delay_ms == 20_000 and not late.search.capacity
     plain = simulation_of(EvaluationCell("batch", TRAIN.fleets[0]), TRAIN, capacity=True)

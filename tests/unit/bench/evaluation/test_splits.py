@@ -42,10 +42,11 @@ def test_no_two_splits_share_a_seed_a_parameter_or_a_fleet() -> None:
                 assert isinstance(value, bool) or value != other.errors[kind][name], kind
 
 
-def test_every_split_has_six_families_their_errors_and_four_seeds() -> None:
+def test_every_split_has_all_families_their_errors_and_four_seeds() -> None:
     for split in map(split_of, SPLIT_NAMES):
         assert list(split.traffic) == [
-            "conversation", "agents", "documents", "batch", "bursts", "tenants"
+            "conversation", "agents", "documents", "batch", "bursts", "tenants",
+            "coders", "heavy-tail", "flash-crowd", "thrash", "rag", "volleys",
         ]  # fmt: skip
         assert {
             "attention",
