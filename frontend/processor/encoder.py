@@ -80,37 +80,30 @@ class Encoder:
         return np.frombuffer(found[0] if len(found) == 1 else b"".join(found), np.uint32)
 
     async def _encode_pieces(self, text: str, tenant: Tenant) -> list[bytes]:
-        cutter, cache = self._cutter, self._cache
+        cutter, cache, least = self._cutter, self._cache, self._least
         assert cutter is not None
         salt = f"{self._number} {tenant.namespace}:".encode()
         pieces: list[bytes] = []
         missing: list[_Missing] = []
         begin = 0
-
-        def look_up(end: int) -> None:
-            nonlocal begin
-            key = ids = None
-            if end - begin >= self._least:
-                try:
-                    key = sha256(salt + text[begin:end].encode()).digest()
-                except UnicodeEncodeError as error:
-                    raise _refusal(error) from None
-                ids = cache.get(key)
-            if ids is None:
-                missing.append(_Missing(len(pieces), begin, end, key))
-                ids = b""
-            else:
-                cache.found_chars += end - begin
-            pieces.append(ids)
-            begin = end
-
         for at in range(0, len(text), STEP_CHARS):
             until = min(at + STEP_CHARS, len(text))
             if at:
                 await asyncio.sleep(0)
-            for cut in cutter.cuts(text, begin, max(at, begin), until):
-                look_up(cut)
-        look_up(len(text))
+            ends = cutter.cuts(text, begin, max(at, begin), until)
+            if until == len(text):
+                ends.append(until)
+            for end in ends:
+                key = ids = None
+                if end - begin >= least:
+                    key = _key(salt, text[begin:end])
+                    ids = cache.get(key)
+                if ids is None:
+                    missing.append(_Missing(len(pieces), begin, end, key))
+                    ids = b""
+                pieces.append(ids)
+                begin = end
+        cache.found_chars += len(text) - sum(each.end - each.begin for each in missing)
         for batch in _batches(missing):
             work = partial(self._encode, [text[each.begin : each.end] for each in batch], False)
             chars = sum(each.end - each.begin for each in batch)
@@ -130,6 +123,13 @@ class Encoder:
         except Exception as error:
             raise _refusal(error) from None
         return [array("I", encoding.ids).tobytes() for encoding in found]
+
+
+def _key(salt: bytes, piece: str) -> bytes:
+    try:
+        return sha256(salt + piece.encode()).digest()
+    except UnicodeEncodeError as error:
+        raise _refusal(error) from None
 
 
 def _refusal(error: Exception) -> InvalidRequestError:
