@@ -6,7 +6,7 @@ was encoded before are kept.
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from ...base.errors import InvalidRequestError
 from ...process.off_loop import OffLoop
@@ -32,6 +31,9 @@ STEP_CHARS = 256 << 10
 BATCH_CHARS = 64 << 10
 """Encoded in one turn of the off-loop thread, by all cores."""
 
+EncodeTexts = Callable[[list[str], bool], list[bytes]]
+"""The ids of texts, with special tokens or without, as numbers of 32 bits. InvalidRequestError."""
+
 _numbers = count()
 
 
@@ -45,21 +47,21 @@ class _Missing(NamedTuple):
 
 
 class Encoder:
-    """Of one tokenizer. `rules`: where its texts may be cut."""
+    """Of one tokenizer: `encode` is how it makes ids, `rules` where its texts may be cut."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        encode: EncodeTexts,
         rules: CutRules,
         off_loop: OffLoop,
         cache: PieceCache,
         least: int = LEAST_CHARS,
         most: int = MOST_CHARS,
     ) -> None:
-        self._tokenizer, self._off_loop, self._cache = tokenizer, off_loop, cache
+        self._encode, self._off_loop, self._cache = encode, off_loop, cache
         self._least = least
         self._cutter: Cutter | None = None
-        self._around = _around(tokenizer, rules)
+        self._around = _around(encode, rules)
         self.reason = rules.reason or ("" if cache.most_bytes else "token_cache_bytes is 0")
         """why nothing is kept; empty: it is"""
         if not self.reason:
@@ -115,25 +117,12 @@ class Encoder:
                     cache.put(each.key, ids, tenant)
         return pieces
 
-    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[bytes]:
-        """The ids of each, as numbers of 32 bits."""
-        try:
-            # The batch call lets other threads run meanwhile; the plain one does not.
-            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except Exception as error:
-            raise _refusal(error) from None
-        return [array("I", encoding.ids).tobytes() for encoding in found]
-
 
 def _key(salt: bytes, piece: str) -> bytes:
     try:
         return sha256(salt + piece.encode()).digest()
     except UnicodeEncodeError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: Exception) -> InvalidRequestError:
-    return InvalidRequestError(f"the text cannot be tokenized: {error}")
+        raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
 
 
 def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
@@ -149,12 +138,11 @@ def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
         yield batch
 
 
-def _around(tokenizer: Tokenizer, rules: CutRules) -> tuple[bytes, bytes] | None:
+def _around(encode: EncodeTexts, rules: CutRules) -> tuple[bytes, bytes] | None:
     """The ids before and behind those of a text with special tokens; None: they cannot be told."""
 
     def ids(text: str, special: bool) -> list[int]:
-        found: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-        return found
+        return array("I", encode([text], special)[0]).tolist()
 
     common: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
     try:
@@ -167,7 +155,7 @@ def _around(tokenizer: Tokenizer, rules: CutRules) -> tuple[bytes, bytes] | None
                 if whole[at : at + len(bare)] == bare
             }
             common = found if common is None else common & found
-    except Exception:  # of a model without an unknown token
+    except InvalidRequestError:  # of a model without an unknown token
         return None
     if common is None or len(common) != 1:
         return None

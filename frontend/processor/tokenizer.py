@@ -1,6 +1,7 @@
 """A model's text: its tokenizer, special tokens and chat template, as published in one folder."""
 
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from ...base.errors import ConfigError
+from ...base.errors import ConfigError, InvalidRequestError
 from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
 from .cut_rules import CutRules, read_cut_rules
-from .encoder import Encoder
+from .encoder import LEAST_CHARS, Encoder
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32]
@@ -39,7 +40,7 @@ class ModelText:
         self._tokenizer, rules = _read_tokenizer(folder / "tokenizer.json")
         if pieces is None:
             pieces = PieceCache(0)
-        self._encoder = Encoder(self._tokenizer, rules, off_loop, pieces)
+        self._encoder = Encoder(self._encode, rules, off_loop, pieces)
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
         """on, or why ids of its texts are not kept"""
         config = _read_json(folder / "tokenizer_config.json")
@@ -57,7 +58,10 @@ class ModelText:
         self, text: str, tenant: Tenant = NO_TENANT, *, add_special_tokens: bool
     ) -> npt.NDArray[np.uint32]:
         """Token ids of a text; InvalidRequestError if it cannot be encoded."""
-        return await self._encoder.encode(text, tenant, add_special_tokens=add_special_tokens)
+        if len(text) > LEAST_CHARS:
+            return await self._encoder.encode(text, tenant, add_special_tokens=add_special_tokens)
+        (ids,) = self._encode([text], add_special_tokens)
+        return np.frombuffer(ids, np.uint32)
 
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
@@ -75,6 +79,19 @@ class ModelText:
         """The text of the last ids, special tokens too."""
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
+
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[bytes]:
+        return encode_texts(self._tokenizer, texts, add_special_tokens)
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool) -> list[bytes]:
+    """The ids of each, as numbers of 32 bits; InvalidRequestError if one cannot be encoded."""
+    try:
+        # The batch call lets other threads run meanwhile; the plain one does not.
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except Exception as error:
+        raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
+    return [array("I", encoding.ids).tobytes() for encoding in found]
 
 
 class Detokenizer:
