@@ -6,7 +6,7 @@ was encoded before are kept.
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from ...base.errors import InvalidRequestError
 from ...process.off_loop import OffLoop
@@ -34,6 +33,9 @@ STEP_CHARS = 256 << 10
 BATCH_CHARS = 64 << 10
 """Encoded in one turn of the off-loop thread, by all cores."""
 
+EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
+"""The ids of texts, with special tokens or without, as numbers of 32 bits. InvalidRequestError."""
+
 _numbers = count()
 
 
@@ -47,21 +49,21 @@ class _Missing(NamedTuple):
 
 
 class Encoder:
-    """Of one tokenizer. `rules`: where its texts may be cut."""
+    """Of one tokenizer: `encode` is how it makes ids, `rules` where its texts may be cut."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        encode: EncodeTexts,
         rules: CutRules,
         off_loop: OffLoop,
         cache: PieceCache,
         least: int = LEAST_CHARS,
         most: int = MOST_CHARS,
     ) -> None:
-        self._tokenizer, self._off_loop, self._cache = tokenizer, off_loop, cache
+        self._encode, self._off_loop, self._cache = encode, off_loop, cache
         self._least = least
         self._cutter: Cutter | None = None
-        self._around = _around(tokenizer, rules)
+        self._around = _around(encode, rules)
         self.reason = rules.reason or ("" if cache.most_bytes else "token_cache_bytes is 0")
         """why nothing is kept; empty: it is"""
         if not self.reason:
@@ -82,38 +84,31 @@ class Encoder:
         return np.frombuffer(found[0] if len(found) == 1 else b"".join(found), np.uint32)
 
     async def _encode_pieces(self, text: str, tenant: Tenant, most: int | None) -> list[bytes]:
-        cutter, cache = self._cutter, self._cache
+        cutter, cache, least = self._cutter, self._cache, self._least
         assert cutter is not None
         salt = f"{self._number} {tenant.namespace}:".encode()
         pieces: list[bytes] = []
         missing: list[_Missing] = []
         begin = size = 0
-
-        def look_up(end: int) -> None:
-            nonlocal begin, size
-            key = ids = None
-            if end - begin >= self._least:
-                try:
-                    key = sha256(salt + text[begin:end].encode()).digest()
-                except UnicodeEncodeError as error:
-                    raise _refusal(error) from None
-                ids = cache.get(key)
-            if ids is None:
-                missing.append(_Missing(len(pieces), begin, end, key))
-                ids = b""
-            else:
-                cache.found_chars += end - begin
-            pieces.append(ids)
-            size += len(ids)
-            begin = end
-
         for at in range(0, len(text), STEP_CHARS):
             until = min(at + STEP_CHARS, len(text))
             if at:
                 await asyncio.sleep(0)
-            for cut in cutter.cuts(text, begin, max(at, begin), until):
-                look_up(cut)
-        look_up(len(text))
+            ends = cutter.cuts(text, begin, max(at, begin), until)
+            if until == len(text):
+                ends.append(until)
+            for end in ends:
+                key = ids = None
+                if end - begin >= least:
+                    key = _key(salt, text[begin:end])
+                    ids = cache.get(key)
+                if ids is None:
+                    missing.append(_Missing(len(pieces), begin, end, key))
+                    ids = b""
+                pieces.append(ids)
+                size += len(ids)
+                begin = end
+        cache.found_chars += len(text) - sum(each.end - each.begin for each in missing)
         for batch in _batches(missing):
             _check_count(size // ID_BYTES, most)
             found = await self._run([text[each.begin : each.end] for each in batch], False, most)
@@ -129,27 +124,12 @@ class Encoder:
     async def _run(
         self, texts: list[str], add_special_tokens: bool, most: int | None
     ) -> list[bytes]:
-        """`_encode`, off the loop if that takes long."""
+        """Encode them, off the loop if that takes long."""
         work = partial(self._encode, texts, add_special_tokens, most)
         chars = sum(map(len, texts))
         if chars <= LONG_CHARS:
             return work()
         return await self._off_loop.run(work, size=chars, seconds=chars * SECONDS_PER_CHAR)
-
-    def _encode(
-        self, texts: list[str], add_special_tokens: bool, most: int | None = None
-    ) -> list[bytes]:
-        """The ids of each, as numbers of 32 bits."""
-        try:
-            # The batch call lets other threads run meanwhile; the plain one does not.
-            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except Exception as error:
-            raise _refusal(error) from None
-        count = sum(map(len, found))
-        if most is not None and count > most:
-            del found  # the error's traceback would keep it, and lists of it take long to make
-            raise OverflowError(count)
-        return [array("I", encoding.ids).tobytes() for encoding in found]
 
 
 def _check_count(ids: int, most: int | None) -> None:
@@ -157,8 +137,11 @@ def _check_count(ids: int, most: int | None) -> None:
         raise OverflowError(ids)
 
 
-def _refusal(error: Exception) -> InvalidRequestError:
-    return InvalidRequestError(f"the text cannot be tokenized: {error}")
+def _key(salt: bytes, piece: str) -> bytes:
+    try:
+        return sha256(salt + piece.encode()).digest()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
 
 
 def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
@@ -174,12 +157,11 @@ def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
         yield batch
 
 
-def _around(tokenizer: Tokenizer, rules: CutRules) -> tuple[bytes, bytes] | None:
+def _around(encode: EncodeTexts, rules: CutRules) -> tuple[bytes, bytes] | None:
     """The ids before and behind those of a text with special tokens; None: they cannot be told."""
 
     def ids(text: str, special: bool) -> list[int]:
-        found: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-        return found
+        return array("I", encode([text], special, None)[0]).tolist()
 
     common: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
     try:
@@ -192,7 +174,7 @@ def _around(tokenizer: Tokenizer, rules: CutRules) -> tuple[bytes, bytes] | None
                 if whole[at : at + len(bare)] == bare
             }
             common = found if common is None else common & found
-    except Exception:  # of a model without an unknown token
+    except InvalidRequestError:  # of a model without an unknown token
         return None
     if common is None or len(common) != 1:
         return None

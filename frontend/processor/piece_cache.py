@@ -114,9 +114,11 @@ class PieceCache:
         share = self._shares.get(key)
         if share is None:
             return None
-        self._use(share)
-        share.pieces.move_to_end(key)
-        return share.pieces[key]
+        if share is not self._last_used:
+            self._use(share)
+        pieces = share.pieces
+        pieces.move_to_end(key)
+        return pieces[key]
 
     def put(self, key: bytes, ids: bytes, tenant: Tenant) -> None:
         """Keep the ids of a piece for the account."""
@@ -134,10 +136,9 @@ class PieceCache:
             self._drop()
 
     def _use(self, share: _Share) -> None:
-        if share is not self._last_used:
-            self._last_used = share
-            self._uses += 1
-            share.use(self._uses)
+        self._last_used = share
+        self._uses += 1
+        share.use(self._uses)
 
     def _drop(self) -> None:
         share = self._root.loser()

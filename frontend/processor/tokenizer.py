@@ -1,6 +1,7 @@
 """A model's text: its tokenizer, special tokens and chat template, as published in one folder."""
 
 import json
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from ...base.errors import ConfigError
+from ...base.errors import ConfigError, InvalidRequestError
 from ...process.off_loop import OffLoop
 from .chat_template import ChatTemplate
 from .cut_rules import CutRules, read_cut_rules
-from .encoder import LONG_CHARS, SECONDS_PER_CHAR, Encoder
+from .encoder import LEAST_CHARS, LONG_CHARS, SECONDS_PER_CHAR, Encoder
 from .length_bound import most_characters
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 
@@ -38,10 +39,11 @@ class ModelText:
     def __init__(self, folder: Path, off_loop: OffLoop, pieces: PieceCache | None = None) -> None:
         """`pieces` keeps the ids of long texts, of all models of a process; None: nothing does."""
         self.folder = folder
+        self._off_loop = off_loop
         self._tokenizer, rules = _read_tokenizer(folder / "tokenizer.json")
         if pieces is None:
             pieces = PieceCache(0)
-        self._encoder = Encoder(self._tokenizer, rules, off_loop, pieces)
+        self._encoder = Encoder(self._encode, rules, off_loop, pieces)
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
         """on, or why ids of its texts are not kept"""
         config = _read_json(folder / "tokenizer_config.json")
@@ -69,9 +71,12 @@ class ModelText:
     ) -> npt.NDArray[np.uint32]:
         """Token ids of a text; InvalidRequestError if it cannot be encoded, OverflowError with
         their number, as far as it is known, if they are more than `most`."""
-        return await self._encoder.encode(
-            text, tenant, add_special_tokens=add_special_tokens, most=most
-        )
+        if len(text) > LEAST_CHARS:
+            return await self._encoder.encode(
+                text, tenant, add_special_tokens=add_special_tokens, most=most
+            )
+        (ids,) = self._encode([text], add_special_tokens, most)
+        return np.frombuffer(ids, np.uint32)
 
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""
@@ -101,6 +106,28 @@ class ModelText:
         """The text of the last ids, special tokens too."""
         last = np.asarray(ids[-count:]).tolist()
         return str(self._tokenizer.decode(last, skip_special_tokens=False))
+
+    def _encode(
+        self, texts: list[str], add_special_tokens: bool, most: int | None = None
+    ) -> list[bytes]:
+        return encode_texts(self._tokenizer, texts, add_special_tokens, most)
+
+
+def encode_texts(
+    tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool, most: int | None = None
+) -> list[bytes]:
+    """The ids of each, as numbers of 32 bits; InvalidRequestError if one cannot be encoded,
+    OverflowError with their number if they are more than `most`."""
+    try:
+        # The batch call lets other threads run meanwhile; the plain one does not.
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except Exception as error:
+        raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
+    count = sum(map(len, found))
+    if most is not None and count > most:
+        del found  # the error's traceback would keep it, and lists of it take long to make
+        raise OverflowError(count)
+    return [array("I", encoding.ids).tobytes() for encoding in found]
 
 
 class Detokenizer:

@@ -17,6 +17,8 @@ from support.serving import ServedRouter
 
 from dynamo_router.base.errors import WorkerError
 from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.frontend.token_cache import piece_cache
 from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.process import supervised
 from dynamo_router.router.affinity import AffinityConfig
@@ -63,6 +65,7 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
             )
         )
         stack.push_async_callback(server.close)
+        piece_cache(FrontendConfig(), server.parts)
         await server.start()
         await until(lambda: len(server.monitor.ready_clients()) == len(engines))
         for n, tier in enumerate(("device", "host_pinned", "disk", "external")):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
 from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
 from dynamo_router.frontend.processor.encoder import LEAST_CHARS, MOST_CHARS, Encoder
+from dynamo_router.frontend.processor.tokenizer import encode_texts
 from dynamo_router.process.off_loop import OffLoop
 
 CORPUS = [
@@ -275,7 +277,9 @@ def test_pieces_make_the_ids_of_the_whole(
     """Each text twice, then a text that has much in common with it: all that is found was kept for
     another place."""
     _, whole, rules = tokenizer
-    encoder = Encoder(whole, rules, off_loop, PieceCache(1 << 20), least, least)
+    encoder = Encoder(
+        partial(encode_texts, whole), rules, off_loop, PieceCache(1 << 20), least, least
+    )
     at = min(at, len(text))
     for each in (text, text, text[:at] + other + text[at:], other + text[:at], text[at:]):
         assert (
@@ -292,7 +296,7 @@ def llama(off_loop: OffLoop) -> Tokenizer:
 
 def new_encoder(tokenizer: Tokenizer, off_loop: OffLoop, most: int = 1 << 20) -> Encoder:
     rules = read_cut_rules(tokenizer.to_str().encode(), tokenizer)
-    return Encoder(tokenizer, rules, off_loop, PieceCache(most))
+    return Encoder(partial(encode_texts, tokenizer), rules, off_loop, PieceCache(most))
 
 
 def prose(chars: int, seed: int = 0) -> str:
@@ -310,8 +314,8 @@ def turn(role: str, text: str) -> str:
 def newly_encoded(encoder: Encoder, text: str, tenant: Tenant = NO_TENANT) -> int:
     """Characters that the tokenizer has seen; the ids are those of the whole text."""
     before = encoder._cache.encoded_chars
-    ids = asyncio.run(encoder.encode(text, tenant, add_special_tokens=False)).tolist()
-    assert ids == encoder._tokenizer.encode(text, add_special_tokens=False).ids
+    ids = asyncio.run(encoder.encode(text, tenant, add_special_tokens=False)).tobytes()
+    assert [ids] == encoder._encode([text], False)
     return encoder._cache.encoded_chars - before
 
 
@@ -363,7 +367,9 @@ def test_models_share_the_bytes_and_no_ids(llama: Tokenizer, off_loop: OffLoop) 
     cache, text = PieceCache(1 << 20), prose(20_000)
     for made in (llama, MAKERS["gpt-2"]()):
         rules = read_cut_rules(made.to_str().encode(), made)
-        assert newly_encoded(Encoder(made, rules, off_loop, cache), text) == len(text)
+        assert newly_encoded(
+            Encoder(partial(encode_texts, made), rules, off_loop, cache), text
+        ) == len(text)
 
 
 def test_a_text_of_many_steps_and_a_word_without_end(llama: Tokenizer, off_loop: OffLoop) -> None:
@@ -405,6 +411,6 @@ def test_what_is_not_known_is_not_cut(
     raw = json.dumps({**json.loads(llama.to_str()), **change}).encode()
     rules = read_cut_rules(raw, llama)
     assert reason in rules.reason
-    encoder = Encoder(llama, rules, off_loop, PieceCache(1 << 20))
+    encoder = Encoder(partial(encode_texts, llama), rules, off_loop, PieceCache(1 << 20))
     text = prose(5000)
     assert newly_encoded(encoder, text) == 0 and reason in encoder.reason
