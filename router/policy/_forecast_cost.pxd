@@ -57,7 +57,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
     double prefill_s            # its own steps
-    double work_s               # what its tokens add to them, without the time of empty steps
+    double work_s               # what its tokens add to them, and their share of empty steps
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
     double crowding_s           # that those who come during its answer wait longer for room
@@ -86,6 +86,7 @@ cdef inline Backlog foresee(
         per_token + per_attended * (isl - tokens / 2.0)  # what each attends to, on average
     )
     found.prefill_s = (steps - ahead.steps) * per_step + found.work_s
+    found.work_s += per_step * tokens / timeline.budget
     found.memory_s = memory_s(timeline, model, blocks)
     return ahead
 

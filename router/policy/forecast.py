@@ -5,8 +5,8 @@
     ttft = wait + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
-not cached; both are steps of a latency model that is learnt from first tokens. `work` is the part
-of `prefill` that is its tokens, without the time of empty steps. `delay` is what those suffer whose
+not cached; both are steps of a latency model that is learnt from first tokens. `work` is what
+its tokens take, with as much of empty steps as they fill. `delay` is what those suffer whose
 last step this prompt would fill up, `memory` the time until its blocks have room, `crowding` how
 much longer those then wait for room who come later, `decode` what it and the requests decoding
 there cost each other until those who come next have evened that out, `missed` how many more of them
