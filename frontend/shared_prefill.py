@@ -51,7 +51,7 @@ class Leader:
 
 
 class Part(NamedTuple):
-    """Of one answer: what it leads, or whom it waits for because of so many shared blocks."""
+    """Of one answer: what it leads, or whom it waits for, and the number of blocks they share."""
 
     leads: Leader | None = None
     follows: Leader | None = None

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .context import ServingContext, say
     from .engine import (
         AnswerPart,
-        ClearingEngine,
         EngineLoad,
         EngineUnavailableError,
         OnEvents,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from .worker import run_worker
 
 # What serves is imported by its first user, so that settings of engines are read without it.
-_ENGINE = "AnswerPart ClearingEngine EngineLoad EngineUnavailableError OnEvents ServedEngine"
+_ENGINE = "AnswerPart EngineLoad EngineUnavailableError OnEvents ServedEngine"
 __getattr__ = lazy_names(
     __name__,
     {

@@ -11,7 +11,6 @@ from .errors import (
     unknown_model,
 )
 from .guides import Guide, refused_guide
-from .nvext import EXTRA_FIELDS, Extensions
 from .requests import (
     ChatRequest,
     CompletionRequest,

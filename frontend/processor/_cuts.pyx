@@ -19,7 +19,7 @@ cdef enum:
     IS_LETTER = 2
     IS_STOP = 4
     CHARACTER_BITS = 21      # of a code point
-    ANCHOR_MASK = 63         # one of so many words ends at an anchor
+    ANCHOR_MASK = 63         # words to an anchor, on average, less one
     FIBONACCI = 0x9E3779B1   # spreads what it multiplies over the upper bits
 
 ctypedef fused Character:

@@ -82,8 +82,8 @@ cdef struct EngineTimeline:
     bint sampled                # the anchor is the end of a step that was learnt from, and there
     double sample[4]            # what that step was taken to do,
     double sample_s             # the seconds that it took,
-    double sample_weight        # and what it weighed when it was the
-    long sample_number          # so manieth of the fleet's samples
+    double sample_weight        # what it weighed then,
+    long sample_number          # and its number among the fleet's samples
     double claimed              # prompt tokens that were said to be cached, old ones faded,
     double confirmed            # and that the engine found of them
     bint tells                  # it has ever said that it found any

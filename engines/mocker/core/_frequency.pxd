@@ -25,7 +25,7 @@ cdef struct Frequencies:
 
 
 cdef inline int frequencies_init(Frequencies* counts, uint32_t blocks) noexcept nogil:
-    """`counts` is zeroed; of a cache of so many blocks: 0; -1: no memory."""
+    """Zeroed counters for a cache of `blocks`; -1: no memory, else 0."""
     cdef uint64_t width = LEAST_WIDTH
     while width < blocks:
         width *= 2
