@@ -300,8 +300,9 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
         message.output_config.logprobs = max(1, wanted)
     guide = choice.guide or request.guide
     if guide is not None:
-        kind = pb.GuidedDecodingParams.GuideType.Value(f"GUIDE_TYPE_{guide.kind}")
-        message.guided_decoding.guide_type, message.guided_decoding.guide = kind, guide.guide
+        guided = message.guided_decoding
+        guided.guide_type = getattr(pb.GuidedDecodingParams, f"GUIDE_TYPE_{guide.kind}")
+        guided.guide = guide.guide
     body: bytes = message.SerializeToString()
     return body
 

@@ -58,8 +58,8 @@ class _Client(Client):
         self.plain: dict[int, tuple[Subscription, Handler]] = {}
         """by their numbers, those whose handlers want nothing but subject and payload"""
 
-    async def _connect_to_server(self, server: Any) -> None:
-        await super()._connect_to_server(server)
+    async def _connect_to_server(self, s: Any) -> None:
+        await super()._connect_to_server(s)
         # Several pieces for a connection that was lost: since Python 3.12 asyncio then writes to
         # whatever connection has that socket's number by now, which stalls that one.
         transport: Any = self._transport
