@@ -21,12 +21,10 @@ def read(text: str, tmp_path: Path) -> Any:
 def test_a_difference_is_shown_without_secrets_and_of_a_list_only_what_differs(
     tmp_path: Path,
 ) -> None:
-    old = read(
-        'nats = "nats://ann:secret@h:1"\nworkers = ["grpc://a:1", "grpc://u:pw@b:1"]\n', tmp_path
-    )
+    old = read('nats = "nats://ann:secret@h:1"\nworkers = ["grpc://a:1", "grpc://b:1"]\n', tmp_path)
     new = read('nats = "nats://ann:other@i:1"\nworkers = ["grpc://a:1", "c:1"]\n', tmp_path)
     assert changes_of(old, new) == [
-        Change("workers", ("grpc://u:***@b:1",), ("c:1",)),
+        Change("workers", ("grpc://b:1",), ("c:1",)),
         Change("nats", "nats://ann:***@h:1", "nats://ann:***@i:1"),
     ]
     assert changes_of(old, old) == []
