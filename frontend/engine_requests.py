@@ -323,12 +323,13 @@ def _rendered(
 
 
 def _as_json(lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
-    encode = msgspec.json.encode
+    def written(part: Tokens | Sequence[float]) -> bytes:
+        found = part.tolist() if isinstance(part, np.ndarray) else list(part)
+        return msgspec.json.encode(found)[1:-1]
+
     return [
         b"[%b]"
-        % b",".join(
-            encode(list(each[at : at + LONG_LIST]))[1:-1] for at in range(0, len(each), LONG_LIST)
-        )
+        % b",".join(written(each[at : at + LONG_LIST]) for at in range(0, len(each), LONG_LIST))
         for each in lists
     ]
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynamo_router.base.errors import InvalidRequestError
@@ -91,7 +92,7 @@ async def test_large_requests_are_read_and_rendered_off_the_loop(
         before = reader.off_loop.runs
         request = await prompts.request(body, ChatRequest)
         assert len(request.messages) == len(messages)
-        await prompts.render(request.messages, request, len(body))
+        await prompts.render(request.messages, request, NO_TENANT, len(body))
         return reader.off_loop.runs - before
 
     assert await steps(LARGE[:3]) == 0
@@ -104,9 +105,13 @@ async def test_numbers_are_written_as_any_encoder_does(
 ) -> None:
     lists: list[list[float]] = [[], [1], [0.5, -2.25, 1e-9], list(range(10_000))]
     before = reader.off_loop.runs
-    written = await prompts.encoded(lists)
+    written = await prompts.as_json(lists)
     assert [json.loads(each) for each in written] == lists
-    assert reader.off_loop.runs == before + 1
+    ids = [np.arange(count, dtype=np.uint32) for count in (0, 1, 10_000)]
+    assert [json.loads(each) for each in await prompts.as_json(ids)] == [
+        each.tolist() for each in ids
+    ]
+    assert reader.off_loop.runs == before + 2
 
 
 async def test_a_body_that_costs_a_decoder_much_is_refused_and_text_is_not(
