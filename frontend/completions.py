@@ -26,6 +26,7 @@ from .openai import (
     ChatRequest,
     CompletionRequest,
     Delta,
+    Guide,
     Sampling,
     ToolChoice,
     Usage,
@@ -64,6 +65,8 @@ IDS_KEYS = {
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
 MOST_DETOKENIZED = 128 << 10
+TOKEN_BYTES = 3
+"""Of a token id in a request to an engine."""
 
 
 class _Tokenize(msgspec.Struct):
@@ -211,7 +214,11 @@ class Completions:
             raise NoWorkersError(f"the model {self.name or model} has no worker that is ready")
 
     async def _choices(
-        self, request: Sampling, prompts: Sequence[tuple[Tokens, str]], salt: int | None
+        self,
+        request: Sampling,
+        prompts: Sequence[tuple[Tokens, str]],
+        salt: int | None,
+        guide: Guide | None,
     ) -> list[Choice]:
         choices: list[Choice] = []
         for number, (tokens, prefix) in enumerate(prompts, 1):
@@ -223,7 +230,7 @@ class Completions:
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(request.choices):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
-                made.adapter = self._adapter
+                made.adapter, made.guide = self._adapter, guide
                 choices.append(made)
         return choices
 
@@ -238,21 +245,12 @@ class Completions:
         calls = parsers.tool_calls
         if tools.tools and not tools.forced and calls is None:
             calls = self._tool_calls_of(tools, parsers)
-        guide = request.guide
-        if tools.forced:
-            if guide is not None or request.response_format is not None:
-                field = "response_format" if guide is None else guide.field
-                text = f"{field} and a tool_choice that forces calls exclude each other"
-                raise ApiError(400, text, param=field)
-            for choice in choices:
-                choice.guide = tools.guide
         if not (parsers.reasoning or calls or tools.forced):
             return  # its text is all there is
         ending = self._text.ending(choices[0].prompt.tokens) if parsers.reasoning else ""
+        held = choices[0].guide is not None and not tools.forced
         for choice in choices:
-            choice.output = new_chat_output(
-                parsers.reasoning, calls, tools, ending, held=guide is not None
-            )
+            choice.output = new_chat_output(parsers.reasoning, calls, tools, ending, held=held)
 
     def _tool_calls_of(self, tools: ToolChoice, parsers: ModelParsers) -> str | None:
         """The parser for tools that the answer may call, where none is named. ApiError 400 if the
@@ -301,7 +299,8 @@ class Completions:
     ) -> None:
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
-        choices = await self._choices(request, prompts, origin.salt)
+        guide = await self._prompts.guide(request, len(call.body))
+        choices = await self._choices(request, prompts, origin.salt, guide)
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
         form = Answer(
@@ -313,9 +312,10 @@ class Completions:
         )
         run = self._stream if request.wants_stream else self._whole
         try:
-            await run(_OpenRequest(call, request, choices, origin, form))
+            with self._calls.bytes.held(current_account(), _bytes_of(choices[1:])):
+                await run(_OpenRequest(call, request, choices, origin, form))
         except (InvalidRequestError, EngineCallError) as error:
-            raise refused_guide(error, choices[0].guide or request.guide) from None
+            raise refused_guide(error, guide) from None
 
     async def _whole(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened
@@ -352,6 +352,14 @@ class Completions:
         finally:
             await stream.close()
         await stream.end(LAST_CHUNK)
+
+
+def _bytes_of(choices: Sequence[Choice]) -> int:
+    """What their requests to engines take, about: each has its prompt and its guide."""
+    return sum(
+        len(each.prompt.tokens) * TOKEN_BYTES + (len(each.guide.guide) if each.guide else 0)
+        for each in choices
+    )
 
 
 def _seed(request: Sampling, nth: int) -> int | None:

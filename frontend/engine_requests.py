@@ -91,7 +91,7 @@ class Choice:
     output: ChatOutput | None = None
     """finds reasoning and calls of tools in it"""
     guide: Guide | None = None
-    """what the answer is held to, if not by the request itself"""
+    """what the answer is held to"""
 
 
 class PromptReader:
@@ -111,6 +111,10 @@ class PromptReader:
         """Lists of numbers; long ones off the event loop."""
         work, count = partial(_as_json, lists), sum(map(len, lists))
         return await self._run(work, count * 8, is_long=count > LONG_LIST)
+
+    async def guide(self, request: Sampling, size: int) -> Guide | None:
+        """What each of its answers is held to. `size`: bytes of the body."""
+        return await self._run(partial(_guide, request), size)
 
     async def of_chat(self, request: ChatRequest, tenant: Tenant, size: int = 0) -> Tokens:
         """A conversation's prompt. `size`: bytes of the body."""
@@ -252,7 +256,6 @@ def _common_settings(
         request.stop is not None
         or request.stop_token_ids
         or request.bad_words
-        or request.guide is not None
         or request.nvext is not None
         or request.logprobs_wanted is not None
     ):
@@ -298,13 +301,24 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
     wanted = request.logprobs_wanted
     if wanted is not None:
         message.output_config.logprobs = max(1, wanted)
-    guide = choice.guide or request.guide
+    guide = choice.guide
     if guide is not None:
         guided = message.guided_decoding
         guided.guide_type = getattr(pb.GuidedDecodingParams, f"GUIDE_TYPE_{guide.kind}")
         guided.guide = guide.guide
     body: bytes = message.SerializeToString()
     return body
+
+
+def _guide(request: Sampling) -> Guide | None:
+    guide = request.guide
+    if not isinstance(request, ChatRequest) or (forced := request.tools_asked.guide) is None:
+        return guide
+    if guide is not None or request.response_format is not None:
+        field = "response_format" if guide is None else guide.field
+        text = f"{field} and a tool_choice that forces calls exclude each other"
+        raise ApiError(400, text, param=field)
+    return forced
 
 
 def _rendered(
@@ -324,12 +338,13 @@ def _rendered(
 
 
 def _as_json(lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
-    encode = msgspec.json.encode
+    def written(part: Tokens | Sequence[float]) -> bytes:
+        found = part.tolist() if isinstance(part, np.ndarray) else list(part)
+        return msgspec.json.encode(found)[1:-1]
+
     return [
         b"[%b]"
-        % b",".join(
-            encode(list(each[at : at + LONG_LIST]))[1:-1] for at in range(0, len(each), LONG_LIST)
-        )
+        % b",".join(written(each[at : at + LONG_LIST]) for at in range(0, len(each), LONG_LIST))
         for each in lists
     ]
 

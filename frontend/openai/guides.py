@@ -12,6 +12,8 @@ from .errors import ApiError, api_error
 
 MOST_CHOICES_HELD = 1024
 """Texts of a `choice`."""
+MOST_GUIDE_CHARS = 2 << 20
+"""Of a guide: each answer's request to an engine has it."""
 TEXT = "text"
 _encode = msgspec.json.Encoder().encode
 
@@ -92,7 +94,10 @@ def guide_of(request: Guided) -> Guide | None:
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         raise ApiError(400, f"{second} and {first} exclude each other", param=second)
-    return found[0] if found else None
+    if not found:
+        return None
+    _check_length(found[0].field, found[0].guide)
+    return found[0]
 
 
 def _of_format(form: ResponseFormat | None) -> Guide | None:
@@ -156,11 +161,21 @@ def _of_json(field: str, schema: str | dict[str, Any] | None) -> Guide | None:
     if schema is None:
         return None
     if isinstance(schema, str):
+        _check_length(field, schema)
         try:
-            schema = msgspec.json.decode(schema, type=dict[str, Any])
+            _SCHEMA.decode(schema)  # as it stands: its parts as objects would take long to make
+            return Guide(field, "JSON_SCHEMA", msgspec.json.format(schema, indent=-1))
         except (msgspec.DecodeError, RecursionError) as error:
             raise ApiError(400, f"{field} is no JSON schema: {error}", param=field) from None
     return Guide(field, "JSON_SCHEMA", _encode(schema).decode())
+
+
+_SCHEMA = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _check_length(field: str, text: str) -> None:
+    if len(text) > MOST_GUIDE_CHARS:
+        raise ApiError(400, f"{field} has more than {MOST_GUIDE_CHARS} characters", param=field)
 
 
 def _of_text(field: str, kind: str, text: str | None) -> Guide | None:

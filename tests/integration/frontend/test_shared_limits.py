@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from grpc import aio
 from support.calls import messages_of
 from support.fake_engine import FakeEngine, prompt, stall
@@ -10,6 +11,8 @@ from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.frontend.openai.tools import ToolChoice
+from dynamo_router.frontend.processor.encoder import Encoder
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
@@ -52,6 +55,41 @@ async def test_each_answer_and_each_prompt_is_a_request() -> None:
         engine.go.set()
         assert (await three)[0] == 200
         assert in_use(served) == (0, 0)
+
+
+async def test_each_answer_counts_the_bytes_of_its_prompt_and_guide() -> None:
+    """Which its request to an engine has once more."""
+    engine = FakeEngine(stall)
+    peers = CallerLimits(max_request_bytes=400_000, max_share_per_caller=0.5)
+    async with openai_serving(engine, peers=peers) as served:
+        word = {**WORD, "prompt": [1] * 100, "guided_regex": "a" * 10_000}
+        status, told = await served.post("/v1/completions", {**word, "n": 32})
+        assert status == 429 and "max_request_bytes" in str(told), told
+        asked = asyncio.create_task(served.post("/v1/completions", {**word, "n": 3}))
+        await until(lambda: len(engine.requests) == 3)
+        assert in_use(served)[1] > 3 * 10_300
+        engine.go.set()
+        assert (await asked)[0] == 200
+        assert in_use(served) == (0, 0)
+
+
+async def test_a_guide_is_made_once_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema that is long takes long to write."""
+    made = []
+    schema = ToolChoice._schema
+
+    def counted(choice: ToolChoice) -> dict[str, Any]:
+        made.append(choice)
+        return schema(choice)
+
+    monkeypatch.setattr(ToolChoice, "_schema", counted)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": 1.0}
+    async with openai_serving(FakeEngine()) as served:
+        for forced in ("required", {"type": "function", "function": {"name": "weather"}}):
+            body = {**ask, "tools": tools, "tool_choice": forced, "n": 8}
+            assert (await served.post("/v1/chat/completions", body))[0] == 200
+    assert len(made) == 2
 
 
 async def test_a_caller_has_one_share_at_both_doors() -> None:
@@ -105,11 +143,19 @@ async def test_texts_that_wait_are_bounded_and_end_with_their_clients() -> None:
         await until(lambda: not off_loop.waiting)
 
 
-async def test_a_text_that_must_be_too_long_is_refused_before_the_work() -> None:
+async def test_a_text_that_must_be_too_long_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts, encode = [], Encoder.encode
+
+    def counted(encoder: Encoder, text: str, *more: Any, **named: Any) -> Any:
+        texts.append(text)
+        return encode(encoder, text, *more, **named)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
     peers = CallerLimits(max_prompt_tokens=1000)
     frontend = FrontendConfig(http_frontend=0)
     async with openai_serving(FakeEngine(), peers=peers, frontend=frontend) as served:
-        off_loop = served.server.parts.off_loop
         text = "word " * 100_000
         for path, body in (
             ("/tokenize", {"prompt": text}),
@@ -124,7 +170,7 @@ async def test_a_text_that_must_be_too_long_is_refused_before_the_work() -> None
         ):
             status, told = await served.post(path, body)
             assert status == 400 and "max_prompt_tokens" in str(told), (path, told)
-        assert off_loop.runs == 2  # the bodies of completions are looked through for token ids
+        assert not texts
         assert hits(served, "max_prompt_tokens") == 6
         status, told = await served.post("/tokenize", {"prompt": "a b " * 5000})
         assert status == 400 and "max_prompt_tokens" in str(told)  # known once it is counted

@@ -175,7 +175,7 @@ def test_what_an_engine_is_asked() -> None:
         ignore_eos=True,
         response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}},
     )
-    message = asked_of(asked, choice([1, 2, 3], 17, seed=5), "r-0")
+    message = asked_of(asked, choice([1, 2, 3], 17, seed=5, guide=asked.guide), "r-0")
     assert list(message.tokenized.input_token_ids) == [1, 2, 3]
     assert (message.request_id, message.max_tokens, message.streaming) == ("r-0", 17, True)
     sampling = message.sampling_config
@@ -220,7 +220,7 @@ async def test_a_request_has_the_facts_that_are_read_from_it(
 
 def test_a_json_object_is_any_object() -> None:
     asked = request(response_format={"type": "json_object"})
-    message = asked_of(asked, choice([1], 1), "r")
+    message = asked_of(asked, choice([1], 1, guide=asked.guide), "r")
     assert json.loads(message.guided_decoding.guide) == {"type": "object"}
     plain = asked_of(request(), choice([1], 1), "r")
     assert not plain.HasField("guided_decoding") and not plain.HasField("output_config")

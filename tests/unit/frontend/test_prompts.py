@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynamo_router.base.errors import InvalidRequestError
@@ -106,7 +107,11 @@ async def test_numbers_are_written_as_any_encoder_does(
     before = reader.off_loop.runs
     written = await prompts.as_json(lists)
     assert [json.loads(each) for each in written] == lists
-    assert reader.off_loop.runs == before + 1
+    ids = [np.arange(count, dtype=np.uint32) for count in (0, 1, 10_000)]
+    assert [json.loads(each) for each in await prompts.as_json(ids)] == [
+        each.tolist() for each in ids
+    ]
+    assert reader.off_loop.runs == before + 2
 
 
 async def test_a_body_that_costs_a_decoder_much_is_refused_and_text_is_not(

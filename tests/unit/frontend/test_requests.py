@@ -11,6 +11,7 @@ from dynamo_router.frontend.openai import (
     CompletionRequest,
     read_request,
 )
+from dynamo_router.frontend.openai.guides import MOST_GUIDE_CHARS
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -36,6 +37,19 @@ def test_defaults_and_unknown_fields() -> None:
     assert both.stop_strings == ["a"] and both.stop_ids == [9, 7]
     assert chat(logprobs=True).logprobs_wanted == 0 and chat().logprobs_wanted is None
     assert completion(logprobs=3).logprobs_wanted == 3
+
+
+@pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_grammar"])
+def test_a_guide_has_a_length(field: str) -> None:
+    def text(chars: int) -> str:
+        return '{"a":"' + "x" * (chars - 8) + '"}'
+
+    found = chat(**{field: text(MOST_GUIDE_CHARS)}).guide
+    assert found is not None and len(found.guide) == MOST_GUIDE_CHARS
+    with pytest.raises(ApiError, match=f"{field} has more than {MOST_GUIDE_CHARS} characters"):
+        chat(**{field: text(MOST_GUIDE_CHARS + 1)})
+    with pytest.raises(ApiError, match="has more than"):
+        chat(structured_outputs={field.removeprefix("guided_"): text(MOST_GUIDE_CHARS + 1)})
 
 
 @pytest.mark.parametrize(
