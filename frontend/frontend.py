@@ -14,7 +14,7 @@ from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
 from ..server.server import Server
 from ..server.server_parts import ServerParts
-from ..server.services import HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..server.services import AdminAt, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
 from ..transport.http1 import Routes
 from ..workers.records import STATIC
 from .completions import Completions
@@ -32,6 +32,7 @@ def openai_server(
     port: int,
     key: str,
     workers: int,
+    admin_at: AdminAt = lambda port: (None, False),
 ) -> HttpServer:
     """The listener. `more` are its routes beside OpenAI's; `key` is the setting of its port."""
     return HttpServer(
@@ -40,7 +41,7 @@ def openai_server(
         name="openai",
         port=port,
         key=key,
-        admin_at=parts.security.own_admin_address,
+        admin_at=admin_at,
         form=error_answer,
         workers=workers,
         drains=True,
@@ -105,6 +106,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         port=config.http_port,
         key="http_port",
         workers=MOST_WORKERS,
+        admin_at=parts.security.own_admin_address,
     )
     watch_servers(parts, [listener])
 

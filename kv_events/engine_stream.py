@@ -246,10 +246,13 @@ class EngineStream:
         except StopAsyncIteration:
             raise EventsEnded("it ended with OK") from None
         except asyncio.CancelledError:
-            if self._resyncing and not is_cancelled():
+            if is_cancelled():
+                raise
+            if self._resyncing:
                 self._cursor.forget()
                 raise _AskAgain from None
-            raise
+            # The worker's client is closed before its stream is, when a pool ends or a worker goes.
+            raise EventsEnded("its client was closed") from None
         finally:
             self._call = None
             call.cancel()

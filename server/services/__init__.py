@@ -4,7 +4,7 @@ Entered by `serve` alone.
 """
 
 from .grpc_server import GrpcServer
-from .http_server import HttpServer
+from .http_server import AdminAt, HttpServer
 from .pool_routes import PoolRoutes, WorkersRoute
 from .router_service import RouterService
 from .state_routes import HealthRoutes, MetricsRoute

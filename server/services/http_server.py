@@ -30,14 +30,15 @@ class HttpServer:
         name: str,
         port: int,
         key: str,
-        admin_at: AdminAt,
         workers: int,
+        admin_at: AdminAt = lambda port: (None, False),
         form: ErrorForm = plain_error,
         drains: bool = False,
     ) -> None:
         """`name` is that of the ready line, `key` the setting of the port; 0 takes a free one. For
-        `workers` a share of the open files is kept. `form` is that of errors. `drains`: it carries
-        the requests of clients, and takes no more of them when it drains."""
+        `workers` a share of the open files is kept. Without `admin_at` it has no admin routes.
+        `form` is that of errors. `drains`: it carries the requests of clients, and takes no more of
+        them when it drains."""
         limits, hits = parts.config.peers, parts.hits
         self._name, self._host, self._wanted, self._key = name, parts.config.host, port, key
         self._reuse_port, self._admin_at, self._drains = parts.shares_ports, admin_at, drains

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
+from support.free_port import free_port
 from support.polling import until
 from support.processes import command
 from support.serving import BLOCK, Ports, serving
@@ -315,6 +317,18 @@ async def test_an_admin_listener_of_its_own_has_the_admin_routes_alone_to_itself
         async with ports._session.get(f"http://127.0.0.1:{admin.port}/live") as answer:
             assert answer.status == 200
         assert (await ports.http("GET", "/busy_threshold"))[0] == 200
+
+
+async def test_the_listener_for_clients_leaves_the_admin_port_to_the_other(tmp_path: Path) -> None:
+    admin = free_port()
+    words = ("serve", "--no-kv-events", "--port", "0", "--http-port", "0", "--http-frontend", "0")
+    async with command(tmp_path, *words, "--admin-port", str(admin)) as router:
+        line = await router.says("dynamo-router ready")
+        assert line.count(f" admin 127.0.0.1:{admin}") == 1 == line.count(" admin ")
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{admin}/busy_threshold"
+            async with session.post(url, data=THRESHOLD, headers=JSON) as answer:
+                assert answer.status == 200
 
 
 async def test_what_is_open_is_said_at_the_start(tmp_path: Path) -> None:

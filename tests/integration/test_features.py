@@ -303,9 +303,13 @@ async def has_an_admin_address(served: Served) -> bool:
     found = re.search(r" admin (\S+) ", served.ready_line)
     assert found is not None
     refused, _ = await served.call("POST", f"{served.seen}/reload", headers=admin)
-    done, why = await served.call("POST", f"https://{found[1]}/reload", headers=admin)
-    assert [refused, done] == [403, 200], (why, served.ready_line)
-    return True
+    # Each over a connection of its own: one of several processes has it.
+    apart = {**admin, "connection": "close"}
+    done = {
+        (await served.call("POST", f"https://{found[1]}/reload", headers=apart))[0]
+        for _ in range(10)
+    }
+    return [refused, done] == [403, {200}]
 
 
 @probe("workers given by URL", "given")

@@ -11,6 +11,7 @@ from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.kv_events import engine_stream
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
+from dynamo_router.process import supervised
 from dynamo_router.workers.trtllm_proto import common_pb
 
 WORKER = WorkerWithDpRank(1, 0)
@@ -164,3 +165,20 @@ async def test_blocks_of_another_size_are_refused_by_name(rig: Rig) -> None:
     call.batches.put_nowait(batch(1, size=2 * SIZE))
     await until(lambda: rig.engine.refused == ["blocks of 8 tokens, ours have 4"])
     assert rig.knows(0)
+
+
+async def test_a_client_that_is_closed_first_ends_a_subscription_and_no_loop(
+    rig: Rig,
+) -> None:
+    """Before its first batch and behind it: the stream asks again, and nothing has failed."""
+    before = supervised.failures.total()
+    for number, batches in ((1, 0), (2, 1)):
+        call = await rig.call(number)
+        if batches:
+            call.batches.put_nowait(batch(1))
+            await until(lambda: rig.knows(1))
+        await until(lambda call=call: call._reading is not None)  # type: ignore[misc]
+        call.cancel()
+        await until(lambda: rig.stream.error == "its client was closed")
+    await rig.call(3)
+    assert supervised.failures.total() == before
