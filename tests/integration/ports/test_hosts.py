@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.features.served_command import BOTH, FRONTEND, SERVE, TOKEN, started
+from support.features.served_command import BOTH, FRONTEND, SERVE, TOKEN, started, until_ready
 from support.free_port import free_port
-from support.polling import until
 from support.processes import command
 
 SERVICE = "my-router.default.svc"
@@ -90,7 +89,7 @@ async def served(
         if name == BOTH:
             openai = over_loopback(found.openai)
             routes[openai] = INFERENCE
-            await until(lambda: found.server.monitor.any_ready)
+            await until_ready(found)
         yield routes
 
 
