@@ -48,9 +48,10 @@ from .prefill import PrefillWorkers
 from .processor import ModelText
 from .sse_writer import SseWriter
 
+CHAT_ROUTE = "POST /v1/chat/completions"
 COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
-    "POST /v1/chat/completions",
+    CHAT_ROUTE,
     COMPLETIONS_ROUTE,
     "POST /v1/embeddings",
     "POST /tokenize",
@@ -64,6 +65,9 @@ IDS_KEYS = {
     "POST /detokenize": b"tokens",
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
+MOST_PARTS = {CHAT_ROUTE: 128 << 10}
+"""Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
+1536 tools of eight properties have 114,000."""
 MOST_DETOKENIZED = 128 << 10
 TOKEN_BYTES = 3
 """Of a token id in a request to an engine."""
@@ -121,7 +125,7 @@ class Completions:
         self._name = name
         self._last_name = ""
         self.routes: dict[str, Handler] = {
-            "POST /v1/chat/completions": self._chat,
+            CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,

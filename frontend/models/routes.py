@@ -14,11 +14,11 @@ import msgspec
 from ...base.errors import CapacityError, InvalidRequestError, StatusCode
 from ...server.access import current_account
 from ...server.call_limits import CallLimits
-from ...server.dispatch import RequestReader, status_of
+from ...server.dispatch import MAX_JSON_PARTS, RequestReader, status_of
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import IDS_KEYS, MODEL_ROUTES, Completions
+from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_PARTS, Completions
 from ..openai import ApiError, unknown_model
 
 
@@ -165,7 +165,8 @@ class ModelRoutes:
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
-            await self._reader.check_json(call.body)
+            most = MOST_PARTS.get(route, MAX_JSON_PARTS)
+            await self._reader.check_json(call.body, most)
         pools = _with_pinned(call, self._pools(call))
         if len(pools) == 1:
             await pools[0].handlers[route](call)

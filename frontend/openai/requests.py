@@ -244,17 +244,51 @@ class ChatRequest(Sampling, kw_only=True):
         return tool_choice_of(self.tools, self.tool_choice)._replace(single=single)
 
 
+class _ChatInPieces(ChatRequest, kw_only=True):
+    """As it comes: messages and tools are decoded one by one, so that a thread that reads a large
+    body leaves the interpreter to others between them."""
+
+    messages: list[msgspec.Raw]  # type: ignore[assignment]
+    tools: list[msgspec.Raw] | None = None  # type: ignore[assignment]
+
+
+LARGE = 16 << 10
+"""Bytes of a body from which on a chat is decoded in pieces."""
+_ENTRY = msgspec.json.Decoder(dict[str, Any])
+_IN_PIECES = msgspec.json.Decoder(_ChatInPieces)
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}
 
 
 def read_request(body: bytes, kind: type[ChatRequest | CompletionRequest]) -> Any:
     """A request of this kind, checked; ApiError 400 if it is none."""
     try:
-        request = _DECODERS[kind].decode(body)
+        if kind is ChatRequest and len(body) > LARGE:
+            request: Sampling = _whole(_IN_PIECES.decode(body))
+        else:
+            request = _DECODERS[kind].decode(body)
     except BAD_BODY as error:
         raise bad_body(error) from None
     request.check()
     return request
+
+
+def _whole(request: _ChatInPieces) -> ChatRequest:
+    for field in ("messages", "tools"):
+        setattr(request, field, _entries(field, getattr(request, field)))
+    return request
+
+
+def _entries(field: str, given: list[msgspec.Raw] | None) -> list[dict[str, Any]] | None:
+    if given is None:
+        return None
+    found = []
+    for at, each in enumerate(given):
+        try:
+            found.append(_ENTRY.decode(each))
+        except msgspec.ValidationError as error:
+            where = f"{field}[{at}]"
+            raise ApiError(400, f"{where}: {error}", param=where) from None
+    return found
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:

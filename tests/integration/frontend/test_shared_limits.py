@@ -11,7 +11,7 @@ from support.polling import until
 from support.servers.openai_serving import Served, openai_serving
 
 from dynamo_router.frontend.config import FrontendConfig
-from dynamo_router.frontend.openai.tools import ToolChoice
+from dynamo_router.frontend.openai.tools import MOST_TOOLS, ToolChoice
 from dynamo_router.frontend.processor.encoder import Encoder
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
@@ -90,6 +90,22 @@ async def test_a_guide_is_made_once_for_all_answers(monkeypatch: pytest.MonkeyPa
             body = {**ask, "tools": tools, "tool_choice": forced, "n": 8}
             assert (await served.post("/v1/chat/completions", body))[0] == 200
     assert len(made) == 2
+
+
+async def test_an_agent_with_many_tools_is_served() -> None:
+    described = {"type": "string", "description": "it"}
+    schema = {"type": "object", "properties": {str(n): described for n in range(8)}}
+    tools = [
+        {"type": "function", "function": {"name": f"tool{n}", "parameters": schema}}
+        for n in range(MOST_TOOLS)
+    ]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    frontend = FrontendConfig(http_frontend=0, tool_call_parser="hermes")
+    async with openai_serving(FakeEngine(), frontend=frontend) as served:
+        status, told = await served.post("/v1/chat/completions", body)
+        assert status == 200, told
+        status, told = await served.post("/tokenize", {"prompt": "x", "more": ["x"] * 40_000})
+        assert status == 400 and "strings, lists and objects" in str(told)
 
 
 async def test_a_caller_has_one_share_at_both_doors() -> None:

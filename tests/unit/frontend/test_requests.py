@@ -12,6 +12,7 @@ from dynamo_router.frontend.openai import (
     read_request,
 )
 from dynamo_router.frontend.openai.guides import MOST_GUIDE_CHARS
+from dynamo_router.frontend.openai.requests import LARGE
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -26,6 +27,21 @@ def completion(**fields: Any) -> CompletionRequest:
     body = {"model": "m", "prompt": "a", **fields}
     found: CompletionRequest = read_request(json.dumps(body).encode(), CompletionRequest)
     return found
+
+
+def test_a_large_chat_is_read_in_pieces_and_is_the_same() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(3)]
+    small, large = (chat(tools=tools, user=user, n=2) for user in ("", "x" * LARGE))
+    assert type(large) is not type(small)
+    names = ChatRequest.__struct_fields__
+    assert [getattr(large, each) for each in names] == [getattr(small, each) for each in names]
+    for wrong, field in (
+        ({"tools": [tools[0], 5]}, "tools[1]"),
+        ({"messages": ["x"]}, "messages[0]"),
+    ):
+        with pytest.raises(ApiError) as found:
+            chat(**{"user": "x" * LARGE, **wrong})
+        assert (found.value.status, found.value.param) == (400, field)
 
 
 def test_defaults_and_unknown_fields() -> None:
