@@ -14,6 +14,8 @@ from .messages import RequestMessage, decode_request_message, handshake
 DIAL_TIMEOUT_S = 5.0
 MAX_CALLERS = 1024
 """Connections of callers at a time: each may hold a request that is not all there."""
+MAX_UNREAD_ACK_BYTES = 1 << 20
+"""Acknowledgements that a caller may leave unread, beside those that its system holds."""
 _MAX_WORD_BYTES = 4096
 LINGER_S = 10.0
 """How long the caller has to close an answer that is complete."""
@@ -30,6 +32,8 @@ class RequestServer:
         self._server: asyncio.Server | None = None
         self._callers: set[_Caller] = set()
         self._answers: set[asyncio.Task[None]] = set()
+        self.unread_callers = 0
+        """connections that were closed because their callers read no acknowledgements"""
 
     @property
     def in_flight(self) -> int:
@@ -107,6 +111,11 @@ class RequestServer:
         self._callers.add(caller)
         return True
 
+    def on_unread(self) -> None:
+        """A caller is dropped that does not read."""
+        self.unread_callers += 1
+        log.warning("a caller's connection is closed", error="it reads no acknowledgements")
+
     def on_caller_gone(self, caller: "_Caller") -> None:
         self._callers.discard(caller)
 
@@ -121,8 +130,13 @@ class _Caller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport.set_write_buffer_limits(high=MAX_UNREAD_ACK_BYTES)
         if not self._server.on_caller(self):
             self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._server.on_unread()
+        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.on_caller_gone(self)

@@ -36,6 +36,7 @@ cdef enum:
     FRAME_PRIORITY = 2
     FRAME_RST_STREAM = 3
     FRAME_SETTINGS = 4
+    FRAME_PUSH_PROMISE = 5
     FRAME_PING = 6
     FRAME_GOAWAY = 7
     FRAME_WINDOW_UPDATE = 8
@@ -45,6 +46,7 @@ cdef enum:
     DATA_EOF = 1
     DATA_NO_END_STREAM = 2
     DEFERRED = -508
+    NOT_WANTED = -535
     PAUSE = -526
     END_THIS_STREAM = -521
     END_THIS_SESSION = -902
@@ -115,6 +117,10 @@ cdef int on_begin_frame(
         self.unfinished_headers = head.stream_id
     elif kind != FRAME_CONTINUATION:
         self.unfinished_headers = 0
+        if kind == FRAME_PUSH_PROMISE and not self.server:
+            # Our settings forbid them, and no server of gRPC makes them. nghttp2 takes those that
+            # come before the server has acknowledged our settings, and reads nothing behind them.
+            return refuse_push(self)
         if kind == FRAME_DATA:
             idle = head.length == 0 and not head.flags & FLAG_END_STREAM
         elif kind == FRAME_SETTINGS or kind == FRAME_PING:
@@ -124,6 +130,21 @@ cdef int on_begin_frame(
     if idle:
         count_idle(self)
     return 0
+
+
+cdef int refuse_push(Streams self) noexcept:
+    try:
+        self.complaint = "the server pushes"
+    except BaseException as error:
+        self.error = error
+    return END_THIS_SESSION
+
+
+cdef int on_unknown_frame(
+    nghttp2_session* session, void** payload, const nghttp2_frame_hd* head, void* ours
+) noexcept:
+    """Nothing is read of frames that HTTP/2 itself does not have; `on_begin_frame` counts them."""
+    return NOT_WANTED
 
 
 cdef inline void add_credit(Streams self) noexcept:
@@ -395,4 +416,5 @@ cdef nghttp2_session_callbacks* callbacks(Functions* ng) except NULL:
         ng.set_on_frame_send(_callbacks, on_frame_send)
         ng.set_on_stream_close(_callbacks, on_stream_close)
         ng.set_on_error(_callbacks, on_error)
+        ng.set_unpack_extension(_callbacks, on_unknown_frame)
     return _callbacks

@@ -84,6 +84,9 @@ ctypedef int (*on_data_t)(
     nghttp2_session*, uint8_t, int32_t, const uint8_t*, size_t, void*
 ) noexcept
 ctypedef int (*on_close_t)(nghttp2_session*, int32_t, uint32_t, void*) noexcept
+ctypedef int (*unpack_t)(
+    nghttp2_session*, void**, const nghttp2_frame_hd*, void*
+) noexcept
 ctypedef int (*on_error_t)(nghttp2_session*, int, const char*, size_t, void*) noexcept
 
 ctypedef int (*new_t)(
@@ -104,10 +107,12 @@ cdef struct Functions:
     void (*set_on_frame_send)(nghttp2_session_callbacks*, on_frame_t) noexcept
     void (*set_on_stream_close)(nghttp2_session_callbacks*, on_close_t) noexcept
     void (*set_on_error)(nghttp2_session_callbacks*, on_error_t) noexcept
+    void (*set_unpack_extension)(nghttp2_session_callbacks*, unpack_t) noexcept
     int (*option_new)(nghttp2_option**) noexcept
     void (*option_del)(nghttp2_option*) noexcept
     void (*option_set_no_auto_window_update)(nghttp2_option*, int) noexcept
     void (*option_set_no_closed_streams)(nghttp2_option*, int) noexcept
+    void (*option_set_user_recv_extension_type)(nghttp2_option*, uint8_t) noexcept
     void (*option_set_max_outbound_ack)(nghttp2_option*, size_t) noexcept
     void (*option_set_spaces_allowed)(nghttp2_option*, int) noexcept
     void (*option_set_stream_reset_rate_limit)(nghttp2_option*, uint64_t, uint64_t) noexcept

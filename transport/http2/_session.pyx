@@ -25,6 +25,7 @@ from ._streams cimport Stream, Streams, count_queued, fill, weigh
 
 cdef enum:
     RST_CANCEL = 8
+    FIRST_UNKNOWN_KIND = 10  # of frames: HTTP/2 itself has 0 to 9
     CONNECTION_WINDOW = 16 << 20
     LARGEST_FRAME = 16384 + 9
     PIECE = 16384  # after so many bytes it is asked whether these were too many frames
@@ -60,7 +61,7 @@ cdef class Session(Streams):
     ):
         cdef nghttp2_option* option = NULL
         cdef nghttp2_settings_entry[4] entries
-        cdef int failed
+        cdef int failed, kind
         self.ng = bound()
         if self.ng == NULL:
             raise SessionError("there is no library for HTTP/2")
@@ -71,6 +72,8 @@ cdef class Session(Streams):
             raise MemoryError
         self.ng.option_set_no_auto_window_update(option, 1)
         self.ng.option_set_no_closed_streams(option, 1)
+        for kind in range(FIRST_UNKNOWN_KIND, 256):  # they are counted, see `take_idle`
+            self.ng.option_set_user_recv_extension_type(option, kind)
         self.ng.option_set_max_outbound_ack(option, UNANSWERED_ACKS)
         # gRPC's servers send texts as they are, a space at the end too; nghttp2 would leave them out.
         self.ng.option_set_spaces_allowed(option, 1)

@@ -1,7 +1,9 @@
 """Callers that talk nonsense on the connection that brings them their answer."""
 
 import asyncio
+import contextlib
 import json
+import socket
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -63,3 +65,24 @@ async def test_whatever_a_caller_says_ends_its_answer_and_no_other(words: bytes)
         writer.close()
     listener.close()
     await listener.wait_closed()
+
+
+async def test_a_caller_that_reads_no_acknowledgement_is_dropped_and_no_other() -> None:
+    server = RequestServer()
+    await server.start()
+    _, honest = await asyncio.open_connection("127.0.0.1", server.port)
+    with socket.create_connection(("127.0.0.1", server.port)) as hostile:
+        hostile.setblocking(False)
+        many = encode_request("nowhere", {}, b"") * 10_000
+        sent = 0
+
+        def dropped() -> bool:
+            nonlocal sent
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                sent += hostile.send(many[sent % len(many) :])
+            return server.unread_callers == 1
+
+        await until(dropped)
+    await until(lambda: len(server._callers) == 1)
+    await server.close()
+    honest.close()

@@ -28,6 +28,16 @@ FAULTS = {
         None,
     ),
     "a push": (HEADERS + PROMISE, Fault.BROKEN),
+    "a push and the answer": (PROMISE + HEADERS + LATE, Fault.BROKEN),
+    "frames of unknown kinds without an end": (
+        HEADERS + raw.frame(99, 0, b"x") * 10_000 + LATE,
+        Fault.BROKEN,
+    ),
+    "frames of extensions without an end": (
+        HEADERS + raw.frame(10, CALL, bytes(2)) * 10_000 + LATE,
+        Fault.BROKEN,
+    ),
+    "a few frames of unknown kinds": (raw.frame(99, 0, b"x") * 20 + HEADERS + LATE, None),
     "a window update of 0": (HEADERS + raw.window_update(0, 0) + LATE, Fault.BROKEN),
     "headers that end nothing behind messages": (
         HEADERS + raw.data(CALL, raw.message(b"yes")) + HEADERS + LATE,
@@ -50,8 +60,8 @@ FAULTS = {
     "HTTP/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", Fault.BROKEN),
 }
 
-# A push before the peer acknowledged our settings stops a connection: only a ping shows that.
-IMPATIENT = ChannelLimits(keepalive_s=1.0, keepalive_timeout_s=1.0)
+# No ping is to be needed to see any of them.
+PATIENT = ChannelLimits(keepalive_s=3600.0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -71,7 +81,7 @@ async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
 
     async with peer() as (script, address):
         script.on_data = answer
-        channel = ClientChannel(address, IMPATIENT if name == "a push" else None)
+        channel = ClientChannel(address, PATIENT)
         try:
             fault = None
             try:

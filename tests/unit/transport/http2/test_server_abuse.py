@@ -145,6 +145,8 @@ FLOODS = {
     "settings in one piece": raw.settings((raw.MAX_CONCURRENT_STREAMS, 7)) * 1000,
     "acknowledgements of pings": raw.frame(raw.PING, 0, bytes(8), raw.ACK) * 5000,
     "priorities": raw.frame(2, 1, bytes(5)) * 5000,
+    "priorities of HTTP/3's kind": raw.frame(16, 0, bytes(4)) * 5000,
+    "frames of unknown kinds": raw.frame(99, 0, b"x") * 5000,
     "methods that are not there": b"".join(
         raw.headers(n, head_of("/a.B/none"), end=True) for n in range(1, 6001, 2)
     ),
