@@ -176,7 +176,8 @@ async def has_a_dashboard(served: Served) -> bool:
     page, _ = await served.get(f"{served.seen}/dashboard")
 
     async def shown() -> bool:
-        await served.ask(connection="close")  # the next one may come to another process
+        # A connection that stays would take each request to the same process.
+        await served.ask(**({"connection": "close"} if served.openai else {}))
         return bool((await served.get(f"{served.seen}/dashboard/state"))[1]["requests"])
 
     await until(shown)
