@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from ...base.urls import DEFAULT_NATS_URL
+from ...base.urls import DEFAULT_NATS_URL, split_nats_url
 from ...process.settings import bad_setting, option
 from ...runtime.components import GENERATIONS, Generation
 from ...runtime.kv_stores import LEASE_TTL_S
@@ -71,6 +71,8 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         require("port", 0 <= self.port <= 65535, "a port is outside 0..65535")
+        if self.nats is not None:
+            split_nats_url(self.nats)
         self.nats_auth.check_has_server(self.nats)
         if self.worker_id is not None:
             require("worker_id", 0 <= self.worker_id < 2**64, "must fit 64 bits")

@@ -7,7 +7,10 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.simulate import SimulateConfig
+from dynamo_router.engines.adapters.config import EngineWorkerConfig, TrtllmConfig, VllmConfig
 from dynamo_router.engines.mocker import EngineConfig
+from dynamo_router.engines.mocker.config import MockerConfig
+from dynamo_router.frontend.config import ModelFrontendConfig, ServeFrontendConfig
 from dynamo_router.process.settings import OptionSpec, options_of, resolve
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
@@ -15,7 +18,16 @@ from dynamo_router.server.config import ServeConfig
 from dynamo_router.workers.worker_url import parse_worker
 
 NUMBERS = ("0", "-1", str(2**31), str(10**12), str(2**63), str(2**64), "1e30", "nan", "inf")
-COMMANDS = (ServeConfig, SimulateConfig, EngineConfig)
+COMMANDS = (
+    ServeConfig,
+    ServeFrontendConfig,
+    ModelFrontendConfig,
+    SimulateConfig,
+    EngineConfig,
+    MockerConfig,
+    TrtllmConfig,
+    VllmConfig,
+)
 
 
 def numeric(command: type) -> list[OptionSpec]:
@@ -27,9 +39,10 @@ def numeric(command: type) -> list[OptionSpec]:
 def test_a_number_is_taken_or_refused_in_one_line_that_names_its_setting(
     command: type, number: str
 ) -> None:
+    needed = {"model": "m"} if issubclass(command, EngineWorkerConfig) else {}
     for spec in numeric(command):
         try:
-            found: Any = resolve(command, {spec.key: number}, environ={})
+            found: Any = resolve(command, {**needed, spec.key: number}, environ={})
         except ConfigError as error:
             assert "\n" not in str(error) and str(error), spec.key
             continue
@@ -46,6 +59,14 @@ def try_router(config: KvRouterConfig) -> None:
             router.best_worker(np.arange(100), "request")
     except RouterError:
         pass
+
+
+@pytest.mark.parametrize("url", ["foo://x", "nats://127.0.0.1:42\n22", "nats://127.0.0.1:99999"])
+@pytest.mark.parametrize("command", [MockerConfig, TrtllmConfig, VllmConfig])
+def test_an_engine_checks_the_address_of_nats_with_its_settings(command: type, url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(command, {"nats": url}, environ={})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ FAULTS = {
 }
 
 # No ping is to be needed to see any of them.
-PATIENT = ChannelLimits(keepalive_s=3600.0)
+UNPINGED = ChannelLimits(keepalive_s=3600.0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -81,7 +81,7 @@ async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
 
     async with peer() as (script, address):
         script.on_data = answer
-        channel = ClientChannel(address, PATIENT)
+        channel = ClientChannel(address, UNPINGED)
         try:
             fault = None
             try:
