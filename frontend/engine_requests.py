@@ -312,13 +312,13 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
 
 def _guide(request: Sampling) -> Guide | None:
     guide = request.guide
-    if not isinstance(request, ChatRequest) or (forced := request.tools_asked.guide) is None:
+    if not isinstance(request, ChatRequest) or not (asked := request.tools_asked).forced:
         return guide
     if guide is not None or request.response_format is not None:
         field = "response_format" if guide is None else guide.field
         text = f"{field} and a tool_choice that forces calls exclude each other"
         raise ApiError(400, text, param=field)
-    return forced
+    return asked.guide
 
 
 def _rendered(
