@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -316,7 +317,9 @@ class Completions:
         )
         run = self._stream if request.wants_stream else self._whole
         try:
-            with self._calls.bytes.held(current_account(), _bytes_of(choices[1:])):
+            others = _bytes_of(choices[1:])  # the first one's are those of the body
+            held = self._calls.bytes.held(current_account(), others) if others else nullcontext()
+            with held:
                 await run(_OpenRequest(call, request, choices, origin, form))
         except (InvalidRequestError, EngineCallError) as error:
             raise refused_guide(error, guide) from None
