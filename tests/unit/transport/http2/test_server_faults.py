@@ -122,12 +122,13 @@ FAULTS = {
     ),
     "goaway": Fault(frames(raw.GOAWAY, bytes(8)) + raw.headers(1, ECHO, end=True), status=b"0"),
     "unknown frames": Fault(
-        frames(99, b"x", times=5000) + raw.headers(1, ECHO, end=True), status=b"0"
+        frames(99, b"x", times=50) + raw.headers(1, ECHO, end=True), status=b"0"
     ),
     # Too many
     "streams beyond the limit": Fault(
         calls(3, 4) + raw.headers(11, HANG), goaway=None, counted=("max_streams",)
     ),
+    "many unknown frames": Fault(frames(99, b"x", times=5000), **FLOODED),
     "pings": Fault(frames(raw.PING, bytes(8), times=1000), **FLOODED),
     "settings": Fault(raw.settings((raw.MAX_CONCURRENT_STREAMS, 7)) * 1000, **FLOODED),
     "continuations": Fault(
