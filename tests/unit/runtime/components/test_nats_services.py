@@ -22,7 +22,11 @@ from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.kv_stores import MemoryStore, NatsAddress
 from dynamo_router.runtime.request_planes import RequestContext, RequestError
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [
+    pytest.mark.usefixtures("leaves_nothing"),
+    # Of nats-py's own service, since Python 3.12.
+    pytest.mark.filterwarnings(r"ignore:datetime.datetime.utcnow:DeprecationWarning:nats\.micro"),
+]
 NAME = "dynamo.backend.generate"
 
 
