@@ -45,7 +45,6 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text; InvalidRequestError if the template refuses the conversation.
@@ -53,11 +52,11 @@ class ChatTemplate:
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
         context = {
+            "documents": None,  # which templates ask for
             **self._special_tokens,
             **(variables or {}),
             "messages": messages,
             "tools": tools,
-            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         pieces: list[str] = []

@@ -79,6 +79,20 @@ async def test_a_client_is_told_what_its_template_refuses(
     assert error == {"type": "invalid_request_error", "param": "messages", "code": None}
 
 
+async def test_fields_that_are_variables_of_the_template_reach_it(
+    prompts: PromptReader, text: ModelText
+) -> None:
+    text.template = ChatTemplate("{{ documents[0].title }}, {{ reasoning_effort }}", {})
+    ask = [{"role": "user", "content": "Hi"}]
+    request = ChatRequest(
+        model="m", messages=ask, documents=[{"title": "Ulm"}], reasoning_effort="low"
+    )
+    assert text.decode(await prompts.of_chat(request, NO_TENANT)) == "Ulm, low"
+    text.template = ChatTemplate("{% if documents is none %}none{% endif %}", {})
+    bare = ChatRequest(model="m", messages=ask)
+    assert text.decode(await prompts.of_chat(bare, NO_TENANT)) == "none"
+
+
 LARGE = [{"role": "user", "content": "a"}] * 600
 
 
