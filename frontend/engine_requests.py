@@ -25,6 +25,7 @@ from ..workers.failures import EngineCallError, Origin
 from ..workers.trtllm_proto import pb
 from .openai import (
     BAD_BODY,
+    LONG_BODY,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -52,8 +53,8 @@ PASSED_ON = (
 )
 """Settings that an engine's request has under the same names."""
 _passed_on = attrgetter(*PASSED_ON)
-FEW, LONG_BODY, LONG_LIST = 32, 16 << 10, 4096
-"""Messages, bytes of a body and numbers that are worked on at once: more of them go off the event
+FEW, LONG_LIST = 32, 4096
+"""Messages and numbers that are worked on at once: more of them go off the event
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 SECONDS_PER_BYTE = 1e-7
 """Of reading JSON and rendering a template."""

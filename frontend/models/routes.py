@@ -18,7 +18,7 @@ from ...server.dispatch import MAX_JSON_PARTS, RequestReader, status_of
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_PARTS, Completions
+from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..openai import ApiError, unknown_model
 
 
@@ -165,7 +165,7 @@ class ModelRoutes:
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
-            most = MOST_PARTS.get(route, MAX_JSON_PARTS)
+            most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
             await self._reader.check_json(call.body, most)
         pools = _with_pinned(call, self._pools(call))
         if len(pools) == 1:

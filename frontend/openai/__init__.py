@@ -12,6 +12,7 @@ from .errors import (
 )
 from .guides import Guide, refused_guide
 from .requests import (
+    LONG_BODY,
     ChatRequest,
     CompletionRequest,
     Sampling,

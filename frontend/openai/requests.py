@@ -6,6 +6,7 @@ fields that nobody knows are ignored, as clients add some of their own.
 """
 
 from collections.abc import Iterable, Sized
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -43,7 +44,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class Sampling(RefusedFields, kw_only=True):
+class Sampling(RefusedFields, kw_only=True, dict=True):
     """What both kinds of request have. None: the engine's own choice."""
 
     model: str
@@ -149,9 +150,9 @@ class Sampling(RefusedFields, kw_only=True):
             self.check_refused()
         _ = self.guide
 
-    @property
+    @cached_property
     def guide(self) -> Guide | None:
-        """What the answer is held to. ApiError 400 if it is none."""
+        """What the answer is held to, worked out once. ApiError 400 if it is none."""
         return None if _guiding(self) == _UNGUIDED else guide_of(self)
 
 
@@ -235,9 +236,9 @@ class ChatRequest(Sampling, kw_only=True):
                 raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
         _ = self.tools_asked
 
-    @property
+    @cached_property
     def tools_asked(self) -> ToolChoice:
-        """ApiError 400 if it makes no sense."""
+        """Worked out once. ApiError 400 if it makes no sense."""
         if not self.tools and self.tool_choice is None:
             return NO_TOOLS
         single = self.parallel_tool_calls is False
@@ -252,8 +253,8 @@ class _ChatInPieces(ChatRequest, kw_only=True):
     tools: list[msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-LARGE = 16 << 10
-"""Bytes of a body from which on a chat is decoded in pieces."""
+LONG_BODY = 16 << 10
+"""Bytes of a body: a longer one is read off the event loop, and a chat then in pieces."""
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 _IN_PIECES = msgspec.json.Decoder(_ChatInPieces)
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}
@@ -262,7 +263,7 @@ _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, Completi
 def read_request(body: bytes, kind: type[ChatRequest | CompletionRequest]) -> Any:
     """A request of this kind, checked; ApiError 400 if it is none."""
     try:
-        if kind is ChatRequest and len(body) > LARGE:
+        if kind is ChatRequest and len(body) > LONG_BODY:
             request: Sampling = _whole(_IN_PIECES.decode(body))
         else:
             request = _DECODERS[kind].decode(body)

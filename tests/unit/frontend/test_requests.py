@@ -12,7 +12,7 @@ from dynamo_router.frontend.openai import (
     read_request,
 )
 from dynamo_router.frontend.openai.guides import MOST_GUIDE_CHARS
-from dynamo_router.frontend.openai.requests import LARGE
+from dynamo_router.frontend.openai.requests import LONG_BODY
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -31,7 +31,7 @@ def completion(**fields: Any) -> CompletionRequest:
 
 def test_a_large_chat_is_read_in_pieces_and_is_the_same() -> None:
     tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(3)]
-    small, large = (chat(tools=tools, user=user, n=2) for user in ("", "x" * LARGE))
+    small, large = (chat(tools=tools, user=user, n=2) for user in ("", "x" * LONG_BODY))
     assert type(large) is not type(small)
     names = ChatRequest.__struct_fields__
     assert [getattr(large, each) for each in names] == [getattr(small, each) for each in names]
@@ -40,7 +40,7 @@ def test_a_large_chat_is_read_in_pieces_and_is_the_same() -> None:
         ({"messages": ["x"]}, "messages[0]"),
     ):
         with pytest.raises(ApiError) as found:
-            chat(**{"user": "x" * LARGE, **wrong})
+            chat(**{"user": "x" * LONG_BODY, **wrong})
         assert (found.value.status, found.value.param) == (400, field)
 
 
@@ -198,7 +198,8 @@ def test_a_forced_list_of_calls_has_one_where_only_one_is_wanted() -> None:
     ],
 )
 def test_guides(fields: dict[str, Any], guide: tuple[str, str, str]) -> None:
-    assert chat(**fields).guide == guide
+    request = chat(**fields)
+    assert request.guide == guide and request.guide is request.guide  # made once
     assert completion(**fields).guide == guide
 
 
