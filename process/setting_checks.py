@@ -16,12 +16,17 @@ def require_at_least(config: Any, least: float, *keys: str) -> None:
             raise bad_setting(key, f"{value!r} must be at least {least}")
 
 
+def check_finite(key: str, value: float, least: float) -> None:
+    """A finite number of at least `least`."""
+    if not (is_finite(value) and value >= least):
+        raise bad_setting(key, f"{value!r} must be finite and at least {least:g}")
+
+
 def require_finite(config: Any, least: float, *keys: str) -> None:
-    """Finite numbers of at least `least`; None is not given."""
+    """The same of each setting; None is not given."""
     for key in keys:
-        value = getattr(config, key)
-        if value is not None and not (is_finite(value) and value >= least):
-            raise bad_setting(key, f"{value!r} must be finite and at least {least:g}")
+        if (value := getattr(config, key)) is not None:
+            check_finite(key, value, least)
 
 
 def require_positive(config: Any, *keys: str) -> None:

@@ -6,7 +6,8 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..process.settings import MOST, bad_setting, is_finite, option
+from ..process.setting_checks import check_finite, require_finite
+from ..process.settings import MOST, bad_setting, option
 from .admission import AdmissionConfig
 from .affinity import AffinityConfig
 from .policy import LOWER_TIER_WEIGHTS, MODES, CostParams, Mode, params_from_legacy_weight
@@ -193,25 +194,25 @@ class KvRouterConfig:
             raise bad_setting("mode", f"{self.mode!r} is not one of {', '.join(MODES)}")
         self._check_policy()
         for key in ("block_size", "max_unknown_workers", *_SIZES):
-            require_at_least(key, getattr(self, key), 1)
+            require_finite(self, 1, key)
             if getattr(self, key) > MOST:
                 raise bad_setting(key, f"{getattr(self, key)!r} must be at most {MOST}")
-        for key in (
+        require_finite(
+            self,
+            0,
             "overlap_score_credit",
             "overlap_score_credit_decay",
             "prefill_load_scale",
             "decode_active_request_weight",
             "router_temperature",
             "router_ttl_secs",
-        ):
-            require_at_least(key, getattr(self, key), 0)
+            "overlap_score_weight",
+            "router_predicted_ttl_secs",
+        )
         for key in LOWER_TIER_WEIGHTS:
             if not 0 <= getattr(self, key) <= 1:
                 raise bad_setting(key, f"{getattr(self, key)!r} is not in 0..1")
-        if self.overlap_score_weight is not None:
-            require_at_least("overlap_score_weight", self.overlap_score_weight, 0)
         if self.router_predicted_ttl_secs is not None:
-            require_at_least("router_predicted_ttl_secs", self.router_predicted_ttl_secs, 0)
             if self.router_predicted_ttl_secs > MOST:
                 raise bad_setting("router_predicted_ttl_secs", f"must be at most {MOST}")
             if not self.use_kv_events:
@@ -233,7 +234,7 @@ class KvRouterConfig:
                 scale = float(given)
             except ValueError:
                 raise bad_setting("policy", f"{given!r} in {self.policy!r} is no number") from None
-            require_at_least("policy", scale, 0)
+            check_finite("policy", scale, 0)
             for key in ("prefill_load_scale", "overlap_score_weight"):
                 if getattr(self, key) != _default_of(key):
                     raise bad_setting(key, f"the policy {self.policy!r} has set it")
@@ -283,9 +284,3 @@ class KvRouterConfig:
 
 def _default_of(key: str) -> Any:
     return KvRouterConfig.__dataclass_fields__[key].default
-
-
-def require_at_least(key: str, value: float, least: float) -> None:
-    """ConfigError, naming the key, unless a setting is finite and at least so much."""
-    if not (is_finite(value) and value >= least):
-        raise bad_setting(key, f"{value!r} must be finite and at least {least}")

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ..base.urls import DEFAULT_NATS_URL, split_nats_url
+from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, option
-from ..router.config import KvRouterConfig, require_at_least
+from ..router.config import KvRouterConfig
 from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
@@ -47,7 +48,7 @@ class FrontsConfig:
         if not 1 <= self.fronts <= MOST_FRONTS:
             raise bad_setting("fronts", f"{self.fronts} must be in 1..{MOST_FRONTS}")
         if self.front_hang_timeout_s:
-            require_at_least("front_hang_timeout_s", self.front_hang_timeout_s, SHORTEST_HANG_S)
+            require_finite(self, SHORTEST_HANG_S, "front_hang_timeout_s")
 
 
 MOST_FRONTS = 64
@@ -209,19 +210,16 @@ class ServeConfig:
             raise bad_setting("event_sources", "nats is not there with event_plane zmq")
         if self.event_sources == "none" and self.router.use_kv_events:
             object.__setattr__(self, "router", replace(self.router, use_kv_events=False))
-        require_at_least("max_attempts", self.max_attempts, 1)
-        require_at_least("drain_timeout_s", self.drain_timeout_s, 0)
-        require_at_least("lame_duck_s", self.lame_duck_s, 0)
-        require_at_least("unknown_worker_ttl_s", self.unknown_worker_ttl_s, 0)
+        require_finite(self, 1, "max_attempts")
+        require_finite(self, 0, "drain_timeout_s", "lame_duck_s", "unknown_worker_ttl_s")
         if self.index_snapshot is not None and not self.router.use_kv_events:
             raise bad_setting("index_snapshot", "needs use_kv_events")
         for key in ("namespace", "component", "endpoint"):
             if not getattr(self, key):
                 raise bad_setting(key, "must not be empty")
-        require_at_least("index_snapshot_interval_s", self.index_snapshot_interval_s, SHORTEST_S)
-        require_at_least("dns_refresh_s", self.dns_refresh_s, SHORTEST_S)
-        if self.request_timeout_s is not None:
-            require_at_least("request_timeout_s", self.request_timeout_s, SHORTEST_S)
+        require_finite(
+            self, SHORTEST_S, "index_snapshot_interval_s", "dns_refresh_s", "request_timeout_s"
+        )
         expiry = self.router.active_request_expiry_secs
         if expiry < SHORTEST_EXPIRY_S:
             raise bad_setting(
@@ -231,7 +229,7 @@ class ServeConfig:
             )
 
     def _check_durable(self) -> None:
-        require_at_least("router_snapshot_threshold", self.router_snapshot_threshold, 1)
+        require_finite(self, 1, "router_snapshot_threshold")
         if self.durable_kv_events and self.plane.is_zmq:
             raise bad_setting("durable_kv_events", "needs event_plane nats")
         if not self.durable_kv_events:

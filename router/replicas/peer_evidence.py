@@ -177,12 +177,10 @@ class PeerEvidence:
         self._relapse_until = now + 10 * self._doubt_s
 
     @staticmethod
-    def _drop(kind: dict[int, dict[str, float]], number: int, key: str) -> bool:
+    def _drop(kind: dict[int, dict[str, float]], number: int, key: str) -> None:
         some = kind.get(number, {})
-        known = some.pop(key, None) is not None
-        if known and not some:
+        if some.pop(key, None) is not None and not some:
             del kind[number]
-        return known
 
 
 def _owner(key: str) -> str:
