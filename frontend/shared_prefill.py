@@ -45,7 +45,7 @@ class Leader:
             self._begun.set()
 
     async def decision(self) -> Decision | None:
-        """Who has computed its prompt; None: nobody is known to have. Waits for `begin`."""
+        """Where its prompt was computed; None: no worker is known. Waits for `begin`."""
         await self._begun.wait()
         return self._decision
 

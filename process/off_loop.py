@@ -49,7 +49,7 @@ class OffLoop:
         self.runs = 0
         """computations, ever"""
         self.dropped = 0
-        """of those, how many were not begun, as whoever wanted them had gone"""
+        """computations that were never begun, as the task that waited was cancelled"""
 
     @property
     def waiting(self) -> int:

@@ -57,7 +57,7 @@ class Turns(Generic[T]):
             self._forget(caller)
 
     def rest(self) -> None:
-        """Nothing is under way: whoever comes next begins anew."""
+        """Nothing is under way: the next caller owes nothing for earlier ones."""
         if not self._waiting:
             self._due.clear()
             self._now = 0.0

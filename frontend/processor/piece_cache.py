@@ -43,7 +43,7 @@ class _Share:
         return found
 
     def add(self, size: int) -> None:
-        """This one has got or lost so many bytes, and with it those that it is part of."""
+        """Add `size` bytes, fewer than 0 if they are taken away, here and to all above."""
         before, self.size = self.size, self.size + size
         parent = self.parent
         if parent is None:

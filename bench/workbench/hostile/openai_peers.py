@@ -37,7 +37,7 @@ async def _flood(
     at_once: int = AT_ONCE,
     **headers: str,
 ) -> None:
-    """So many clients that ask for one thing again and again, over connections of their own."""
+    """Clients that repeat one request, each over a connection of its own."""
     shown = {key.title(): value for key, value in access.metadata()}
     shown |= {"Content-Type": "application/json", **headers}
     connector = aiohttp.TCPConnector(limit=0)
