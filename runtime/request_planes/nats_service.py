@@ -9,12 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 
+from ...base.package_version import package_version
 from ...base.urls import redact_text
 from .answer_writer import Handler, RequestContext
 
@@ -123,8 +123,5 @@ def _counts(endpoint: EndpointStats) -> dict[str, Any]:
 
 def _version() -> str:
     """This package's, of three numbers: the protocol knows only semantic versions."""
-    try:
-        found = _VERSION.match(version("dynamo-router"))
-    except PackageNotFoundError:
-        found = None
+    found = _VERSION.match(package_version())
     return found[0] if found else "0.0.0"

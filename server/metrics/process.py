@@ -3,13 +3,13 @@
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 import grpc
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...base.package_version import package_version
 from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
 from .families import counter_by, counters, gauge_by, gauges, source
@@ -105,14 +105,6 @@ def off_loop_metrics(off_loop: OffLoop) -> Iterator[Metric]:
         ("waiting", "Computations that wait or run.", off_loop.waiting),
         ("waiting_bytes", "Bytes of their requests.", off_loop.waiting_bytes),
     )
-
-
-def package_version() -> str:
-    """Of the installed package; "unknown" where it runs from a checkout that is not installed."""
-    try:
-        return metadata.version("dynamo-router")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _max_files() -> float:
