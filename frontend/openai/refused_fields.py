@@ -66,7 +66,7 @@ _EMPTY: tuple[Any, ...] = (False, [], {})
 """Values that ask for nothing; 0 equals False."""
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
-    "prompt_logprobs": (False,),  # 0 asks for those of the prompt's own tokens
+    "prompt_logprobs": (),  # 0, which equals False, asks for those of the prompt's own tokens
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),  # matters only where they are not skipped
     "truncate_prompt_tokens": (),

@@ -105,6 +105,7 @@ def test_a_guide_has_a_length(field: str) -> None:
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
         ({"length_penalty": 1.5}, "length_penalty", "not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "not supported"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params", "not supported"),
