@@ -17,6 +17,7 @@ from ..base.errors import ConfigError
 from ..base.urls import redact_text
 from ..process.logs import LogOutput
 from ..process.settings import SettingsSource
+from ..process.standard_output import print_line
 from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
 from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
@@ -133,16 +134,16 @@ async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | No
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
-                print(server.ready_line, flush=True)
+                print_line(server.ready_line)
                 await signals.drain.wait()
                 # Ctrl-C is a person's, whom no load balancer has to hear of first.
                 config = server.config
                 lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
                 if lame_duck_s:
-                    print(f"not serving in {lame_duck_s:g} s", flush=True)
+                    print_line(f"not serving in {lame_duck_s:g} s")
                     server.turn_away()
                     await run_until(asyncio.create_task(asyncio.sleep(lame_duck_s)), signals.end)
-                print(f"draining for at most {config.drain_timeout_s:g} s", flush=True)
+                print_line(f"draining for at most {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(server.drain(config.drain_timeout_s))
                 await run_until(draining, signals.end)
         finally:

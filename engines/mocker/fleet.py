@@ -7,12 +7,13 @@ import uvloop
 
 from ...base.clock import Clock
 from ...base.errors import ConfigError
+from ...process.standard_output import print_line
 from ...process.system import StopSignals, allow_open_files, run_until
 from ...runtime.event_planes import EventPlane, SharedPlane
 from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
-from ..serving import ServingContext, WorkerRegistration, say
+from ..serving import ServingContext, WorkerRegistration
 from .config import MockerConfig
 from .fault_api import FaultApi
 from .own_model import CARD_KINDS, card_files, with_end_tokens
@@ -123,13 +124,13 @@ async def run_mocker(config: MockerConfig) -> None:
             try:
                 await fleet.start()
                 for index, engine in enumerate(fleet.engines):
-                    say(f"engine {index}: {engine.url} worker {engine.worker_id}")
+                    print_line(f"engine {index}: {engine.url} worker {engine.worker_id}")
                 if config.fault_port is not None:
                     await fault_api.start(config.host, config.fault_port)
-                    say(f"faults: http://{fault_api.address}")
-                say("ready")
+                    print_line(f"faults: http://{fault_api.address}")
+                print_line("ready")
                 await signals.drain.wait()
-                say(f"draining for at most {config.drain_timeout_s:g} s")
+                print_line(f"draining for at most {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:

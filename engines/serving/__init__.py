@@ -17,7 +17,7 @@ from .kv_events import (
 )
 
 if TYPE_CHECKING:
-    from .context import ServingContext, say
+    from .context import ServingContext
     from .engine import (
         AnswerPart,
         EngineLoad,
@@ -43,6 +43,5 @@ __getattr__ = lazy_names(
         "ServingContext": ".context",
         "WorkerRegistration": ".registration",
         "run_worker": ".worker",
-        "say": ".context",
     },
 )

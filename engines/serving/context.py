@@ -5,6 +5,7 @@ from typing import Self
 
 from ...base.clock import SystemClock
 from ...base.urls import DEFAULT_NATS_URL, redact_url
+from ...process.standard_output import print_line
 from ...runtime.event_planes import EventPlane, NatsPlane, probe
 from ...runtime.event_planes.jetstream import (
     EventStreamClient,
@@ -23,15 +24,15 @@ async def open_event_plane(config: ServingConfig) -> EventPlane | None:
     ConfigError if it cannot be had."""
     if config.plane.is_zmq:
         backend = config.discovery.backend(given_workers=True)
-        say(f"events: over ZMQ, found in {backend}")
+        print_line(f"events: over ZMQ, found in {backend}")
         return config.plane.open(config.discovery, backend, config.host, config.advertise_host)
     url = config.nats
     if url is None:
         if not await probe(DEFAULT_NATS_URL):
-            say(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
+            print_line(f"events: none published, no NATS server answers on {DEFAULT_NATS_URL}")
             return None
         url = DEFAULT_NATS_URL
-    say(f"events: {redact_url(url)}")
+    print_line(f"events: {redact_url(url)}")
     auth = NatsAuth(config.nats_auth)
     plane = NatsPlane(url, auth=auth)
     if not config.durable_kv_events:
@@ -46,11 +47,6 @@ async def open_event_plane(config: ServingConfig) -> EventPlane | None:
         await durable.close()
         raise
     return durable
-
-
-def say(line: str) -> None:
-    """A line for whoever started the command, at once."""
-    print(line, flush=True)
 
 
 class ServingContext:

@@ -6,9 +6,10 @@ from typing import Any
 
 import structlog
 
+from ...process.standard_output import print_line
 from ...process.system import StopSignals, run_until
 from .config import ServingConfig
-from .context import ServingContext, say
+from .context import ServingContext
 from .engine import ServedEngine
 from .registration import WorkerRegistration
 from .server import EngineServer
@@ -46,14 +47,14 @@ async def run_worker(config: ServingConfig, engine: ServedEngine, files: Mapping
                 await run_until(asyncio.create_task(server.start()), signals.drain)
                 if signals.drain.is_set():
                     return 0
-                say(f"engine: {server.url} worker {server.worker_id}")
-                say("ready")
+                print_line(f"engine: {server.url} worker {server.worker_id}")
+                print_line("ready")
                 reason = await _lost_before(engine, signals.drain)
                 if reason is not None:
                     log.error("the engine is lost", reason=reason)
                     await server.stop(LOST_GRACE_S)
                     return LOST
-                say(f"draining for at most {config.drain_timeout_s:g} s")
+                print_line(f"draining for at most {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(server.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:
