@@ -1,4 +1,4 @@
-"""The embedding example runs as the README says, and the README quotes it truly."""
+"""The embedding example runs as the docs say, and they quote it truly."""
 
 import asyncio
 import re
@@ -37,8 +37,8 @@ async def test_the_example_finds_the_worker_that_has_the_prefix(tmp_path: Path) 
     assert len(re.findall(r"answer \d: \[\d+(, \d+){7}\]", output)) == 3
 
 
-def test_the_readme_quotes_the_example() -> None:
-    quote = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_docs_quote_the_example() -> None:
+    quote = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "embed.md").read_text(), re.DOTALL)
     assert quote is not None
     source = (ROOT / "examples" / "embed.py").read_text()
     lines = [line for line in quote[1].splitlines() if line.strip() not in ("", "...")]

@@ -1,0 +1,74 @@
+"""Pages of docs/ are for readers: short, narrow, and their commands are commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from support.places import ROOT
+
+from dynamo_router.cli import COMMANDS, ENGINES, build_command
+
+DOCS = ROOT / "docs"
+MAX_LINES, MAX_COLUMNS, README_LINES = 150, 120, 120
+PAGES = [
+    page for page in sorted(DOCS.rglob("*.md")) if "lab" not in page.relative_to(DOCS).parts
+] + [ROOT / "README.md"]
+LONG = {"operations.md": 545, "observability.md": 290, "events.md": 216, "frontend.md": 230}
+LONG |= {"runtime.md": 313, "architecture.md": 170}
+"""Pages that are longer still. None may be added, none may grow."""
+WIDE = {"fronts.md", "models.md", "security.md", "engines.md", "features.md", *LONG}
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The words of each `dynamo-router ...` of the page's console blocks, after the program."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        for line in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+            words = shlex.split(line)
+            if "dynamo-router" in words:
+                found.append(words[words.index("dynamo-router") + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_is_short(page: Path) -> None:
+    limit = README_LINES if page.name == "README.md" else LONG.get(page.name, MAX_LINES)
+    assert len(page.read_text().splitlines()) <= limit
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in WIDE], ids=page_id)
+def test_prose_is_narrow(page: Path) -> None:
+    """Tables are as wide as their cells, links and commands as what they name."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "    ", " ─"))]
+    assert [line for line in lines if len(re.sub(r"\]\([^)]*\)", "]", line)) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "quickstart").glob("*.md")), ids=page_id)
+def test_the_commands_of_a_quickstart_are_understood(page: Path) -> None:
+    commands = commands_of(page.read_text())
+    assert commands
+    for name, *words in commands:
+        entry = ENGINES[name := words.pop(0)] if name == "worker" else COMMANDS[name]
+        built = build_command(name, entry)
+        with click.Context(built, info_name=name) as context:
+            built.parse_args(context, list(words))
+
+
+def test_every_page_is_on_the_site() -> None:
+    class Loader(yaml.SafeLoader):
+        """Passes by what MkDocs alone knows."""
+
+    named = set(
+        re.findall(r"[\w/-]+\.md", str(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)))
+    )
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert there <= named
+    assert {name for name in named - there if not name.startswith("reference/")} == set()
