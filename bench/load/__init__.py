@@ -6,6 +6,7 @@ Entered by the commands `replay` and `demo`, and by the benchmarks of running ro
 from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
+from .chat_client import ChatClient, chars_per_token
 from .completion_client import CompletionClient
 from .http_client import HttpClient
 from .neighbours import Neighbours, children_of, noise_content, noise_words
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         start_child,
         start_peer,
     )
+    from .smg_peer import start_smg
 
 # gRPC's library and clients of HTTP come with them.
 _LAZY = {
@@ -54,6 +56,7 @@ _LAZY = {
         "start_child",
         "start_peer",
     ),
+    ".smg_peer": ("start_smg",),
 }
 __getattr__ = lazy_names(
     __name__, {name: module for module, names in _LAZY.items() for name in names}

@@ -79,12 +79,11 @@ def frontend_arguments(port: int) -> list[str]:
     ]  # fmt: skip
 
 
-async def start_module(
+async def start_silent(
     command: Sequence[str], environ: Mapping[str, str], timeout_s: float, stack: AsyncExitStack
 ) -> ChildProcess:
-    """One of its processes, PYTHON -m MODULE ..., stopped with the stack. RouterError if it is not
-    started."""
-    # They say nothing when they have started, so that a shell says it for them.
+    """A process that prints nothing when it has started, stopped with the stack. RouterError if it
+    is not started."""
     child = ChildProcess(
         ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *command],
         stop_timeout_s=STOP_TIMEOUT_S,
@@ -95,28 +94,34 @@ async def start_module(
     try:
         await child.start(lambda line: line == _STARTED, timeout_s)
     except ChildError as error:
-        raise RouterError(f"{command[2]} {error.reason}") from None
+        raise RouterError(f"{' '.join(command[:3])} {error.reason}") from None
     return child
 
 
 async def until_answered(
-    children: Sequence[ChildProcess], method: str, url: str, timeout_s: float, asked: Any = None
+    children: Sequence[ChildProcess],
+    method: str,
+    url: str,
+    timeout_s: float,
+    asked: Any = None,
+    *,
+    name: str = "Dynamo",
 ) -> None:
-    """Wait until a question is answered well. RouterError if that takes longer, or one of the
-    processes ends."""
+    """Wait until a question is answered well. RouterError, naming the peer, if that takes longer,
+    or one of the processes ends."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s), aiohttp.ClientSession(trust_env=False) as http:
             while True:
                 for child in children:
                     if not child.running:
                         said = "\n".join(child.output)
-                        raise RouterError(f"Dynamo ended while it started:\n{said}")
+                        raise RouterError(f"{name} ended while it started:\n{said}")
                 with contextlib.suppress(aiohttp.ClientError):
                     async with http.request(method, url, json=asked) as answer:
                         if answer.status == 200:
                             return
                 await asyncio.sleep(POLL_S)
-    raise RouterError(f"Dynamo was not ready within {timeout_s:g} s")
+    raise RouterError(f"{name} was not ready within {timeout_s:g} s")
 
 
 def free_port() -> int:
@@ -138,20 +143,27 @@ class Dynamo(NamedTuple):
 
 
 async def start_dynamo(
-    python: str, workers: int, timeout_s: float, stack: AsyncExitStack
+    python: str,
+    workers: int,
+    timeout_s: float,
+    stack: AsyncExitStack,
+    model_path: str | None = None,
 ) -> Dynamo:
-    """Start both, stopped with the stack. RouterError if the frontend does not get the model."""
+    """Start both, stopped with the stack. `model_path`: not given, the smallest there is.
+    RouterError if the frontend does not get the model."""
     home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    write_model(home / "model")
+    if model_path is None:
+        model_path = str(home / "model")
+        write_model(Path(model_path))
     environ = {"DYN_FILE_KV": str(home / "kv")}
     port = free_port()
 
     async def start(arguments: list[str]) -> ChildProcess:
         more = ("--discovery-backend", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
         command = [python, "-m", *arguments, *more]
-        return await start_module(command, {**dynamo_environ(home), **environ}, timeout_s, stack)
+        return await start_silent(command, {**dynamo_environ(home), **environ}, timeout_s, stack)
 
-    mockers = await start(mocker_arguments(home / "model", workers))
+    mockers = await start(mocker_arguments(Path(model_path), workers))
     frontend = await start(frontend_arguments(port))
     # The model is listed before its workers are known.
     asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1}
@@ -171,7 +183,7 @@ async def start_dynamo_selector(
     """
     home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     port = free_port()
-    child = await start_module(
+    child = await start_silent(
         [python, "-m", "dynamo.select_service", "--port", str(port)],
         {**dynamo_environ(home), "DYN_USE_KV_EVENTS": "false"},
         timeout_s,

@@ -18,6 +18,8 @@ VOCABULARY = 2000
 """Token ids of prompts are below this: every model has them."""
 
 
+PROMPTS = (("prompt", "prompt_tokens"), ("new", "new_tokens"))
+"""Columns of conversations' loads."""
 STRAIGHT = "direct"
 """The way that adds nothing: what others add to its latency is compared, too."""
 
@@ -44,12 +46,11 @@ class Measured:
     latency_us: list[float] = field(default_factory=list)  # of each request of all rounds
     ttft_us: list[float] = field(default_factory=list)  # to its first message
 
-    def row(self, name: str, concurrency: int, output_tokens: int) -> dict[str, Any]:
+    def row(self, name: str, load: "Load") -> dict[str, Any]:
         """In the shape that scripts read. Medians of rounds; percentiles of all requests."""
-        row = {
+        row: dict[str, Any] = {
             "name": name,
-            "concurrency": concurrency,
-            "output_tokens": output_tokens,
+            **load.fields(),
             "cpu_us_per_request": median(self.cpu_us),
             "cpu_us_rounds": self.cpu_us,
             "requests_per_s": median(self.requests_per_s),
@@ -92,10 +93,18 @@ class Way:
 
 
 class Load(NamedTuple):
-    """Requests at a time, and tokens of an answer."""
+    """Requests at a time, and tokens of an answer; of conversations also the tokens of a prompt,
+    and how many of them are new."""
 
     concurrency: int
     output_tokens: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+
+    def fields(self) -> dict[str, int]:
+        """Those that say something, by name."""
+        always = ("concurrency", "output_tokens")
+        return {name: n for name, n in self._asdict().items() if n or name in always}
 
 
 class Ways:
@@ -103,10 +112,10 @@ class Ways:
 
     def __init__(self) -> None:
         self._ways: dict[str, Way] = {}
-        self._asks: dict[str, Mapping[int, Ask]] = {}
+        self._asks: dict[str, Mapping[Load, Ask]] = {}
 
-    def add(self, name: str, way: Way, asks: Mapping[int, Ask]) -> None:
-        """`asks`: by the tokens of an answer."""
+    def add(self, name: str, way: Way, asks: Mapping[Load, Ask]) -> None:
+        """`asks`: how a request of a load is sent."""
         self._ways[name] = way
         self._asks[name] = asks
 
@@ -117,30 +126,38 @@ class Ways:
         rounds: int,
         bases: Iterable[tuple[str, str]],
     ) -> dict[str, Any]:
-        """So many requests on each way under each load, round by round, the first to warm up.
+        """So many requests on each way under each load that it has, round by round, the first to
+        warm up.
 
         A row for each; for each way and the one of `bases` beside it the medians of the ratios
         within a round; and what others used of the machine meanwhile.
         """
-        cells = {(name, load): Measured() for load in loads for name in self._ways}
+        cells = {
+            (name, load): Measured()
+            for load in loads
+            for name in self._ways
+            if load in self._asks[name]
+        }
         own, neighbours = 0.0, Neighbours()
         for number, (order, counts) in enumerate(turns(self._ways, rounds, warm_up=1)):
             if number == 1:
                 own, neighbours = self._cpu_seconds(), Neighbours()
             for load, name in product(loads, order):
-                ask, into = self._asks[name][load.output_tokens], cells[name, load]
+                if (name, load) not in cells:
+                    continue
+                ask, into = self._asks[name][load], cells[name, load]
                 await self._ways[name].measure(
                     ask, requests, load.concurrency, into if counts else None
                 )
         others = neighbours.share(self._cpu_seconds() - own)
         ratios = [
-            {"name": name, "beside": base, **load._asdict()}
+            {"name": name, "beside": base, **load.fields()}
             | _ratios(cells[name, load], cells[base, load], cells.get((STRAIGHT, load)))
             for load in loads
             for name, base in bases
-            if name in self._ways and base in self._ways
+            if (name, load) in cells and (base, load) in cells
         ]
-        rows = [measured.row(name, *load) for (name, load), measured in cells.items()]
+        rows = [measured.row(name, load) for (name, load), measured in cells.items()]
         return {"rows": rows, "ratios": ratios, **noise_content(others)}
 
     def _cpu_seconds(self) -> float:
@@ -152,9 +169,11 @@ class Ways:
 
 def ways_tables(result: Mapping[str, Any]) -> list[Table | str]:
     """What Ways.measure returned, and whether it is to be believed."""
+    rows = result["rows"]
     columns = (
         Column("tokens", "output_tokens", 0),
         Column("at a time", "concurrency", 0),
+        *(Column(word, key, 0) for word, key in PROMPTS if any(key in row for row in rows)),
         Column("way", "name"),
         Column("CPU", "cpu_us_per_request", 0),
         Column("engines", "engine_cpu_us_per_request", 0),
@@ -166,11 +185,18 @@ def ways_tables(result: Mapping[str, Any]) -> list[Table | str]:
     )
     title = "CPU in us a request, of the way's process and the engines'; times in ms"
     words = [
-        f"{each['name']} / {each['beside']}, {each['output_tokens']} tokens, {each['concurrency']}"
-        f" at a time: CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"
+        f"{each['name']} / {each['beside']}, {_load_words(each)}:"
+        f" CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"
         for each in result["ratios"]
     ]
-    return [rows_table(result["rows"], columns, title), *words, *noise_words(result)]
+    return [rows_table(rows, columns, title), *words, *noise_words(result)]
+
+
+def _load_words(row: Mapping[str, Any]) -> str:
+    words = f"{row['output_tokens']} tokens, {row['concurrency']} at a time"
+    if "prompt_tokens" in row:
+        words = f"prompts of {row['prompt_tokens']}, {row['new_tokens']} new, {words}"
+    return words
 
 
 async def _send(ask: Ask, requests: int, concurrency: int) -> list[Timing]:

@@ -9,19 +9,23 @@ whole processes, by the kernel's clock.
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvloop
 
 from ...base.errors import RouterError
+from ...engines.mocker import OWN_MODEL
 from ..load import (
     DISCOVERY_ARGUMENTS,
+    Ask,
+    ChatClient,
     CompletionClient,
     Load,
     ServeProcess,
     Way,
     Ways,
+    chars_per_token,
     children_of,
     generate_call,
     mock_fleet_arguments,
@@ -30,6 +34,7 @@ from ..load import (
     start_dynamo,
     start_envoy,
     start_peer,
+    start_smg,
     ways_tables,
 )
 from ..results import Benchmark
@@ -47,17 +52,19 @@ BASES = (
     ("router", "envoy"),
     ("frontend", "dynamo"),
     ("router-dynamo", "dynamo"),
+    ("frontend-text", "smg"),
 )
 """What each of our doors is compared with, and what a proxy in C++ makes of the same."""
+LONG_BASES = (("frontend", "smg"), ("frontend", "dynamo"))
 _OPENAI = re.compile(r"openai (\S+)")
 
 
 async def _measure_ways(config: PathBenchConfig) -> dict[str, Any]:
-    loads = [Load(c, n) for n in config.output_tokens for c in config.concurrency]
     async with contextlib.AsyncExitStack() as stack:
         servers = Servers(config, stack)
         await servers.start()
-        return await servers.ways.measure(loads, config.requests, config.rounds, BASES)
+        bases = LONG_BASES if config.long else BASES
+        return await servers.ways.measure(servers.loads, config.requests, config.rounds, bases)
 
 
 class Servers:
@@ -66,11 +73,21 @@ class Servers:
     def __init__(self, config: PathBenchConfig, stack: contextlib.AsyncExitStack) -> None:
         self._config, self._stack = config, stack
         self._prompts = new_prompts(config.tokens)
+        self._model_path = config.model_path or str(OWN_MODEL)
         self.ways = Ways()
+        self.loads = [Load(c, n) for n in config.output_tokens for c in config.concurrency]
+        if config.long:
+            turn, tokens = config.turn_tokens, config.output_tokens[0]
+            first = [Load(1, tokens, length, length) for length in config.long_tokens]
+            self.loads = [
+                load
+                for begun in first
+                for load in (begun, Load(1, tokens, begun.prompt_tokens + turn, turn))
+            ]
 
     async def start(self) -> None:
         """Start all servers and their engines. RouterError if one does not come up."""
-        config, stack = self._config, self._stack
+        config = self._config
         fleet = mock_fleet_arguments(
             "kv",
             workers=config.workers,
@@ -78,30 +95,56 @@ class Servers:
             num_gpu_blocks=NUM_GPU_BLOCKS,
             speedup_ratio=SPEEDUP,
         )
-        serve = await self._serve([*fleet, "--http-frontend", "0", "--model-id", MODEL])
+        fleet += ["--http-frontend", "0", "--model-id", MODEL, "--model-path", self._model_path]
+        serve = await self._serve(fleet)
         engines = _only(children_of(serve.pid), "mocker")
-        addresses = serve.worker_addresses
-        self._add_generate("direct", Way(addresses[0], engines, engines))
-        bare, (address,) = await start_peer("bare", ",".join(addresses), stack)
-        self._add_generate("bare", Way(address, bare, engines))
-        if config.envoy is not None:
-            limit_s = config.start_timeout_s
-            envoy, address = await start_envoy(config.envoy, addresses, limit_s, stack)
-            self._add_generate("envoy", Way(address, envoy, engines))
-        self._add_generate("router", Way(serve.grpc_address, serve.pid, engines))
         openai = _OPENAI.search(serve.ready_line)
         if openai is None:
             raise RouterError(f"serve did not say where its frontend is, but: {serve.ready_line}")
-        self._add_completions("frontend", Way(openai[1], serve.pid, engines))
-        if config.dynamo is not None:
-            dynamo = await start_dynamo(
-                config.dynamo, config.workers, config.start_timeout_s, stack
+        if not config.long:
+            await self._add_grpc(serve, engines)
+            self._add_completions("frontend", Way(openai[1], serve.pid, engines))
+        if config.long or config.smg is not None:
+            name = "frontend" if config.long else "frontend-text"
+            self._add_chats(name, Way(openai[1], serve.pid, engines))
+        if config.smg is not None:
+            smg, address = await start_smg(
+                config.smg,
+                serve.worker_addresses,
+                self._model_path,
+                MODEL,
+                config.start_timeout_s,
+                self._stack,
             )
-            way = Way(dynamo.address, dynamo.frontend_pid, dynamo.workers_pid)
-            self._add_completions("dynamo", way)
-            adopts = await self._serve([*ADOPTING, *DISCOVERY_ARGUMENTS], dynamo.environ)
-            way = Way(adopts.grpc_address, adopts.pid, dynamo.workers_pid)
-            self._add_generate("router-dynamo", way)
+            self._add_chats("smg", Way(address, smg, engines))
+        if config.dynamo is not None:
+            await self._add_dynamo(config.dynamo)
+
+    async def _add_grpc(self, serve: ServeProcess, engines: int) -> None:
+        config, addresses = self._config, serve.worker_addresses
+        self._add_generate("direct", Way(addresses[0], engines, engines))
+        bare, (address,) = await start_peer("bare", ",".join(addresses), self._stack)
+        self._add_generate("bare", Way(address, bare, engines))
+        if config.envoy is not None:
+            limit_s = config.start_timeout_s
+            envoy, address = await start_envoy(config.envoy, addresses, limit_s, self._stack)
+            self._add_generate("envoy", Way(address, envoy, engines))
+        self._add_generate("router", Way(serve.grpc_address, serve.pid, engines))
+
+    async def _add_dynamo(self, python: str) -> None:
+        config = self._config
+        model = self._model_path if config.long else None
+        limit_s = config.start_timeout_s
+        dynamo = await start_dynamo(python, config.workers, limit_s, self._stack, model)
+        way = Way(dynamo.address, dynamo.frontend_pid, dynamo.workers_pid)
+        if config.long:
+            self._add_chats("dynamo", way)
+            return
+        self._add_completions("dynamo", way)
+        adopts = await self._serve([*ADOPTING, *DISCOVERY_ARGUMENTS], dynamo.environ)
+        self._add_generate(
+            "router-dynamo", Way(adopts.grpc_address, adopts.pid, dynamo.workers_pid)
+        )
 
     async def _serve(
         self, arguments: list[str], environ: dict[str, str] | None = None
@@ -114,15 +157,30 @@ class Servers:
         )
         return await self._stack.enter_async_context(process)
 
+    def _add(self, name: str, way: Way, new_ask: Callable[[int], Ask]) -> None:
+        """A way whose requests differ by the tokens of an answer alone."""
+        asks = {tokens: new_ask(tokens) for tokens in self._config.output_tokens}
+        self.ways.add(name, way, {load: asks[load.output_tokens] for load in self.loads})
+
     def _add_generate(self, name: str, way: Way) -> None:
-        call, tokens = open_call(way.address, self._stack), self._config.output_tokens
-        asks = {each: generate_call(call, self._prompts, each) for each in tokens}
-        self.ways.add(name, way, asks)
+        call = open_call(way.address, self._stack)
+        self._add(name, way, lambda tokens: generate_call(call, self._prompts, tokens))
 
     def _add_completions(self, name: str, way: Way) -> None:
-        client, tokens = CompletionClient(way.address, MODEL), self._config.output_tokens
+        client = CompletionClient(way.address, MODEL)
         self._stack.callback(client.close)
-        asks = {each: client.asks(self._prompts, each) for each in tokens}
+        self._add(name, way, lambda tokens: client.asks(self._prompts, tokens))
+
+    def _add_chats(self, name: str, way: Way) -> None:
+        client = ChatClient(way.address, MODEL)
+        self._stack.callback(client.close)
+        if not self._config.long:
+            self._add(name, way, lambda tokens: client.asks(self._config.chars, tokens))
+            return
+        chars, asks = chars_per_token(self._model_path), {}
+        for begun, grown in zip(self.loads[::2], self.loads[1::2], strict=True):
+            first, turn = (round(load.new_tokens * chars) for load in (begun, grown))
+            asks[begun], asks[grown] = client.turns(first, turn, begun.output_tokens)
         self.ways.add(name, way, asks)
 
 

@@ -42,16 +42,18 @@ async def _measure_ways(config: SelectionBenchConfig) -> dict[str, Any]:
     prompts = list(islice(new_prompts(config.tokens), PROMPTS))
     async with contextlib.AsyncExitStack() as stack:
         ways = Ways()
-        ways.add("router", *await _router(config, prompts, stack))
-        if config.dynamo is not None:
-            ways.add("dynamo", *await _dynamo(config, config.dynamo, prompts, stack))
         loads = [Load(concurrency) for concurrency in config.concurrency]
+        way, ask = await _router(config, prompts, stack)
+        ways.add("router", way, dict.fromkeys(loads, ask))
+        if config.dynamo is not None:
+            way, ask = await _dynamo(config, config.dynamo, prompts, stack)
+            ways.add("dynamo", way, dict.fromkeys(loads, ask))
         return await ways.measure(loads, config.requests, config.rounds, [("router", "dynamo")])
 
 
 async def _router(
     config: SelectionBenchConfig, prompts: list[list[int]], stack: contextlib.AsyncExitStack
-) -> tuple[Way, dict[int, Ask]]:
+) -> tuple[Way, Ask]:
     _, addresses = await start_peer("engine", str(config.workers), stack)
     router = await stack.enter_async_context(
         ServeProcess(
@@ -72,7 +74,7 @@ async def _router(
         assert len(answers) == 1 and answers[0], "SelectWorker chose nobody"
         return Timing(took, took)
 
-    return Way(router.grpc_address, router.pid), {0: ask}
+    return Way(router.grpc_address, router.pid), ask
 
 
 async def _dynamo(
@@ -80,7 +82,7 @@ async def _dynamo(
     python: str,
     prompts: list[list[int]],
     stack: contextlib.AsyncExitStack,
-) -> tuple[Way, dict[int, Ask]]:
+) -> tuple[Way, Ask]:
     pid, address = await start_dynamo_selector(python, config.start_timeout_s, stack)
     client = HttpClient(address)
     stack.callback(client.close)
@@ -102,7 +104,7 @@ async def _dynamo(
     async def ask() -> Timing:
         return await client.send(next(asked))
 
-    return Way(address, pid), {0: ask}
+    return Way(address, pid), ask
 
 
 def measure(config: SelectionBenchConfig) -> dict[str, Any]:

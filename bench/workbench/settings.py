@@ -69,7 +69,7 @@ class FrontsBenchConfig:
 class PathBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    requests: int = option(200, "Requests per way, load and round.")
+    requests: int = option(200, "Requests per way, load and round; with --long so many chats.")
     rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
     concurrency: tuple[int, ...] = option((1, 16, 64), "Requests at a time; may be repeated.")
     output_tokens: tuple[int, ...] = option((1, 32), "Tokens of an answer; may be repeated.")
@@ -84,14 +84,32 @@ class PathBenchConfig:
         None,
         "Path of an Envoy, which copies bytes beside the bare proxy; not given: it is left out.",
     )
+    smg: str | None = option(
+        None,
+        "Path of SMG's program. It takes no token ids: it gets chats of text, and so does our"
+        " OpenAI door beside it, as frontend-text. Not given: both are left out.",
+        env=("SMG",),
+    )
+    chars: int = option(1100, "Characters of such a chat.")
+    long: bool = option(
+        False,
+        "Chats that grow, through the OpenAI doors, instead: a long first turn, a short next.",
+    )
+    long_tokens: tuple[int, ...] = option(
+        (1_000, 10_000, 100_000), "With --long: tokens of a chat before its next turn; repeatable."
+    )
+    turn_tokens: int = option(1_000, "With --long: tokens of the next turn.")
+    model_path: str | None = option(
+        None, "Folder of the tokenizer of chats; not given: the small one of the mock engines."
+    )
     start_timeout_s: float = option(
         60.0, "Wait this long for each server and its engines.", flag="--start-timeout"
     )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "requests", "rounds", "workers", "tokens")
-        require_at_least(self, 1, "concurrency", "output_tokens")
+        require_at_least(self, 1, "requests", "rounds", "workers", "tokens", "chars", "turn_tokens")
+        require_at_least(self, 1, "concurrency", "output_tokens", "long_tokens")
         require_positive(self, "start_timeout_s")
 
 

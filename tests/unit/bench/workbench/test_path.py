@@ -13,7 +13,9 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError, RouterError
 from dynamo_router.bench.load import (
+    ChatClient,
     CompletionClient,
+    Timing,
     children_of,
     http_client,
     new_prompts,
@@ -23,7 +25,9 @@ from dynamo_router.bench.workbench.path import PathBenchConfig, run
 
 PEER = os.environ.get("DYNAMO_PEER")
 ENVOY = shutil.which("envoy")
+SMG = os.environ.get("SMG") or shutil.which("smg")
 BESIDE_ENVOY = [("envoy", "bare"), ("router", "envoy")] if ENVOY else []
+BESIDE_SMG = [("frontend-text", "smg")] if SMG else []
 BESIDE_DYNAMO = [("frontend", "dynamo"), ("router-dynamo", "dynamo")] if PEER else []
 
 
@@ -31,11 +35,12 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     target = tmp_path / "path.json"
     config = PathBenchConfig(
         requests=4, rounds=2, workers=2, tokens=40, concurrency=(1, 2), output_tokens=(1, 3),
-        dynamo=PEER, envoy=ENVOY, json=str(target),
+        dynamo=PEER, envoy=ENVOY, smg=SMG, json=str(target),
     )  # fmt: skip
     assert run(config) == 0
     result = json.loads(target.read_text())
     ways = ["direct", "bare", *(["envoy"] if ENVOY else []), "router", "frontend"]
+    ways += ["frontend-text", "smg"] if SMG else []
     ways += ["dynamo", "router-dynamo"] if PEER else []
     loads = [(1, 1), (1, 2), (3, 1), (3, 2)]
     found = [(row["output_tokens"], row["concurrency"], row["name"]) for row in result["rows"]]
@@ -46,19 +51,54 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     compared = {(each["name"], each["beside"]) for each in result["ratios"]}
     assert all({"cpu", "requests_per_s", "added_p50"} <= each.keys() for each in result["ratios"])
-    assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_DYNAMO}
+    assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_SMG, *BESIDE_DYNAMO}
     said = capsys.readouterr().out
     assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
 
 
-@pytest.mark.parametrize("key", ["requests", "rounds", "workers", "tokens"])
+def test_chats_that_grow(tmp_path: Path) -> None:
+    target = tmp_path / "long.json"
+    config = PathBenchConfig(
+        requests=2, rounds=1, workers=1, output_tokens=(1,), long=True, long_tokens=(300, 3000),
+        turn_tokens=100, smg=SMG, json=str(target),
+    )  # fmt: skip
+    assert run(config) == 0
+    result = json.loads(target.read_text())
+    ways = ["frontend", *(["smg"] if SMG else [])]
+    loads = [(300, 300), (400, 100), (3000, 3000), (3100, 100)]
+    found = [(row["prompt_tokens"], row["new_tokens"], row["name"]) for row in result["rows"]]
+    assert found == [(*load, way) for load in loads for way in ways]
+    assert all(row["cpu_us_per_request"] > 0 for row in result["rows"])
+    compared = {(each["name"], each["beside"]) for each in result["ratios"]}
+    assert compared == ({("frontend", "smg")} if SMG else set())
+
+
+async def test_a_turn_repeats_what_its_chat_began_with() -> None:
+    bodies: list[dict[str, Any]] = []
+    client = ChatClient("127.0.0.1:1", "tiny")
+
+    async def send(request: bytes) -> Timing:
+        bodies.append(json.loads(request.partition(b"\r\n\r\n")[2]))
+        return Timing(1.0, 1.0)
+
+    client._http.send = send  # type: ignore[method-assign]
+    first, following = client.turns(400, 50, 1)
+    for ask in (first, first, following, following):
+        await ask()
+    begun, other, grown, last = (body["messages"] for body in bodies)
+    assert begun != other and grown[:1] == begun and last[:1] == other
+    assert [message["role"] for message in grown] == ["user", "assistant", "user"]
+    assert 400 <= len(begun[0]["content"]) < 420 and 50 <= len(grown[2]["content"]) < 70
+
+
+@pytest.mark.parametrize("key", ["requests", "rounds", "workers", "tokens", "chars", "turn_tokens"])
 def test_nonsense_is_refused(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PathBenchConfig(**{key: 0})
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize("key", ["concurrency", "output_tokens"])
+@pytest.mark.parametrize("key", ["concurrency", "output_tokens", "long_tokens"])
 @pytest.mark.parametrize("values", [(), (4, 0)])
 def test_loads_that_are_none_are_refused(key: str, values: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -71,6 +111,14 @@ def test_a_python_without_dynamo_is_told(tmp_path: Path) -> None:
         requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), dynamo="/bin/false"
     )
     with pytest.raises(RouterError, match="Dynamo ended while it started"):
+        run(config)
+
+
+def test_what_is_no_smg_is_told() -> None:
+    config = PathBenchConfig(
+        requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), smg="/bin/false"
+    )
+    with pytest.raises(RouterError, match="SMG ended while it started"):
         run(config)
 
 
