@@ -1,6 +1,5 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import AT_A_TIME, MOST_PROMPTS, Choice, PromptReader, Tokens
+from .engine_requests import MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     LAST_CHUNK,
@@ -114,7 +113,7 @@ class Completions:
         """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
         prompt, if not the worker that answers; `card` is what the workers say of the model now;
         `calls` counts requests of engines: a call has one for each of its answers."""
-        self._workers = Workers(dispatcher, prefill)
+        self._workers = Workers(dispatcher, calls.turns, prefill)
         self._adapter = adapter
         self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
@@ -226,9 +225,9 @@ class Completions:
         guide: Guide | None,
     ) -> list[Choice]:
         choices: list[Choice] = []
-        for number, (tokens, prefix) in enumerate(prompts, 1):
-            if number % AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        for tokens, prefix in prompts:
+            if choices:
+                await self._calls.turns.take(len(tokens) * TOKEN_S)
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))

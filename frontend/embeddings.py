@@ -1,6 +1,5 @@
 """POST /v1/embeddings, where the engines embed: a vector for each text."""
 
-import asyncio
 import base64
 from typing import Any, Literal
 
@@ -13,9 +12,10 @@ from ..process.supervised import all_done
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher
 from ..transport.http1 import HttpCall, answer_whole
+from ..workers.dialects import encode_generate
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .engine_requests import AT_A_TIME, LONG_LIST, PromptReader, Tokens, engine_message
+from .engine_requests import ANSWER_S, TOKEN_S, PromptReader, Tokens, engine_message
 from .openai import BAD_BODY, ApiError, bad_body
 from .processor import Tenant
 
@@ -73,8 +73,7 @@ class Embeddings:
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:
         try:
             return await all_done(
-                self._embed_one(ids, index, f"{request_id}-{index}")
-                for index, ids in enumerate(inputs)
+                self._embed_one(ids, f"{request_id}-{index}") for index, ids in enumerate(inputs)
             )
         except EngineCallError as error:
             if error.code() is not StatusCode.UNIMPLEMENTED:
@@ -82,14 +81,11 @@ class Embeddings:
             text = "this model's engines make no embeddings"
             raise ApiError(404, text, code="no_embeddings") from None
 
-    async def _embed_one(self, ids: Tokens, index: int, request_id: str) -> Any:
-        for _ in range(index // AT_A_TIME):
-            await asyncio.sleep(0)
-        message = pb.EmbedRequest(request_id=request_id)
-        for at in range(0, len(ids), LONG_LIST):
-            message.tokenized.input_token_ids.extend(np.asarray(ids[at : at + LONG_LIST]).tolist())
-            await asyncio.sleep(0)
-        answer = await self._dispatcher.plain.embed(message.SerializeToString(), None)
+    async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
+        await self._calls.turns.take(ANSWER_S + len(ids) * TOKEN_S)
+        # Of an EmbedRequest both fields are those of a GenerateRequest.
+        message, _ = encode_generate(request_id, 0, b"", np.ascontiguousarray(ids, np.uint32))
+        answer = await self._dispatcher.plain.embed(message, None)
         return engine_message(pb.EmbedResponse, answer)
 
 

@@ -58,8 +58,8 @@ FEW, LONG_LIST = 32, 4096
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 SECONDS_PER_BYTE = 1e-7
 """Of reading JSON and rendering a template."""
-AT_A_TIME = 4
-"""Prompts or answers of one request that are begun before others have a turn."""
+ANSWER_S, TOKEN_S = 0.0005, 2e-8
+"""What beginning an answer takes of the event loop, and each token of its prompt."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 

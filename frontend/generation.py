@@ -4,18 +4,18 @@ Each answer that is asked for (`n` of them for each prompt) is a request of its 
 worker that has its prompt, and works with engines that make one sequence at a time.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..process.loop_turns import LoopTurns
 from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .engine_requests import AT_A_TIME, Choice, engine_message, engine_request
+from .engine_requests import ANSWER_S, TOKEN_S, Choice, engine_message, engine_request
 from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
@@ -178,6 +178,8 @@ class Workers(NamedTuple):
     """Who answers the requests of a model."""
 
     dispatcher: Dispatcher
+    turns: LoopTurns
+    """where answers begin"""
     prefill: PrefillWorkers | None = None
     """None: whoever answers a request computes its prompt too"""
 
@@ -219,8 +221,7 @@ async def _answer_one(
     client: Client | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
-    for _ in range(choice.index // AT_A_TIME):
-        await asyncio.sleep(0)
+    await workers.turns.take(ANSWER_S + len(choice.prompt.tokens) * TOKEN_S)
     reader = AnswerReader(text, request, choice.prefix, choice.output)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"

@@ -6,6 +6,7 @@ events may come later than its token.
 
 import asyncio
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +30,15 @@ class Leader:
         self._decision: Decision | None = None
         self.followers = 0
 
-    def share_with(self, prompt: Prompt) -> int:
-        """Leading blocks that are the same in both."""
-        if prompt is self._prompt:
-            return len(prompt.sequence_hashes)
+    def share_with(self, prompt: Prompt, least: int) -> int:
+        """Leading blocks that are the same in both; 0 if they are fewer than `least`."""
         own, other = self._prompt.sequence_hashes, prompt.sequence_hashes
         count = min(len(own), len(other))
+        # A block's hash is that of all before it, too: that of the last one shows all of them.
+        if count < least or own[least - 1] != other[least - 1]:
+            return 0
+        if prompt is self._prompt:
+            return count
         differ = own[:count] != other[:count]
         return int(np.argmax(differ)) if differ.any() else count
 
@@ -72,9 +76,9 @@ def parts_of(prompts: Sequence[Prompt]) -> list[Part]:
     leaders: list[Leader] = []
     parts: list[Part] = []
     for prompt in prompts:
-        least = max(LEAST_TOKENS / prompt.block_size, LEAST_SHARE * prompt.blocks)
+        least = ceil(max(LEAST_TOKENS / prompt.block_size, LEAST_SHARE * prompt.blocks))
         for leader in leaders:
-            if (blocks := leader.share_with(prompt)) >= least:
+            if blocks := leader.share_with(prompt, least):
                 leader.followers += 1
                 parts.append(Part(follows=leader, blocks=blocks))
                 break

@@ -1,9 +1,10 @@
 """Turns: whose item comes next, of callers that each have some waiting. Pure."""
 
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 MOST_REMEMBERED = 256
 """Callers without a waiting item whose due cost is kept: of more, those that had most."""
@@ -14,11 +15,11 @@ class Turns(Generic[T]):
 
     A caller is due what its items cost (start-time fair queuing): however many it has waiting, the
     cost that it is given grows no faster than that of another one that has some waiting, and a
-    pause earns it nothing.
+    pause earns it nothing. No two items are equal.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[tuple[float, T]]] = {}
+        self._waiting: dict[str, OrderedDict[T, float]] = {}  # with their costs
         self._due: dict[str, float] = {}
         self._now = 0.0  # the due cost of the caller that was served last
 
@@ -29,9 +30,9 @@ class Turns(Generic[T]):
         """One more item of this caller."""
         queue = self._waiting.get(caller)
         if queue is None:
-            queue = self._waiting[caller] = deque()
+            queue = self._waiting[caller] = OrderedDict()
             self._due[caller] = max(self._due.get(caller, 0.0), self._now)
-        queue.append((cost, item))
+        queue[item] = cost
 
     def take(self) -> T | None:
         """The next item; None: there is none."""
@@ -39,7 +40,7 @@ class Turns(Generic[T]):
             return None
         caller = min(self._waiting, key=self._due.__getitem__)
         queue = self._waiting[caller]
-        cost, item = queue.popleft()
+        item, cost = queue.popitem(last=False)
         self._now = self._due[caller]
         self._due[caller] += cost
         if not queue:
@@ -48,13 +49,11 @@ class Turns(Generic[T]):
 
     def remove(self, caller: str, item: T) -> None:
         """This item does not wait any more; nothing if it did not."""
-        queue = self._waiting.get(caller, ())
-        for at, (_, each) in enumerate(queue):
-            if each is item:
-                del self._waiting[caller][at]
-                break
-        if caller in self._waiting and not queue:
-            self._forget(caller)
+        queue = self._waiting.get(caller)
+        if queue is not None:
+            queue.pop(item, None)
+            if not queue:
+                self._forget(caller)
 
     def rest(self) -> None:
         """Nothing is under way: the next caller owes nothing for earlier ones."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..base.limit_hits import LimitHits
 from ..base.shared_bound import SharedBound
+from ..process.loop_turns import LoopTurns
 from ..workers.trtllm_proto import SERVICE
 from .caller_limits import CallerLimits
 
@@ -27,6 +28,8 @@ class CallLimits:
         self.health = SharedBound("max_questions", limits.max_questions, share, hits)
         self.bytes = SharedBound("max_request_bytes", limits.max_request_bytes, share, hits)
         self.answer_bytes = SharedBound("max_answer_bytes", limits.max_answer_bytes, share, hits)
+        self.turns = LoopTurns()
+        """what requests begin in one turn of the event loop"""
         self.on_request_refused: Callable[[], None] = lambda: None
         """called for each request that found no room"""
 

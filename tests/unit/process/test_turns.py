@@ -28,11 +28,11 @@ def test_callers_take_turns_however_many_items_one_has() -> None:
 
 def test_costly_items_count_for_what_they_cost() -> None:
     turns: Turns[str] = Turns()
-    for _ in range(3):
-        turns.put("long", 4.0, "L")
-    for _ in range(9):
-        turns.put("short", 1.0, "s")
-    assert "".join(drained(turns)) == "LssssLssssLs"
+    for number in range(3):
+        turns.put("long", 4.0, f"L{number}")
+    for number in range(9):
+        turns.put("short", 1.0, f"s{number}")
+    assert "".join(item[0] for item in drained(turns)) == "LssssLssssLs"
 
 
 def test_a_caller_that_was_served_waits_for_others_that_came_meanwhile() -> None:
@@ -46,14 +46,14 @@ def test_a_caller_that_was_served_waits_for_others_that_came_meanwhile() -> None
 
 def test_a_pause_earns_nothing_and_a_rest_forgets() -> None:
     turns: Turns[str] = Turns()
-    for _ in range(4):
-        turns.put("busy", 1.0, "b")
-        turns.put("steady", 1.0, "s")
+    for number in range(4):
+        turns.put("busy", 1.0, f"b{number}")
+        turns.put("steady", 1.0, f"s{number}")
     for _ in range(6):
         turns.take()
-    for _ in range(3):
-        turns.put("back", 1.0, "n")
-    assert Counter(drained(turns)[:3]) == {"b": 1, "s": 1, "n": 1}
+    for number in range(3):
+        turns.put("back", 1.0, f"n{number}")
+    assert Counter(item[0] for item in drained(turns)[:3]) == {"b": 1, "s": 1, "n": 1}
     turns.rest()
     turns.put("busy", 1.0, "b")
     turns.put("back", 1.0, "n")
@@ -64,8 +64,8 @@ def test_few_callers_without_an_item_are_remembered() -> None:
     turns: Turns[str] = Turns()
     turns.put("waits", 1.0, "w")
     for number in range(10_000):
-        turns.put(f"c{number}", 0.001, "x")
-        turns.put(f"d{number}", 0.001, "x")
+        turns.put(f"c{number}", 0.001, f"c{number}")
+        turns.put(f"d{number}", 0.001, f"d{number}")
         turns.take()
         turns.take()
     assert len(turns._due) <= len(turns._waiting) + 2 * MOST_REMEMBERED

@@ -1,0 +1,111 @@
+"""Turns of the event loop: what one turn begins, whose turn it is, and what leaves nothing."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from dynamo_router.base.account import set_account
+from dynamo_router.process.loop_turns import LoopTurns
+
+AT_A_TIME = 4
+
+
+class Watch:
+    """Counts what began in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.turns = LoopTurns(AT_A_TIME)
+        self.turn = 0
+        self.begun: list[tuple[int, str]] = []
+
+    def count_turns(self) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def count() -> None:
+            nonlocal handle
+            self.turn += 1
+            handle = loop.call_soon(count)
+
+        handle = loop.call_soon(count)
+        return lambda: handle.cancel()
+
+    async def begin(self, caller: str, times: int = 1, cost: float = 1.0) -> None:
+        set_account(caller)
+        for _ in range(times):
+            await self.turns.take(cost)
+            self.begun.append((self.turn, caller))
+
+    async def run(self, *works: Coroutine[Any, Any, None]) -> None:
+        stop = self.count_turns()
+        await asyncio.gather(*works)
+        stop()
+
+    @property
+    def most_in_a_turn(self) -> int:
+        return max(Counter(turn for turn, _ in self.begun).values())
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+async def test_all_requests_together_begin_a_few_in_a_turn(watch: Watch) -> None:
+    await watch.run(*(watch.begin(f"c{n % 10}") for n in range(100)), watch.begin("long", 30))
+    assert len(watch.begun) == 130
+    assert watch.most_in_a_turn <= AT_A_TIME
+    assert not watch.turns.waiting
+
+
+async def test_a_piece_that_costs_more_counts_for_more(watch: Watch) -> None:
+    await watch.run(*(watch.begin("a", cost=AT_A_TIME) for _ in range(10)))
+    assert watch.most_in_a_turn == 1
+    await watch.run(*(watch.begin("a", cost=100 * AT_A_TIME) for _ in range(2)))
+    assert watch.most_in_a_turn == 1
+
+
+async def test_one_that_comes_alone_begins_at_once(watch: Watch) -> None:
+    for _ in range(3 * AT_A_TIME):
+        taken = watch.turns.take(AT_A_TIME)
+        with pytest.raises(StopIteration):
+            taken.send(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_callers_take_turns(watch: Watch) -> None:
+    many = [asyncio.create_task(watch.begin("many")) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(watch.begin("few") for _ in range(5)))
+    await asyncio.gather(*many)
+    callers = [caller for _, caller in watch.begun]
+    last = len(callers) - callers[::-1].index("few")
+    assert last <= 2 * 5 + 2 * AT_A_TIME
+    assert len(watch.begun) == 105
+
+
+async def test_one_that_is_cancelled_while_it_waits_leaves_nothing(watch: Watch) -> None:
+    tasks = [asyncio.create_task(watch.begin(f"c{n % 3}")) for n in range(100)]
+    await asyncio.sleep(0)
+    assert watch.turns.waiting == 100 - AT_A_TIME
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert not watch.turns.waiting
+    assert len(watch.begun) <= 2 * AT_A_TIME
+    await watch.run(watch.begin("c1"))
+    assert watch.begun[-1][1] == "c1"
+
+
+async def test_a_turn_that_was_given_to_one_that_left_is_not_waited_for(watch: Watch) -> None:
+    tasks = [asyncio.create_task(watch.begin("a")) for _ in range(3 * AT_A_TIME)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the next ones have their turn, and have not run
+    for task in tasks[AT_A_TIME : 2 * AT_A_TIME]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert len(watch.begun) >= 2 * AT_A_TIME
+    assert not watch.turns.waiting
