@@ -9,15 +9,57 @@ from .clock import Clock, SystemClock
 
 log = logging.getLogger(__name__)
 
+_SHARED = (
+    "max_requests",
+    "max_questions",
+    "max_request_bytes",
+    "max_answer_bytes",
+    "max_computations",
+    "max_computation_bytes",
+)
+LIMITS = (
+    *_SHARED,
+    *(f"{limit}_per_caller" for limit in _SHARED),
+    "attempt_timeout_s",
+    "client_floods",
+    "client_violations",
+    "connection_age_grace_s",
+    "connection_handshake_s",
+    "connection_idle_s",
+    "connection_keepalive",
+    "decoded_bytes",
+    "descriptors",
+    "json_parts",
+    "max_body_bytes",
+    "max_connection_share",
+    "max_connections",
+    "max_http_connections",
+    "max_id_bytes",
+    "max_message_bytes",
+    "max_metadata_bytes",
+    "max_prompt_tokens",
+    "max_streams",
+    "max_unknown_workers",
+    "message_timeout_s",
+    "queue_timeout_s",
+    "request_timeout_s",
+    "retry_budget",
+    "router_max_booked_blocks",
+    "total_timeout_s",
+    "write_timeout_s",
+)
+"""All names of limits. Metrics have each from the start: Prometheus's `increase` does not see the
+hit that a counter appears with."""
+
 
 class LimitHits:
     """Counts by the limit's name, on the event loop. Shown as dynamo_router_limits_hit_total."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter[str]()
 
     def hit(self, limit: str, times: int = 1) -> None:
-        """`limit` is the name of a setting or of a fixed bound, never a peer's word."""
+        """`limit` is one of LIMITS, never a peer's word."""
         self._counts[limit] += times
 
     def counts(self) -> dict[str, int]:

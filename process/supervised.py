@@ -18,16 +18,24 @@ CANCEL_AGAIN_S = 0.5
 T = TypeVar("T")
 
 failures: Counter[str] = Counter()
-"""Exceptions that ended a turn of a loop, by the loop's name; of this process."""
+"""Exceptions that ended a turn of a loop, by the kind of loop, which is its name up to a hyphen;
+of this process. A kind is counted from its first loop on."""
 
 
 def supervise(name: str, loop: Callable[[], Awaitable[object]]) -> "asyncio.Task[None]":
     """A task that runs `loop`, and runs it again, with back-off, after each exception. Among these
     is a CancelledError where a library cancelled a future of its own, and not the task.
 
-    It ends when `loop` returns or the task is cancelled.
+    It ends when `loop` returns or the task is cancelled. What follows a hyphen in its name tells it
+    from others of its kind.
     """
+    failures[kind_of(name)] += 0
     return asyncio.create_task(_run(name, loop), name=name)
+
+
+def kind_of(name: str) -> str:
+    """What a loop's failures are counted by."""
+    return name.partition("-")[0]
 
 
 async def stopped(task: "asyncio.Task[None] | None") -> None:
@@ -94,6 +102,6 @@ async def _run(name: str, loop: Callable[[], Awaitable[object]]) -> None:
         except (Exception, asyncio.CancelledError):
             if is_cancelled():
                 raise
-            failures[name] += 1
+            failures[kind_of(name)] += 1
             log.exception("a background loop failed and goes on", loop=name)
         await asyncio.sleep(backoff.next())

@@ -135,6 +135,14 @@ CONNECTION_CAUSES = frozenset(
 """Causes that say that a worker is not connected."""
 
 
+_NOT_OF_WORKERS = (Blame.CLIENT, Blame.REQUEST, Blame.US)
+WORKER_CAUSES = (
+    *(v.cause for v in _BY_ORIGIN.values() if v.blame not in _NOT_OF_WORKERS),
+    *("blank", "internal", "resource_exhausted", "unavailable", "unknown"),
+)
+"""Counted of each worker from 0 on; other statuses from the first one on."""
+
+
 def judge(origin: Origin, code: StatusCode, *, started: bool) -> Verdict:
     """What a failure means. `started`: a message was passed to the client already.
 

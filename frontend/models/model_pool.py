@@ -243,7 +243,7 @@ class ModelPool:
 
     def start(self) -> None:
         """Begin to build it."""
-        self._task = supervise(f"pool {self.name}", self._build)
+        self._task = supervise(f"pool-{self.name}", self._build)
 
     def become(
         self,

@@ -83,7 +83,7 @@ class PrefixWatcher(Generic[K, V]):
     async def start(self) -> None:
         """Watch; returns once the first listing is in. StoreError if the store refuses us."""
         if self._task is None:
-            self._task = supervise(f"watch of {self._bucket.name}", self._follow)
+            self._task = supervise(f"watch-{self._bucket.name}", self._follow)
         await self._listed.wait()
         if self._refusal is not None:
             await self.close()

@@ -7,6 +7,7 @@ from ...base.lazy_names import lazy_names
 from .access import Access
 from .callers import (
     ANONYMOUS,
+    REASONS,
     AccessError,
     Caller,
     check_id,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANONYMOUS",
     "FRONTEND_RULES",
+    "REASONS",
     "RULES",
     "Access",
     "AccessError",

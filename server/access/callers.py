@@ -40,6 +40,19 @@ def set_caller(caller: Caller) -> None:
     _current.set(caller)
 
 
+REASONS = (
+    "certificate",
+    "content_type",
+    "host",
+    "listener",
+    "no_token",
+    "origin",
+    "role",
+    "token",
+)
+"""Why calls are refused."""
+
+
 class AccessError(RouterError):
     """A call is refused: `authenticated` tells somebody who may not from somebody unknown."""
 

@@ -25,6 +25,9 @@ class Security:
     `watch` reads them again when they change; start and close it with the service.
     """
 
+    SECRETS = ("TLS certificate", "TLS files for engines", "key of engines", "file of tokens")
+    """What `watch` may have."""
+
     def __init__(self, config: ServeConfig, clock: Clock) -> None:
         self._config = config
         self.server_tls = ServerTls(config.tls) if config.tls.on else None

@@ -110,7 +110,7 @@ class Siblings:
         for number in self.others:
             self._channels[number] = ClientChannel(f"unix:{place.socket_of(number)}", CHANNEL)
         self._watching = [
-            supervise(f"sibling {number}", partial(self._watch, number)) for number in self.others
+            supervise(f"sibling-{number}", partial(self._watch, number)) for number in self.others
         ]
 
     async def close(self) -> None:

@@ -1,13 +1,14 @@
 """What the router, its index and its event feed tell when Prometheus asks. Names of callers are
 no labels: they have no bound."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ...base.limit_hits import LimitHits
+from ...base.limit_hits import LIMITS, LimitHits
 from ...indexer.event_index import EventIndex
 from ...indexer.prefix_index import PrefixIndex
 from ...kv_events import DurableEvents, EventFeed, EventSources, IndexPeers, SnapshotTask
@@ -17,7 +18,8 @@ from ...router.affinity import SessionAffinity
 from ...router.kv_router import KvRouter
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
-from ..access import Security
+from ...workers.failures import WORKER_CAUSES
+from ..access import REASONS, Security
 from ..dispatch import Dispatcher
 from ..migration import RefusedMove
 from ..replica_sync import ReplicaSync
@@ -129,7 +131,7 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
         "cause",
         "dynamo_router_migrations",
         "Streams continued on another worker, by why the one before was lost.",
-        dispatcher.migrations.moved,
+        dict.fromkeys(WORKER_CAUSES, 0) | dispatcher.migrations.moved,
     )
     yield counter_by(
         "reason",
@@ -168,20 +170,20 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
 def limit_metrics(hits: LimitHits) -> Iterator[Metric]:
     """How often each limit was hit."""
     yield counter_by(
-        "limit", "dynamo_router_limits_hit", "Times that a limit was hit.", hits.counts()
+        "limit",
+        "dynamo_router_limits_hit",
+        "Times that a limit was hit.",
+        dict.fromkeys(LIMITS, 0) | hits.counts(),
     )
 
 
 def loop_metrics() -> Iterator[Metric]:
     """Failures of this process's background loops."""
-    loops: Counter[str] = Counter()
-    for loop, count in supervised.failures.items():
-        loops[loop.partition("-")[0]] += count
     yield counter_by(
         "loop",
         "dynamo_router_loop_failures",
         "Exceptions in background loops, which went on.",
-        loops,
+        supervised.failures,
     )
 
 
@@ -467,24 +469,28 @@ def security_metrics(security: Security) -> Iterator[Metric]:
         "reason",
         "dynamo_router_access_refused",
         "Calls refused by access control.",
-        dict(sorted(security.access.refused.items())),
+        dict.fromkeys(REASONS, 0) | security.access.refused,
     )
     files = security.watch.files
+    unread = dict.fromkeys(Security.SECRETS, 0)
     yield counter_by(
         "file",
         "dynamo_router_secret_reloads",
         "Reloads of secret files.",
-        {each.what: each.reloads for each in files},
+        unread | {each.what: each.reloads for each in files},
     )
     yield counter_by(
         "file",
         "dynamo_router_secret_reload_failures",
         "Reloads of secret files that failed; the old ones stay in use.",
-        {each.what: each.failures for each in files},
+        unread | {each.what: each.failures for each in files},
     )
-    if security.server_tls is not None:
-        yield from gauges(
-            "dynamo_router_tls_certificate_",
-            ("expires_seconds", "Expiry of the listeners' certificate, in Unix time.",
-             security.server_tls.not_after),
-        )  # fmt: skip
+    tls = security.server_tls
+    yield from gauges(
+        "dynamo_router_tls_certificate_",
+        (
+            "expires_seconds",
+            "Expiry of the listeners' certificate, in Unix time; +Inf without TLS.",
+            math.inf if tls is None else tls.not_after,
+        ),
+    )

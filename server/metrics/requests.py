@@ -160,11 +160,18 @@ class RequestMetrics:
         yield from counters(
             "dynamo_component_router_", ("requests_started", "Requests that arrived.", self.started)
         )
-        ended = self._ended.copy()
-        if self._well:
-            ended[_OK] = self._well
-        yield _by_code("dynamo_component_router_requests", "Requests that ended.", ended)
-        yield _by_code("dynamo_router_retries", "Attempts after the first one.", self._retries)
+        yield counter_by(
+            "status",
+            "dynamo_component_router_requests",
+            "Requests that ended.",
+            {"ok": self._well, **_failed(self._ended)},
+        )
+        yield counter_by(
+            "status",
+            "dynamo_router_retries",
+            "Attempts after the first one.",
+            _failed(self._retries),
+        )
         yield counter_by(
             "outcome",
             "dynamo_router_objectives",
@@ -205,5 +212,6 @@ class RequestMetrics:
                 self._cached.observe(usage.cached_tokens)
 
 
-def _by_code(name: str, help: str, counts: Counter[StatusCode]) -> Metric:
-    return counter_by("status", name, help, {code.name.lower(): n for code, n in counts.items()})
+def _failed(counts: Counter[StatusCode]) -> dict[str, int]:
+    """Counts by status, but OK."""
+    return {code.name.lower(): counts[code] for code in StatusCode if code is not _OK}

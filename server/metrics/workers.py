@@ -1,7 +1,8 @@
 """What Prometheus sees of each worker. Series go with their worker, and their number is bounded."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -10,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from ...indexer.wire import TIERS
 from ...router.kv_router import KvRouter
 from ...router.views import WorkerView
+from ...workers.failures import WORKER_CAUSES
 from ...workers.registry import WorkerEntry, WorkerState
 from ...workers.request_reports import RequestReports
 from .families import gauge_by, gauges, source
@@ -62,7 +64,7 @@ def worker_metrics(
     entries = [entry for entry in map(router.registry.entry, ids) if entry is not None]
     yield None
     yield from _worker_tables(entries, requests, reports)
-    yield from _fault_tables(set(ids), reports)
+    yield from _fault_tables(ids, reports)
 
 
 def _rank_tables(
@@ -155,8 +157,9 @@ def _worker_tables(
     )
 
 
-def _fault_tables(shown: set[int], reports: RequestReports) -> Iterator[Table]:
-    errors: Counter[tuple[str, str]] = Counter()
+def _fault_tables(shown: Collection[int], reports: RequestReports) -> Iterator[Table]:
+    own = [str(worker_id) for worker_id in shown]
+    errors = Counter(dict.fromkeys(product(WORKER_CAUSES, own), 0))
     for (worker_id, cause), count in reports.errors.items():
         errors[cause, str(worker_id) if worker_id in shown else OTHERS] += count
     yield _table(
@@ -165,7 +168,7 @@ def _fault_tables(shown: set[int], reports: RequestReports) -> Iterator[Table]:
         "Attempts that failed, by worker and cause.",
         [(f'cause="{cause}",worker_id="{who}"', n) for (cause, who), n in errors.items()],
     )
-    ejections: Counter[str] = Counter()
+    ejections = Counter(dict.fromkeys(own, 0))
     for worker_id, count in reports.outliers.ejections.items():
         ejections[str(worker_id) if worker_id in shown else OTHERS] += count
     yield _table(

@@ -22,7 +22,6 @@ DOC = (ROOT / "docs" / "observability.md").read_text()
 GONE = StatusCode.UNAVAILABLE
 METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| .+ \|")
 SILENT = {
-    "dynamo_router_access_refused_total": "reason",
     "dynamo_router_forecast_failed_seconds": "kind, value",
 }
 """Labels of metrics without a sample in a fleet that has not met what they count."""

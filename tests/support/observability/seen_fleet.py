@@ -20,7 +20,6 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.frontend.config import FrontendConfig
 from dynamo_router.frontend.token_cache import piece_cache
 from dynamo_router.indexer.wire.events import StorageTier
-from dynamo_router.process import supervised
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.config import ServeConfig
@@ -33,8 +32,8 @@ OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
 
 
 @asynccontextmanager
-async def seen_fleet(folder: Path) -> AsyncIterator[str]:
-    """Its /metrics, as OpenMetrics."""
+async def seen_fleet(folder: Path, *, used: bool = True) -> AsyncIterator[str]:
+    """Its /metrics, as OpenMetrics; not `used`: before it has served anything."""
     authority = Authority(folder)
     cert, key = authority.issue("router")
     engines = [
@@ -68,13 +67,8 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
         piece_cache(FrontendConfig(), server.parts)
         await server.start()
         await until(lambda: len(server.monitor.ready_clients()) == len(engines))
-        for n, tier in enumerate(("device", "host_pinned", "disk", "external")):
-            server.router.apply_event(_stored(n, tier))
-        await _send_requests(server)
-        server.dispatcher.hits.hit("retry_budget")
-        server.dispatcher.migrations.moved["connection_lost"] += 1
-        supervised.failures.update(("event stream-1", "flights", "event stream-2"))
-        stack.callback(supervised.failures.clear)
+        if used:
+            await _use(server)
         context = ssl.create_default_context(cafile=authority.ca)
         url = f"https://{server.http_address}/metrics"
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -82,6 +76,14 @@ async def seen_fleet(folder: Path) -> AsyncIterator[str]:
             assert answer.status == 200
             page = await answer.text()
         yield page
+
+
+async def _use(server: ServedRouter) -> None:
+    for n, tier in enumerate(("device", "host_pinned", "disk", "external")):
+        server.router.apply_event(_stored(n, tier))
+    await _send_requests(server)
+    server.dispatcher.hits.hit("retry_budget")
+    server.dispatcher.migrations.moved["connection_lost"] += 1
 
 
 async def _send_requests(server: ServedRouter) -> None:

@@ -15,7 +15,7 @@ from dynamo_router.server.metrics.page import MetricsPage
 from dynamo_router.server.metrics.worker_requests import WorkerRequests
 from dynamo_router.server.metrics.workers import worker_metrics
 from dynamo_router.server.observability import ObservabilityConfig
-from dynamo_router.workers.failures import Origin, judge
+from dynamo_router.workers.failures import WORKER_CAUSES, Origin, judge
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.request_reports import RequestReports
 
@@ -104,9 +104,13 @@ async def test_why_a_worker_is_out_is_one_of_a_few_words(fleet: Fleet) -> None:
         ("4", "draining", ""),
         ("5", "ready", ""),
     ]
-    assert values_of(found["dynamo_router_worker_ejections"], "worker_id") == {"1": 1}
+    assert values_of(found["dynamo_router_worker_ejections"], "worker_id") == {
+        "1": 1,
+        **dict.fromkeys("2345", 0),
+    }
     errors = samples(found["dynamo_router_worker_errors"])
-    assert errors == {
+    assert len(errors) == 5 * len(WORKER_CAUSES)
+    assert {key: count for key, count in errors.items() if count} == {
         ("dynamo_router_worker_errors_total", (("cause", "empty"), ("worker_id", "1"))): 5
     }
 
@@ -139,7 +143,11 @@ async def test_who_is_beyond_the_bound_is_summed_up(small: Fleet) -> None:
     found = await small.scrape()
     blocks = values_of(found["dynamo_router_worker_indexed_blocks"], "worker_id")
     assert blocks == {"1": 1, "2": 0, "other": 7}
-    assert values_of(found["dynamo_router_worker_errors"], "worker_id") == {"1": 1, "other": 2}
+    errors = samples(found["dynamo_router_worker_errors"])
+    assert {dict(labels)["worker_id"]: n for (_, labels), n in errors.items() if n} == {
+        "1": 1,
+        "other": 2,
+    }
     states = values_of(found["dynamo_router_event_source_state"], "worker_id")
     assert states == {"1": 1, "2": 1, "other": 2}
     assert values_of(found["dynamo_router_workers"], "state")["ready"] == 4
