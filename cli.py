@@ -17,7 +17,16 @@ import click
 from .base.errors import RouterError
 from .base.urls import redact_text
 from .process.environment import unknown_names
-from .process.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
+from .process.options import SettingsCommand, identifier, packed_options
+from .process.settings import (
+    ENV_PREFIX,
+    OptionSpec,
+    Resolved,
+    SettingsSource,
+    old_names_used,
+    options_of,
+    unpack,
+)
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
@@ -179,18 +188,20 @@ def build_command(name: str, entry: Entry) -> click.Command:
     serving = name in ("serve", "config")
     env_prefix = entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
     specs = options_of(cls, env_prefix=env_prefix)
-    params: list[click.Parameter] = [_parameter(spec) for spec in specs]
-    params.append(
+    more: list[click.Parameter] = [
         click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
-    )
+    ]
     if entry.run is None:
-        params.append(click.Option(["--json"], is_flag=True, help="As JSON."))
+        more.append(click.Option(["--json"], is_flag=True, help="As JSON."))
 
     def call(config: str | None, **given: Any) -> None:
-        for text in _strange_names(specs, env_prefix):
-            click.echo(f"dynamo-router: warning: {text}", err=True)
         as_json = bool(given.pop("json", False)) if entry.run is None else False
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
+        texts = _strange_names(specs, env_prefix) + old_names_used(specs, os.environ, flags)
+        for text in texts:
+            click.echo(f"dynamo-router: warning: {text}", err=True)
+        for packed in packed_options(specs):
+            flags |= unpack(packed, given[identifier(packed)], specs, flags)
         source = SettingsSource(cls, flags, config, env_prefix)
         resolved = source.current
         if entry.run is None:
@@ -206,7 +217,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
             code = INTERRUPTED
         sys.exit(code)
 
-    return click.Command(name, params=params, callback=call, help=entry.summary)
+    return SettingsCommand(name, specs, more, callback=call, help=entry.summary)
 
 
 def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
@@ -217,33 +228,6 @@ def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
         others = {f"{ENV_PREFIX}{name.upper()}_" for name in NAMES}
         known |= {f"{ENV_PREFIX}{name}" for name in ("DEBUG", "SANITIZE", "TRACE")}  # of builds
     return unknown_names(os.environ, known, prefix=env_prefix, others=others)
-
-
-def _parameter(spec: OptionSpec) -> click.Parameter:
-    kind: Any = click.Choice(spec.choices) if spec.choices else spec.kind
-    if spec.positional:
-        count = -1 if spec.repeated else 1
-        required = spec.default is None and not spec.optional
-        return click.Argument([spec.name], type=kind, required=required, nargs=count)
-    names = [spec.name]
-    for flag in spec.flags:
-        bare = flag.removeprefix("--")
-        names.append(f"--{bare}/--no-{bare}" if spec.kind is bool else flag)
-    shown = "" if spec.default in (None, ()) else f" [default: {_shown(spec)}]"
-    return click.Option(
-        names,
-        type=None if spec.kind is bool else kind,
-        multiple=spec.repeated,
-        default=None,
-        help=f"{spec.help}{shown} [env: {spec.env[0]}]",
-        metavar=None if spec.kind is bool or spec.choices else spec.kind.__name__.upper(),
-    )
-
-
-def _shown(spec: OptionSpec) -> str:
-    if isinstance(spec.default, bool):
-        return "on" if spec.default else "off"
-    return str(spec.default)
 
 
 def _print_settings(resolved: Resolved[Any], as_json: bool) -> None:
