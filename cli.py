@@ -16,6 +16,7 @@ import click
 
 from .base.errors import RouterError
 from .base.urls import redact_text
+from .process.config_file import config_file, write_new
 from .process.environment import unknown_names
 from .process.options import SettingsCommand, identifier, packed_options
 from .process.settings import (
@@ -28,6 +29,8 @@ from .process.settings import (
     unpack,
 )
 
+CONFIG_FILE = "dynamo-router.toml"
+"""What `config --init` writes where it gets no name."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
@@ -192,10 +195,10 @@ def build_command(name: str, entry: Entry) -> click.Command:
         click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
     ]
     if entry.run is None:
-        more.append(click.Option(["--json"], is_flag=True, help="As JSON."))
+        more += _config_options()
 
     def call(config: str | None, **given: Any) -> None:
-        as_json = bool(given.pop("json", False)) if entry.run is None else False
+        init, as_json = (given.pop(name, None) for name in ("init", "as_json"))
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
         texts = _strange_names(specs, env_prefix) + old_names_used(specs, os.environ, flags)
         for text in texts:
@@ -204,6 +207,9 @@ def build_command(name: str, entry: Entry) -> click.Command:
             flags |= unpack(packed, given[identifier(packed)], specs, flags)
         source = SettingsSource(cls, flags, config, env_prefix)
         resolved = source.current
+        if init is not None:
+            _write_file(init, specs, resolved)
+            return
         if entry.run is None:
             _print_settings(resolved, as_json)
             return
@@ -228,6 +234,36 @@ def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
         others = {f"{ENV_PREFIX}{name.upper()}_" for name in NAMES}
         known |= {f"{ENV_PREFIX}{name}" for name in ("DEBUG", "SANITIZE", "TRACE")}  # of builds
     return unknown_names(os.environ, known, prefix=env_prefix, others=others)
+
+
+def _config_options() -> list[click.Parameter]:
+    """What `config` has beside the settings of serve."""
+    return [
+        click.Option(["as_json", "--json"], is_flag=True, help="As JSON."),
+        click.Option(
+            ["--init"],
+            is_flag=False,
+            flag_value=CONFIG_FILE,
+            metavar="[FILE]",
+            help="Write a new configuration file instead, with every setting, commented; those"
+            f' given here are in force in it. Without a name {CONFIG_FILE}; "-" is stdout.',
+        ),
+    ]
+
+
+def _write_file(path: str, specs: list[OptionSpec], resolved: Resolved[Any]) -> None:
+    kept = ("flag ", "file ")  # not what is in the environment, secrets among it
+    given = {
+        key: value
+        for key, value in resolved.values.items()
+        if resolved.origins[key].startswith(kept)
+    }
+    text = config_file(specs, given)
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    write_new(path, text)
+    click.echo(f"wrote {path}; try: dynamo-router config --config {path}")
 
 
 def _print_settings(resolved: Resolved[Any], as_json: bool) -> None:

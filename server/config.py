@@ -193,7 +193,6 @@ class ServeConfig:
         None,
         "File to keep the index in, for a warm restart; not given: none.",
         group="KV events",
-        short=True,
     )
     index_snapshot_interval_s: float = option(
         60.0, "How often that file is written.", group="KV events"

@@ -87,7 +87,6 @@ class AdmissionConfig:
         None,
         "Requests wait while every worker has so many: none, engine (as many as each says that it"
         " runs at once), or a number; of a rank where there are several.",
-        short=True,
     )
     active_decode_blocks_threshold: float | None = option(
         None,
