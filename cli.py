@@ -16,9 +16,21 @@ import click
 
 from .base.errors import RouterError
 from .base.urls import redact_text
+from .process.config_file import config_file, write_new
 from .process.environment import unknown_names
-from .process.settings import ENV_PREFIX, OptionSpec, Resolved, SettingsSource, options_of
+from .process.options import SettingsCommand, identifier, packed_options
+from .process.settings import (
+    ENV_PREFIX,
+    OptionSpec,
+    Resolved,
+    SettingsSource,
+    old_names_used,
+    options_of,
+    unpack,
+)
 
+CONFIG_FILE = "dynamo-router.toml"
+"""What `config --init` writes where it gets no name."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
@@ -179,20 +191,25 @@ def build_command(name: str, entry: Entry) -> click.Command:
     serving = name in ("serve", "config")
     env_prefix = entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
     specs = options_of(cls, env_prefix=env_prefix)
-    params: list[click.Parameter] = [_parameter(spec) for spec in specs]
-    params.append(
+    more: list[click.Parameter] = [
         click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
-    )
+    ]
     if entry.run is None:
-        params.append(click.Option(["--json"], is_flag=True, help="As JSON."))
+        more += _config_options()
 
     def call(config: str | None, **given: Any) -> None:
-        for text in _strange_names(specs, env_prefix):
-            click.echo(f"dynamo-router: warning: {text}", err=True)
-        as_json = bool(given.pop("json", False)) if entry.run is None else False
+        init, as_json = (given.pop(name, None) for name in ("init", "as_json"))
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
+        texts = _strange_names(specs, env_prefix) + old_names_used(specs, os.environ, flags)
+        for text in texts:
+            click.echo(f"dynamo-router: warning: {text}", err=True)
+        for packed in packed_options(specs):
+            flags |= unpack(packed, given[identifier(packed)], specs, flags)
         source = SettingsSource(cls, flags, config, env_prefix)
         resolved = source.current
+        if init is not None:
+            _write_file(init, specs, resolved)
+            return
         if entry.run is None:
             _print_settings(resolved, as_json)
             return
@@ -206,7 +223,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
             code = INTERRUPTED
         sys.exit(code)
 
-    return click.Command(name, params=params, callback=call, help=entry.summary)
+    return SettingsCommand(name, specs, more, callback=call, help=entry.summary)
 
 
 def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
@@ -219,31 +236,34 @@ def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
     return unknown_names(os.environ, known, prefix=env_prefix, others=others)
 
 
-def _parameter(spec: OptionSpec) -> click.Parameter:
-    kind: Any = click.Choice(spec.choices) if spec.choices else spec.kind
-    if spec.positional:
-        count = -1 if spec.repeated else 1
-        required = spec.default is None and not spec.optional
-        return click.Argument([spec.name], type=kind, required=required, nargs=count)
-    names = [spec.name]
-    for flag in spec.flags:
-        bare = flag.removeprefix("--")
-        names.append(f"--{bare}/--no-{bare}" if spec.kind is bool else flag)
-    shown = "" if spec.default in (None, ()) else f" [default: {_shown(spec)}]"
-    return click.Option(
-        names,
-        type=None if spec.kind is bool else kind,
-        multiple=spec.repeated,
-        default=None,
-        help=f"{spec.help}{shown} [env: {spec.env[0]}]",
-        metavar=None if spec.kind is bool or spec.choices else spec.kind.__name__.upper(),
-    )
+def _config_options() -> list[click.Parameter]:
+    """What `config` has beside the settings of serve."""
+    return [
+        click.Option(["as_json", "--json"], is_flag=True, help="As JSON."),
+        click.Option(
+            ["--init"],
+            is_flag=False,
+            flag_value=CONFIG_FILE,
+            metavar="[FILE]",
+            help="Write a new configuration file instead, with every setting, commented; those"
+            f' given here are in force in it. Without a name {CONFIG_FILE}; "-" is stdout.',
+        ),
+    ]
 
 
-def _shown(spec: OptionSpec) -> str:
-    if isinstance(spec.default, bool):
-        return "on" if spec.default else "off"
-    return str(spec.default)
+def _write_file(path: str, specs: list[OptionSpec], resolved: Resolved[Any]) -> None:
+    kept = ("flag ", "file ")  # not what is in the environment, secrets among it
+    given = {
+        key: value
+        for key, value in resolved.values.items()
+        if resolved.origins[key].startswith(kept)
+    }
+    text = config_file(specs, given)
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    write_new(path, text)
+    click.echo(f"wrote {path}; try: dynamo-router config --config {path}")
 
 
 def _print_settings(resolved: Resolved[Any], as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
@@ -25,13 +25,19 @@ _STORES = ", ".join(BACKENDS)
 class FrontendConfig:
     """How OpenAI clients are served. Raises ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "Model and OpenAI API"
+
     http_frontend: int | None = option(
-        None, "Port of OpenAI's HTTP API; 0 takes a free one. Not given: it is not served."
+        None,
+        "Port of OpenAI's HTTP API; 0 takes a free one. Not given: it is not served.",
+        group="Listening",
+        short=True,
     )
     model_path: str | None = option(
         None,
         "Folder with the model's tokenizer.json, tokenizer_config.json and chat template. Not "
         "given: a small tokenizer that comes along, for mock engines.",
+        short=True,
     )
     default_max_tokens: int = option(
         1024, "Tokens of an answer whose request says nothing of its length."
@@ -49,11 +55,13 @@ class FrontendConfig:
         None,
         f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it is not"
         " told from the answer. Not given: as a model's card says.",
+        short=True,
     )
     tool_call_parser: str | None = option(
         None,
         f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: none are"
         " found. Not given: as a model's card says.",
+        short=True,
     )
 
     def __post_init__(self) -> None:
@@ -107,12 +115,17 @@ def _not_served(default: Any) -> Any:
 class ModelFrontendConfig(ServeConfig):
     """What `dynamo-router frontend` runs. Raises ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "Model and OpenAI API"
+
     has_grpc = False
-    http_port: int = option(8080, "Port of OpenAI's HTTP API; 0 takes a free one.")
+    http_port: int = option(
+        8080, "Port of OpenAI's HTTP API; 0 takes a free one.", group="Listening", short=True
+    )
     model_path: str | None = option(
         None,
         "Folder of the files that a card names, where they are not at their own path here. They"
         " must have the card's checksums.",
+        short=True,
     )
     default_max_tokens: int = _as_in_serve("default_max_tokens")
     keep_alive_s: float = _as_in_serve("keep_alive_s")
@@ -120,20 +133,27 @@ class ModelFrontendConfig(ServeConfig):
     reasoning_parser: str | None = _as_in_serve("reasoning_parser")
     tool_call_parser: str | None = _as_in_serve("tool_call_parser")
     namespace: str = option(
-        "dynamo", "Namespace whose models are served; dynamo: those of all namespaces."
+        "dynamo",
+        "Namespace whose models are served; dynamo: those of all namespaces.",
+        group="Workers",
+        short=True,
     )
     namespace_prefix: str | None = option(
         None,
         "Serve the models of this namespace and of those that go on from it with a hyphen, as"
         " rolling updates name them; goes before --namespace.",
         env=("DYN_NAMESPACE_PREFIX",),
+        group="Workers",
     )
     port: int = _not_served(8000)
     admin_host: str | None = option(
-        None, "Address of the admin routes. Not given: that of OpenAI's API."
+        None, "Address of the admin routes. Not given: that of OpenAI's API.", group="Listening"
     )
     admin_port: int | None = option(
-        None, "HTTP port of the admin routes; 0 takes a free one. Not given: that of OpenAI's API."
+        None,
+        "HTTP port of the admin routes; 0 takes a free one. Not given: that of OpenAI's API.",
+        group="Listening",
+        short=True,
     )
     workers: tuple[str, ...] = _not_served(())
     dns_refresh_s: float = _not_served(10.0)

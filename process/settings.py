@@ -2,17 +2,22 @@
 
 The command line builds its options from `options_of`; every command then calls `resolve`.
 A field may carry metadata: `help`, `flag` (its long name), `aliases` (more flags), `env` (more
-environment names), `choices`, `positional` (an argument, not an option), `url` (credentials in it
-are not shown). A field whose type is a dataclass is a section of its own; an `inline` one groups
-fields that keep the names they would have without it.
+environment names), `env_key` (what its own is made of, if not its key), `choices`, `positional` (an
+argument, not an option), `url` (credentials in it are not shown), `short` (the short help has it),
+`group` (the heading it is under; not given: `GROUP` of the class that declares the field). A field
+whose type is a dataclass is a section of its own; an `inline` one groups fields that keep the names
+they would have without it. `packed` is an option of the command line that takes all settings of a
+section as KEY=VALUE; a field with `packed=None` keeps a flag of its own.
 """
 
 import dataclasses
+import inspect
 import math
 import os
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,6 +33,19 @@ MOST = 2**31 - 1
 SHORTEST_S = 0.01
 """No time-out or interval is shorter: to look so often would only keep the process busy."""
 T = TypeVar("T")
+GROUP = "Options"
+"""The heading of settings whose class has none."""
+UNITS = {
+    "_s": "seconds",
+    "_secs": "seconds",
+    "_ms": "milliseconds",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+    "_blocks": "blocks",
+    "_gbps": "gigabytes a second",
+}
+"""Units by the ends of settings' names."""
+_STUTTER = re.compile(r"((?:_[A-Z0-9]+)+?)\1+(?=_|$)")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -47,11 +65,27 @@ class OptionSpec:
     positional: bool
     url: bool  # its value may hold credentials, which are not shown
     most: float = math.inf  # no number is larger, nor its opposite smaller
+    group: str = GROUP
+    short: bool = False  # the short help has it
+    packed: str | None = None  # the option that takes it as KEY=VALUE; its flags are old names
+    old_env: tuple[str, ...] = ()  # those of `env` that have a better name
 
     @property
     def name(self) -> str:
         """An identifier unique among the options of one command."""
         return self.key.replace(".", "__")
+
+    @property
+    def section(self) -> str:
+        """The table of a configuration file that has it; "" is the top of the file."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def unit(self) -> str | None:
+        """What a number of it counts, where its name says so."""
+        if self.kind not in (int, float):
+            return None
+        return next((unit for end, unit in UNITS.items() if self.key.endswith(end)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,26 +154,29 @@ def is_finite(value: float) -> bool:
         return False
 
 
-def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
+def options_of(
+    cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX, packed: str | None = None
+) -> list[OptionSpec]:
     """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
     hints = typing.get_type_hints(cls)
     specs: list[OptionSpec] = []
     for field in dataclasses.fields(cls):
         if not field.init:
             continue  # not to be set: a class that derives from another may have no use for it
-        hint, key = hints[field.name], prefix + field.name
+        hint, key, meta = hints[field.name], prefix + field.name, field.metadata
+        option_for_all = meta.get("packed", packed)
         if dataclasses.is_dataclass(hint):
-            inner = prefix if field.metadata.get("inline") else key + "."
-            specs += options_of(typing.cast(type, hint), inner, env_prefix)
+            inner = prefix if meta.get("inline") else key + "."
+            specs += options_of(typing.cast(type, hint), inner, env_prefix, option_for_all)
             continue
         kind, optional, repeated = _shape(hint)
-        meta = field.metadata
+        env, old_env = _env_names(env_prefix, key, meta.get("env_key", key))
         flag = meta.get("flag", "--" + field.name.replace("_", "-"))
         specs.append(
             OptionSpec(
                 key=key,
                 flags=(flag, *meta.get("aliases", ())),
-                env=(env_prefix + key.replace(".", "_").upper(), *meta.get("env", ())),
+                env=(env, *old_env, *meta.get("env", ())),
                 kind=kind,
                 optional=optional,
                 repeated=repeated,
@@ -149,9 +186,66 @@ def options_of(cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX) -> lis
                 positional=meta.get("positional", False),
                 url=meta.get("url", False),
                 most=meta.get("most", _most_of(field.name, kind)),
+                group=meta.get("group", _group_of(cls, field.name)),
+                short=meta.get("short", False),
+                packed=option_for_all,
+                old_env=old_env,
             )
         )
     return specs
+
+
+def old_names_used(
+    specs: Iterable[OptionSpec], environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> list[str]:
+    """A sentence on the names given that still work and have a better one. `flags` are those given
+    by their own name, by the key of the setting."""
+    specs = list(specs)
+    lines = [
+        f"{old} is an old name of {spec.env[0]}"
+        for spec in specs
+        for old in spec.old_env
+        if _is_given(environ.get(old))
+    ]
+    packed = [spec for spec in specs if spec.packed is not None and spec.key in flags]
+    if packed:
+        old = ", ".join(spec.flags[0] for spec in packed)
+        new = " ".join(f"{spec.packed} {spec.key}={flags[spec.key]}" for spec in packed)
+        lines.append(f"old flags ({old}): write {new}")
+    return lines
+
+
+def unpack(
+    option_name: str, pairs: Iterable[str], specs: Iterable[OptionSpec], flags: Container[str]
+) -> dict[str, str]:
+    """The values in KEY=VALUE by key, of the settings that this option takes; ConfigError on
+    another key, or on one that comes twice. `flags`: keys given by flags of their own."""
+    known = {spec.key: spec for spec in specs if spec.packed == option_name}
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in known:
+            hint = _nearest(key, known) or f"; KEY is one of {', '.join(known)}"
+            wanted = "is not KEY=VALUE" if not equals else "has an unknown key"
+            raise bad_setting(option_name, f"{pair!r} {wanted}{hint}")
+        if key in values or key in flags:
+            raise bad_setting(option_name, f"{key} is given twice")
+        values[key] = value
+    return values
+
+
+def _env_names(prefix: str, key: str, env_key: str) -> tuple[str, tuple[str, ...]]:
+    """The environment name of a key, in which no words come twice in a row, and the old one."""
+    old, new = (prefix + each.replace(".", "_").upper() for each in (key, env_key))
+    new = _STUTTER.sub(r"\1", f"_{new}")[1:]
+    return new, () if new == old else (old,)
+
+
+def _group_of(cls: type, name: str) -> str:
+    owner = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    group: str = getattr(owner, "GROUP", GROUP)
+    return group
 
 
 def values_of(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -203,7 +297,7 @@ def resolve(
     for key, spec in specs.items():
         env_name = next((name for name in spec.env if _is_given(environ.get(name))), None)
         if key in flags:
-            value, origin = flags[key], f"flag {spec.flags[0]}"
+            value, origin = flags[key], f"flag {spec.packed or spec.flags[0]}"
         elif env_name is not None:
             value, origin = environ[env_name], f"environment {env_name}"
         elif key in in_file:

@@ -4,7 +4,7 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..process.setting_checks import check_finite, require_finite
 from ..process.settings import MOST, bad_setting, option
@@ -29,6 +29,8 @@ DYNAMO_KNOBS = (
 class KvRouterConfig:
     """How a request finds its worker. Raises ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "Routing"
+
     mode: Mode = option(
         "kv",
         "How a worker is chosen.",
@@ -36,6 +38,7 @@ class KvRouterConfig:
         "--router-mode",
         choices=MODES,
         env=("DYN_ROUTER_MODE",),
+        short=True,
     )
     policy: str | None = option(
         None,
@@ -43,12 +46,14 @@ class KvRouterConfig:
         " package. Not given: forecast, or dynamo where one of the knobs of its cost is set.",
         "--policy",
         "--router-policy",
+        short=True,
     )
     block_size: int = option(
         64,
         "Tokens in a KV-cache block; must equal the engines'.",
         "--block-size",
         "--kv-cache-block-size",
+        short=True,
     )
     overlap_score_credit: float = option(
         1.0,
@@ -108,6 +113,7 @@ class KvRouterConfig:
         "--kv-events",
         "--router-kv-events",
         env=("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
+        short=True,
     )
     router_max_index_blocks: int = option(
         2**26,
@@ -177,11 +183,13 @@ class KvRouterConfig:
         "Count what other routers have booked on the workers: each tells the others over NATS.",
         "--router-replica-sync",
         env=("DYN_ROUTER_REPLICA_SYNC",),
+        short=True,
     )
     router_prefetch: bool = option(
         True,
         "Ask engines to load what they have of a request in host memory and on disk while it waits;"
         " those that do not know how are asked once.",
+        env_key="prefetch_waiting",  # that of a mock engine is DYNAMO_ROUTER_PREFETCH
     )
     router_max_booked_blocks: int = option(2**24, "Most blocks and requests booked as load.")
     router_max_booked_share: float = option(0.5, "Largest part of that for one caller.")

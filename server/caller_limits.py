@@ -1,6 +1,7 @@
 """How much of the router its callers may use: all of them together, and each."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from ..process.setting_checks import require_positive, require_share
 from ..process.settings import option
@@ -13,6 +14,8 @@ class CallerLimits:
     A caller is who shows a token or a certificate; of the others, who comes from one address.
     ConfigError, naming the key, on a bad value.
     """
+
+    GROUP: ClassVar[str] = "Limits of callers"
 
     max_requests: int = option(
         16_384,

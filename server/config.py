@@ -28,10 +28,13 @@ SHORTEST_EXPIRY_S = 5.0
 class FrontsConfig:
     """Several processes on the same ports. Raises ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "Processes and shutdown"
+
     fronts: int = option(
         1,
         "Processes that serve the same ports, each a whole router; they share what they have"
         " booked, and are started again when they end.",
+        short=True,
     )
     front_hang_timeout_s: float = option(
         30.0,
@@ -59,22 +62,39 @@ EVENT_SOURCES = ("auto", "nats", "jetstream", "grpc", "zmq", "http", "none")
 class ServeConfig:
     """What `dynamo-router serve` runs. Raises ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "Workers"
+
     has_grpc: ClassVar[bool] = True
     """there is a gRPC port"""
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "gRPC port; 0 takes a free one.")
-    http_port: int = option(8081, "HTTP port for /metrics, /health, /workers; 0 takes a free one.")
+    host: str = option("127.0.0.1", "Address to listen on.", group="Listening", short=True)
+    port: int = option(8000, "gRPC port; 0 takes a free one.", group="Listening", short=True)
+    http_port: int = option(
+        8081,
+        "HTTP port for /metrics, /health, /workers; 0 takes a free one.",
+        group="Listening",
+        short=True,
+    )
     admin_host: str | None = option(
-        None, "Address of the admin routes, which change or reveal things. Not given: loopback."
+        None,
+        "Address of the admin routes, which change or reveal things. Not given: loopback.",
+        group="Listening",
     )
     admin_port: int | None = option(
-        None, "HTTP port of the admin routes; 0 takes a free one. Not given: the HTTP port."
+        None,
+        "HTTP port of the admin routes; 0 takes a free one. Not given: the HTTP port.",
+        group="Listening",
     )
     allowed_hosts: tuple[str, ...] = option(
-        (), "Another name of this router in URLs (Host header); may be repeated.", "--allowed-host"
+        (),
+        "Another name of this router in URLs (Host header); may be repeated.",
+        "--allowed-host",
+        group="Listening",
     )
     auth_tokens: str | None = option(
-        None, "File of the callers: tokens, names, roles. Not given: nobody needs a token."
+        None,
+        "File of the callers: tokens, names, roles. Not given: nobody needs a token.",
+        group="Security",
+        short=True,
     )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
     worker_tls: WorkerTlsConfig = field(default_factory=WorkerTlsConfig)
@@ -82,6 +102,7 @@ class ServeConfig:
         None,
         "File with the key that engines which speak OpenAI's HTTP ask for. Not given: that of the"
         " variable DYNAMO_ROUTER_WORKER_API_KEY, if it is set.",
+        group="Security",
     )
     router: KvRouterConfig = field(default_factory=KvRouterConfig)
     workers: tuple[str, ...] = option(
@@ -91,10 +112,12 @@ class ServeConfig:
         " one at each address of a name. May be repeated.",
         "--worker",
         url=True,
+        short=True,
     )
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
-        default_factory=MockEnginesConfig, metadata={"inline": True}
+        default_factory=MockEnginesConfig,
+        metadata={"inline": True, "packed": "--mocker-options"},
     )
     event_sources: str = option(
         "auto",
@@ -104,6 +127,8 @@ class ServeConfig:
         " one that tells nothing the cache is predicted from routing; none: of all, as"
         " --no-kv-events.",
         choices=EVENT_SOURCES,
+        group="KV events",
+        short=True,
     )
     nats: str | None = option(
         None,
@@ -111,6 +136,8 @@ class ServeConfig:
         env=("NATS_SERVER",),
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else one is started.",
+        group="KV events",
+        short=True,
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
     durable_kv_events: bool = option(
@@ -120,6 +147,7 @@ class ServeConfig:
         "--durable-kv-events",
         "--router-durable-kv-events",
         env=("DYN_ROUTER_DURABLE_KV_EVENTS",),
+        group="KV events",
     )
     router_snapshot_threshold: int = option(
         1_000_000,
@@ -127,18 +155,21 @@ class ServeConfig:
         " object store, and those go that all routers have read.",
         "--router-snapshot-threshold",
         env=("DYN_ROUTER_SNAPSHOT_THRESHOLD",),
+        group="KV events",
     )
     router_reset_states: bool = option(
         False,
         "With durable KV events: delete the stream and the snapshot at the start.",
         "--router-reset-states",
         env=("DYN_ROUTER_RESET_STATES",),
+        group="KV events",
     )
     router_id: str = option(
         "",
         "This router's name: in other routers' logs, and of what it reads durable KV events by,"
         " where no two may have the same.",
         "--router-id",
+        group="KV events",
     )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
@@ -147,22 +178,34 @@ class ServeConfig:
         "Address that discovered workers of Dynamo's bring their answers to; not given: --host.",
         env=("DYN_TCP_RESPONSE_STREAM_HOST",),
     )
-    namespace: str = option("dynamo", "Namespace of the workers, and of their event subjects.")
+    namespace: str = option(
+        "dynamo", "Namespace of the workers, and of their event subjects.", short=True
+    )
     component: str = option("backend", "Component of the workers, and of their event subjects.")
     endpoint: str = option("generate", "Endpoint of the workers, and of their event subjects.")
-    model_id: str | None = option(None, "Model name to report; not given: the engines'.")
+    model_id: str | None = option(
+        None, "Model name to report; not given: the engines'.", short=True
+    )
     unknown_worker_ttl_s: float = option(
-        300.0, "How long events of a worker nobody registered are kept."
+        300.0, "How long events of a worker nobody registered are kept.", group="KV events"
     )
     index_snapshot: str | None = option(
-        None, "File to keep the index in, for a warm restart; not given: none."
+        None,
+        "File to keep the index in, for a warm restart; not given: none.",
+        group="KV events",
     )
-    index_snapshot_interval_s: float = option(60.0, "How often that file is written.")
-    max_attempts: int = option(3, "Workers tried before a request fails, if none has answered yet.")
+    index_snapshot_interval_s: float = option(
+        60.0, "How often that file is written.", group="KV events"
+    )
+    max_attempts: int = option(
+        3, "Workers tried before a request fails, if none has answered yet.", group="Requests"
+    )
     request_timeout_s: float | None = option(
         600.0,
         "Longest silence of a worker in a request, and so the longest time for an answer that is "
         "not streamed; none: as long as its connection lives.",
+        group="Requests",
+        short=True,
     )
     fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -173,11 +216,17 @@ class ServeConfig:
     mixed_models: bool = option(
         False, "Admit engines of another model than most of them serve.", "--mixed-models"
     )
-    drain_timeout_s: float = option(10.0, "How long running requests may finish at shutdown.")
+    drain_timeout_s: float = option(
+        10.0,
+        "How long running requests may finish at shutdown.",
+        group="Processes and shutdown",
+        short=True,
+    )
     lame_duck_s: float = option(
         2.0,
         "How long new requests are still served after SIGTERM, while health says that none should"
         " come any more.",
+        group="Processes and shutdown",
     )
     observability: ObservabilityConfig = field(
         default_factory=ObservabilityConfig, metadata={"inline": True}

@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 import structlog
 
@@ -24,7 +25,11 @@ log = structlog.get_logger(__name__)
 class MockEnginesConfig:
     """The mock engines of `serve`. Raises ConfigError, naming the key, on a bad value."""
 
-    mockers: int = option(0, "Start this many mock engines and route to them.")
+    GROUP: ClassVar[str] = "Mock engines"
+
+    mockers: int = option(
+        0, "Start this many mock engines and route to them.", short=True, packed=None
+    )
     mocker_port: int = option(0, "Port of the first of them; 0 takes free ones.")
     speedup_ratio: float = option(1.0, "How much faster than real time the mock engines run.")
     num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")

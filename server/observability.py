@@ -1,6 +1,7 @@
 """What the router tells of itself, and how: log, access log, metrics, spans."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..process.logs import LOG_FORMATS, LogFormat, LogOutput, log_to_stderr
 from ..process.settings import bad_setting, option
@@ -12,12 +13,16 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class ObservabilityConfig:
     """How much is told, and in which form. ConfigError, naming the key, on a bad value."""
 
-    log_level: str = option("info", "Least severe log line to print.", choices=LOG_LEVELS)
+    GROUP: ClassVar[str] = "Logs, metrics and spans"
+
+    log_level: str = option(
+        "info", "Least severe log line to print.", choices=LOG_LEVELS, short=True
+    )
     log_format: LogFormat = option(
-        "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS
+        "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS, short=True
     )
     access_log: bool = option(
-        False, "Log a line for each request that ended, also for those that ended well."
+        False, "Log a line for each request that ended, also for those that ended well.", short=True
     )
     metrics_max_workers: int = option(
         4096,
@@ -30,6 +35,7 @@ class ObservabilityConfig:
         "OpenTelemetry collector (OTLP/gRPC) that gets spans of requests, http://HOST:PORT. Not "
         "given: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none. Needs the extra otel.",
         url=True,
+        short=True,
     )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """How long a request may take at each stage, and how many may be tried again."""
 
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, option
@@ -12,6 +13,8 @@ class RequestLimits:
 
     Each is counted when it is hit, under its name. ConfigError, naming the key, on a bad value.
     """
+
+    GROUP: ClassVar[str] = "Requests"
 
     queue_timeout_s: float | None = option(
         300.0,

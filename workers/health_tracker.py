@@ -1,6 +1,7 @@
 """One worker's health, as a pure state machine: what it did goes in, its state comes out."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, option
@@ -10,6 +11,8 @@ from .registry import WorkerState
 @dataclass(frozen=True, kw_only=True)
 class HealthPolicy:
     """How workers are probed. Times in seconds; ConfigError, naming the key, on a bad one."""
+
+    GROUP: ClassVar[str] = "Health of workers"
 
     probe_interval_s: float = option(
         5.0, "Time between probes of a worker that is well.", "--probe-interval-s"

@@ -11,7 +11,7 @@ where those that are left would be fewer than that, nobody is out (panic).
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ..process.setting_checks import require_finite, require_positive, require_share
 from ..process.settings import option
@@ -24,6 +24,8 @@ SHORTEST_PENALTY_S = 0.05
 @dataclass(frozen=True, kw_only=True)
 class OutlierPolicy:
     """When a worker is left alone. ConfigError, naming the key, on a bad value."""
+
+    GROUP: ClassVar[str] = "Health of workers"
 
     failures_in_a_row: int = option(
         5,

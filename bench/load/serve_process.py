@@ -33,20 +33,14 @@ def mock_fleet_arguments(
     tiers: TierConfig | None = None,
 ) -> list[str]:
     """The arguments of a `serve` with mock engines of its own, on free ports."""
-    lower = (
-        []
-        if tiers is None
-        else [
-            *("--host-blocks", str(tiers.host_blocks), "--disk-blocks", str(tiers.disk_blocks)),
-            *("--host-bandwidth-gbps", str(tiers.host_bandwidth_gbps)),
-            *("--disk-bandwidth-gbps", str(tiers.disk_bandwidth_gbps)),
-        ]
-    )
+    mocks = {"num_gpu_blocks": num_gpu_blocks, "speedup_ratio": speedup_ratio}
+    if tiers is not None:
+        sizes = ("host_blocks", "disk_blocks", "host_bandwidth_gbps", "disk_bandwidth_gbps")
+        mocks |= {key: getattr(tiers, key) for key in sizes}
     return [
         *("--mode", mode, "--mockers", str(workers), "--port", "0", "--http-port", "0"),
-        *("--block-size", str(block_size), "--num-gpu-blocks", str(num_gpu_blocks)),
-        *("--speedup-ratio", str(speedup_ratio), "--log-level", "warning"),
-        *lower,
+        *("--block-size", str(block_size), "--log-level", "warning"),
+        *(f"--mocker-options={key}={value}" for key, value in mocks.items()),
     ]
 
 

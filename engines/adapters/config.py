@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -16,28 +16,34 @@ from ..serving import ServingConfig, require
 class EngineWorkerConfig(ServingConfig):
     """ConfigError, naming the key, if a value is out of range or there is no such model."""
 
-    model: str = option("", "The model: a folder, or a name that the engine can fetch.")
+    GROUP: ClassVar[str] = "Engine"
+
+    model: str = option("", "The model: a folder, or a name that the engine can fetch.", short=True)
     model_path: str | None = option(
         None,
         "With --discovery: folder of the model's tokenizer, for frontends. Not given: --model, if"
         " it is a folder.",
+        group="Registration",
+        short=True,
     )
     block_size: int | None = option(
-        None, "Tokens in a KV-cache block; not given: the engine's own choice."
+        None, "Tokens in a KV-cache block; not given: the engine's own choice.", short=True
     )
     max_model_len: int | None = option(
-        None, "Longest prompt and output together, in tokens; not given: the model's."
+        None, "Longest prompt and output together, in tokens; not given: the model's.", short=True
     )
-    max_num_seqs: int | None = option(None, "Most requests running at once.")
+    max_num_seqs: int | None = option(None, "Most requests running at once.", short=True)
     max_num_batched_tokens: int | None = option(
-        None, "Tokens computed in one step, all requests together."
+        None, "Tokens computed in one step, all requests together.", short=True
     )
-    tensor_parallel_size: int = option(1, "GPUs that share each layer.")
+    tensor_parallel_size: int = option(1, "GPUs that share each layer.", short=True)
     kv_cache_memory: float | None = option(
-        None, "Share of the GPU's memory for the engine, in the engine's own terms."
+        None, "Share of the GPU's memory for the engine, in the engine's own terms.", short=True
     )
     engine_args: str = option(
-        "", "More arguments of the engine, as a JSON object; they come before the others here."
+        "",
+        "More arguments of the engine, as a JSON object; they come before the others here.",
+        short=True,
     )
 
     def __post_init__(self) -> None:
@@ -76,8 +82,12 @@ class EngineWorkerConfig(ServingConfig):
 class TrtllmConfig(EngineWorkerConfig):
     """What `dynamo-router worker trtllm` runs."""
 
+    GROUP: ClassVar[str] = "Engine"
+
     attention_dp: bool = option(
-        False, "Attention of each GPU for requests of its own: as many data-parallel ranks."
+        False,
+        "Attention of each GPU for requests of its own: as many data-parallel ranks.",
+        short=True,
     )
     event_buffer: int = option(
         100_000, "KV events that the engine keeps until they are read; what is more gets lost."

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 from ..serving import ServingConfig, require, require_choice, require_positive
@@ -23,6 +24,8 @@ _MOST_RANKS = 4096
 class EngineConfig:
     """One engine's cache, scheduler and model. ConfigError, naming the key, if out of range."""
 
+    GROUP: ClassVar[str] = "Mock engines"
+
     engine_type: str = option(
         "vllm",
         "Profile of the scheduler: vllm (one running queue, one token budget) or classic (waiting, "
@@ -30,16 +33,23 @@ class EngineConfig:
         "--engine-type",
         "--engine",
         choices=ENGINE_TYPES,
+        short=True,
     )
-    block_size: int = option(64, "Tokens in a KV-cache block.")
+    block_size: int = option(64, "Tokens in a KV-cache block.", short=True)
     num_gpu_blocks: int = option(
-        16384, "Blocks in the KV cache.", "--num-gpu-blocks", "--num-gpu-blocks-override"
+        16384,
+        "Blocks in the KV cache.",
+        "--num-gpu-blocks",
+        "--num-gpu-blocks-override",
+        short=True,
     )
-    max_num_seqs: int = option(256, "Most requests running at once.")
+    max_num_seqs: int = option(256, "Most requests running at once.", short=True)
     max_num_batched_tokens: int = option(
-        8192, "Tokens computed in one step, all requests together."
+        8192, "Tokens computed in one step, all requests together.", short=True
     )
-    enable_chunked_prefill: bool = option(True, "Spread a long prompt over several steps.")
+    enable_chunked_prefill: bool = option(
+        True, "Spread a long prompt over several steps.", short=True
+    )
     watermark: float | None = option(
         None,
         "Share of the cache that is kept free when a waiting request is admitted; not given: 0, "
@@ -56,12 +66,13 @@ class EngineConfig:
         "Data-parallel ranks of an engine, each with a cache and a scheduler of its own.",
         "--dp-size",
         "--data-parallel-size",
+        short=True,
     )
     startup_time_s: float = option(
-        0.0, "How long an engine takes to start.", "--startup-time-s", "--startup-time"
+        0.0, "How long an engine takes to start.", "--startup-time-s", "--startup-time", short=True
     )
     planner_profile_data: str | None = option(
-        None, "NPZ file of measured step times; not given: polynomials."
+        None, "NPZ file of measured step times; not given: polynomials.", short=True
     )
     attention_us_per_ktoken2: float = option(
         0.0,
@@ -69,10 +80,12 @@ class EngineConfig:
         " of context that they attend to; about 500 for a dense 8B model.",
     )
     max_model_len: int | None = option(
-        None, "Longest prompt and output together, in tokens; not given: what the cache holds."
+        None,
+        "Longest prompt and output together, in tokens; not given: what the cache holds.",
+        short=True,
     )
     max_waiting: int = option(65536, "Most waiting requests; more are turned away.")
-    vocab_size: int = option(32000, "Token ids are below this.")
+    vocab_size: int = option(32000, "Token ids are below this.", short=True)
     eos_token_id: tuple[int, ...] = option(
         (),
         "Token ids that end an answer, and are never generated. Not given: those of the model in"
@@ -166,28 +179,42 @@ class EngineConfig:
 class MockerConfig(ServingConfig):
     """What `dynamo-router mocker` runs. ConfigError, naming the key, if out of range."""
 
-    workers: int = option(1, "How many engines; engine i listens on PORT+i.")
-    port: int = option(9001, "gRPC port of the first engine; 0 takes free ones.")
+    GROUP: ClassVar[str] = "Mock engines"
+
+    workers: int = option(1, "How many engines; engine i listens on PORT+i.", short=True)
+    port: int = option(
+        9001, "gRPC port of the first engine; 0 takes free ones.", group="Listening", short=True
+    )
     advertise_host: str | None = option(
         None,
         "Host under which others reach the engines; not given: --host, or our host name.",
+        group="Listening",
+        short=True,
     )
     worker_id: int | None = option(
-        None, "Worker id of the first engine, the next ones follow; not given: made of the address."
+        None,
+        "Worker id of the first engine, the next ones follow; not given: made of the address.",
+        group="Registration",
+        short=True,
     )
-    model_id: str = option("mock-model", "Model name to report.")
+    model_id: str = option("mock-model", "Model name to report.", group="Registration", short=True)
     model_path: str | None = option(
         None,
         "With --discovery: folder of the model's tokenizer, for frontends. Not given: one that"
         " comes along, if --vocab-size is at most 4096.",
+        group="Registration",
+        short=True,
     )
     disaggregation_mode: str = option(
         "agg",
         "What the engines compute: whole requests (agg), prompts for decode workers (prefill), or"
         " what follows them (decode).",
         choices=DISAGGREGATION_MODES,
+        short=True,
     )
-    speedup_ratio: float = option(1.0, "How much faster than real time the engines run.")
+    speedup_ratio: float = option(
+        1.0, "How much faster than real time the engines run.", short=True
+    )
     worker_speeds: str = option(
         "1",
         "How fast each engine is beside the others: numbers with commas, over and over if there "
@@ -197,6 +224,7 @@ class MockerConfig(ServingConfig):
         None,
         "HTTP port, on --host, through which engines are made to fail; 0 takes a free one. Not "
         "given: none.",
+        short=True,
     )
     engine: EngineConfig = field(default_factory=EngineConfig)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 
@@ -13,8 +14,10 @@ _GIGABYTE = 1e9
 class TierConfig:
     """Host memory and disk of one engine. ConfigError, naming the key, if out of range."""
 
+    GROUP: ClassVar[str] = "Mock engines"
+
     host_blocks: int = option(
-        0, "KV-cache blocks in host memory, for what the device evicts; 0: none."
+        0, "KV-cache blocks in host memory, for what the device evicts; 0: none.", short=True
     )
     disk_blocks: int = option(0, "KV-cache blocks on disk, for what host memory evicts; 0: none.")
     host_bandwidth_gbps: float = option(

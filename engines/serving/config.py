@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...base.urls import DEFAULT_NATS_URL, split_nats_url
 from ...process.settings import bad_setting, option
@@ -17,34 +18,52 @@ DIALECTS = ("trtllm", "dynamo")
 class ServingConfig:
     """ConfigError, naming the key, if a value is out of range."""
 
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(9001, "gRPC port; 0 takes a free one.")
+    GROUP: ClassVar[str] = "Serving"
+
+    host: str = option("127.0.0.1", "Address to listen on.", group="Listening", short=True)
+    port: int = option(9001, "gRPC port; 0 takes a free one.", group="Listening", short=True)
     advertise_host: str | None = option(
-        None, "Host under which others reach the engine; not given: --host, or our host name."
+        None,
+        "Host under which others reach the engine; not given: --host, or our host name.",
+        group="Listening",
+        short=True,
     )
-    worker_id: int | None = option(None, "Worker id; not given: made of the address.")
+    worker_id: int | None = option(
+        None, "Worker id; not given: made of the address.", group="Registration", short=True
+    )
     nats: str | None = option(
         None,
         url=True,
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
         "else no events are published.",
+        group="KV events",
+        short=True,
     )
     nats_auth: NatsAuthConfig = field(default_factory=NatsAuthConfig)
     durable_kv_events: bool = option(
         False,
         "Have NATS keep the KV events in a stream (JetStream), for routers that restart.",
+        group="KV events",
     )
     tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
-    namespace: str = option("dynamo", "Namespace of the event subject.")
-    component: str = option("backend", "Component of the event subject.")
-    endpoint: str = option("generate", "Endpoint of the event subject.")
+    namespace: str = option(
+        "dynamo", "Namespace of the event subject.", group="KV events", short=True
+    )
+    component: str = option("backend", "Component of the event subject.", group="KV events")
+    endpoint: str = option("generate", "Endpoint of the event subject.", group="KV events")
     heartbeat_s: float = option(
-        5.0, "How often, about, an engine says which of its KV events was the last; 0: never."
+        5.0,
+        "How often, about, an engine says which of its KV events was the last; 0: never.",
+        group="KV events",
     )
     kv_stream: bool = option(
-        True, "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED."
+        True,
+        "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED.",
+        group="KV events",
     )
-    model_id: str = option("", "Model name to report; not given: that of the model.")
+    model_id: str = option(
+        "", "Model name to report; not given: that of the model.", group="Registration", short=True
+    )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     plane: EventPlaneConfig = field(default_factory=EventPlaneConfig, metadata={"inline": True})
     dialect: str = option(
@@ -52,22 +71,33 @@ class ServingConfig:
         "With --discovery: as what the engines register, to be called over gRPC (trtllm) or as"
         " Dynamo's workers are (dynamo).",
         choices=DIALECTS,
+        group="Registration",
+        short=True,
     )
     key_generation: str = option(
         "today",
         "With --discovery: how the keys are written, as Dynamo 1.6.1 does (today) or as its first"
         " generation does (seed): instances below /services/, names of cards with dots.",
         choices=GENERATIONS,
+        group="Registration",
     )
     aliases: str = option(
-        "", "With --discovery: more names of the model, for frontends, with commas."
+        "",
+        "With --discovery: more names of the model, for frontends, with commas.",
+        group="Registration",
     )
     lease_ttl_s: float = option(
         LEASE_TTL_S,
         "With --discovery: how long an engine stays registered that is gone without a word.",
         env=("ETCD_LEASE_TTL",),
+        group="Registration",
     )
-    drain_timeout_s: float = option(5.0, "How long running requests may finish at shutdown.")
+    drain_timeout_s: float = option(
+        5.0,
+        "How long running requests may finish at shutdown.",
+        group="Processes and shutdown",
+        short=True,
+    )
 
     def __post_init__(self) -> None:
         require("port", 0 <= self.port <= 65535, "a port is outside 0..65535")

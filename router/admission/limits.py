@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class AdmissionConfig:
 
     All thresholds are off by default. Who waits is then up to the policy, if it has a say in it.
     """
+
+    GROUP: ClassVar[str] = "Queue and objectives"
 
     hold: bool = option(
         True,
@@ -71,11 +73,12 @@ class AdmissionConfig:
         "TTFT objective of requests that name none (x-dynamo-slo-ttft-ms). Not given:"
         " --slo-relative-base-ms and --slo-relative-factor times the prompt's time on an idle"
         " engine.",
+        short=True,
     )
     slo_relative_base_ms: float = option(200.0, "See --slo-ttft-ms.")
     slo_relative_factor: float = option(1.5, "See --slo-ttft-ms.")
     slo_itl_ms: float = option(
-        25.0, "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms)."
+        25.0, "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms).", short=True
     )
     queue_limit: int = option(
         10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...base.errors import InvalidRequestError
 from ...process.settings import bad_setting, is_finite, option
@@ -36,6 +36,8 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}", re.ASCII)
 @dataclass(frozen=True, kw_only=True)
 class TenantConfig:
     """Between whom the router is fair. Raises ConfigError, naming the key, on a bad value."""
+
+    GROUP: ClassVar[str] = "Queue and objectives"
 
     tenant_key: str | None = option(
         CACHE_NAMESPACE,

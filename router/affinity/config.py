@@ -1,7 +1,7 @@
 """Settings of session affinity."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ...process.settings import bad_setting, is_finite, option
 
@@ -17,12 +17,15 @@ class AffinityConfig:
     bad value.
     """
 
+    GROUP: ClassVar[str] = "Sessions"
+
     session_affinity_ttl_secs: float | None = option(
         None,
         "Requests of a session go to the worker that had the one before, if that was at most so"
         " long ago. Not given: sessions do not matter.",
         "--router-session-affinity-ttl-secs",
         env=("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",),
+        short=True,
     )
     session_affinity_mode: AffinityMode = option(
         "hard",

@@ -69,6 +69,8 @@ def walk(command, context):
             found = command.get_command(context, name)
             walk(found, click.Context(found, info_name=name, parent=context))
     command.get_help(context)
+    context.meta["help_all"] = True
+    command.get_help(context)
     servers = {name for name in sys.modules if name in {servers} or name in {serving}}
     print(context.command_path.replace(" ", "/"), *servers, flush=True)
 

@@ -1,6 +1,7 @@
 """Settings of secrecy, as sections of a command's configuration."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 
@@ -9,8 +10,12 @@ from ...process.settings import bad_setting, option
 class ServerTlsConfig:
     """What a listener shows, and whom it lets in. ConfigError if only half of it is given."""
 
-    cert: str | None = option(None, "Certificate chain (PEM) to serve with: TLS.", "--tls-cert")
-    key: str | None = option(None, "Its private key (PEM, no passphrase).", "--tls-key")
+    GROUP: ClassVar[str] = "Security"
+
+    cert: str | None = option(
+        None, "Certificate chain (PEM) to serve with: TLS.", "--tls-cert", short=True
+    )
+    key: str | None = option(None, "Its private key (PEM, no passphrase).", "--tls-key", short=True)
     client_ca: str | None = option(
         None,
         "Only clients with a certificate of these authorities (PEM) are let in: mTLS.",
@@ -30,6 +35,8 @@ class ServerTlsConfig:
 @dataclass(frozen=True, kw_only=True)
 class WorkerTlsConfig:
     """How engines at grpcs:// addresses are believed, and what they are shown."""
+
+    GROUP: ClassVar[str] = "Security"
 
     ca: str | None = option(
         None,
@@ -53,6 +60,8 @@ class WorkerTlsConfig:
 @dataclass(frozen=True, kw_only=True)
 class NatsAuthConfig:
     """How we and the NATS server believe each other, beside what its URL says."""
+
+    GROUP: ClassVar[str] = "KV events"
 
     ca: str | None = option(
         None, "Authorities (PEM) of the server at a tls:// address.", "--nats-ca"

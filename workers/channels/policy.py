@@ -1,6 +1,7 @@
 """How connections to engines are made and kept: the settings of channels."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from ...process.setting_checks import require_positive
 from ...process.settings import option
@@ -16,6 +17,8 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
 @dataclass(frozen=True, kw_only=True)
 class ConnectionPolicy:
     """How connections to engines are made and kept. ConfigError, naming the key, on a bad value."""
+
+    GROUP: ClassVar[str] = "Connections to engines"
 
     connect_timeout_s: float = option(
         10.0, "How long connecting to an engine may take.", "--worker-connect-timeout-s"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 from ...process.system import reachable_host
@@ -18,11 +19,14 @@ _OTHER_NAMES = {"kv_store": "etcd", "mem": "memory"}
 class DiscoveryConfig:
     """ConfigError, naming the key, on a bad value. How a store is reached says the environment."""
 
+    GROUP: ClassVar[str] = "Workers"
+
     discovery: str | None = option(
         None,
         f"Where workers are found: {STATIC} (those that are given), {', '.join(BACKENDS)}. Not"
         f" given: {STATIC}; for serve without workers etcd, if ETCD_ENDPOINTS is set.",
         env=("DYN_DISCOVERY_BACKEND",),
+        short=True,
     )
 
     def __post_init__(self) -> None:
@@ -54,12 +58,15 @@ NATS, ZMQ = "nats", "zmq"
 class EventPlaneConfig:
     """ConfigError, naming the key, on a bad value."""
 
+    GROUP: ClassVar[str] = "KV events"
+
     event_plane: str = option(
         NATS,
         f"Over what KV events go: {NATS}, or {ZMQ} (no broker: publishers are found in the store of"
         " --discovery; needs pyzmq).",
         choices=(NATS, ZMQ),
         env=("DYN_EVENT_PLANE",),
+        short=True,
     )
     event_plane_host: str | None = option(
         None,
