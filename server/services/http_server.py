@@ -57,6 +57,7 @@ class HttpServer:
             on_long_body=lambda: hits.hit("max_body_bytes"),
             bodies=parts.calls.bytes,
             on_refused=parts.calls.refused if drains else lambda: None,
+            off_loop=parts.off_loop,
         )
         self._listener = HttpListener(
             application,

@@ -16,6 +16,7 @@ import structlog
 from ...base.account import current_account
 from ...base.limit_hits import LimitHits
 from ...base.shared_bound import SharedBound
+from ...process.off_loop import OffLoop
 from .asgi import (
     Client,
     ClientLeftError,
@@ -28,6 +29,7 @@ from .asgi import (
     send_whole,
 )
 from .errors import ErrorForm, HttpError
+from .packed_body import coding_of, unpacked
 
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
@@ -67,7 +69,8 @@ Handler = Callable[[HttpCall], Awaitable[None]]
 """Answers a call, or raises what the server's ErrorForm makes an answer of."""
 Routes = Mapping[str, Handler]
 """Handlers by method and path: "GET /workers/{id}". A placeholder is one part of the path; the
-last one is all that is left of a path that no other route has. HEAD is answered as GET."""
+last one is all that is left of a path that no other route has. HEAD is answered as GET, a path that
+ends with a slash as without."""
 
 
 class Route(NamedTuple):
@@ -99,13 +102,17 @@ class RouteTable:
         is the path as it was sent: a placeholder's value may have a slash that is written %2F."""
         if method == "HEAD":
             method = "GET"
+        if raw_path != "/":  # clients end paths as they like
+            path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
         name = f"{method} {path}"
         if (handler := self._routes.get(name)) is not None:
             return Route(name, handler)
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
         name = f"{method} {pattern}"
         if (handler := self._routes.get(name)) is None:
-            allowed = {"allow": ",".join(self._methods[pattern])}
+            methods = self._methods[pattern]
+            heads = ["HEAD"] if "GET" in methods else []
+            allowed = {"allow": ",".join(methods + heads)}
             raise HttpError(405, f"{path} does not take {method}", allowed)
         return Route(name, handler, values)
 
@@ -177,13 +184,15 @@ class Application:
         on_long_body: Callable[[], None] = lambda: None,
         bodies: SharedBound | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        off_loop: OffLoop | None = None,
     ) -> None:
         """`on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
-        counts those of all requests, `on_refused` is called for each that finds no room there."""
+        counts those of all requests, `on_refused` is called for each that finds no room there.
+        `off_loop` unpacks long bodies."""
         self._routes, self._form, self._admit = RouteTable(routes), form, admit
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
         self._bodies = bodies or SharedBound("bodies", sys.maxsize, 1.0, LimitHits())
-        self._on_refused = on_refused
+        self._on_refused, self._off_loop = on_refused, off_loop
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
@@ -203,9 +212,12 @@ class Application:
         try:
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             caller = self._admit(Asked(route.name, scope, headers, names))
+            coding, most = coding_of(headers), self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
-            body = await read_body(receive, self._max_body_bytes, count.add)
+            body = await read_body(receive, most, count.add)
             whole = True
+            if coding and body:
+                body = await unpacked(body, coding, most, count.add, self._off_loop)
             query = scope["query_string"]
             call = HttpCall(
                 caller, path, headers, body, request_id, send, client, query, route.values
