@@ -73,6 +73,12 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = option(
         (), "Another name of this router in URLs (Host header); may be repeated.", "--allowed-host"
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Web pages of this origin, SCHEME://HOST[:PORT], or of all (*), may have requests answered"
+        " (CORS); may be repeated.",
+        "--allowed-origin",
+    )
     auth_tokens: str | None = option(
         None, "File of the callers: tokens, names, roles. Not given: nobody needs a token."
     )

@@ -58,6 +58,7 @@ class HttpServer:
             bodies=parts.calls.bytes,
             on_refused=parts.calls.refused if drains else lambda: None,
             off_loop=parts.off_loop,
+            origins=self._guard.origins,
         )
         self._listener = HttpListener(
             application,

@@ -1,4 +1,4 @@
-"""Bodies of requests that come packed (Content-Encoding: gzip or deflate), unpacked within bounds."""
+"""Request bodies that come packed (Content-Encoding: gzip, deflate), unpacked within bounds."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
