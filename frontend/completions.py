@@ -30,11 +30,12 @@ from .openai import (
     Sampling,
     ToolChoice,
     Usage,
+    answer_too_long,
     api_error,
     check_messages,
     first_beyond,
+    prompt_too_long,
     refused_guide,
-    too_long,
 )
 from .origin import Origin, origin_of, tenant_of
 from .parsers import (
@@ -68,6 +69,8 @@ IDS_KEYS = {
 MOST_JSON_PARTS = {CHAT_ROUTE: 128 << 10}
 """Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
 1536 tools of eight properties have 114,000."""
+UNKNOWN_LEFT = 1024
+"""Tokens of an answer where no engine says how long its context is."""
 MOST_DETOKENIZED = 128 << 10
 TOKEN_BYTES = 3
 """Of a token id in a request to an engine."""
@@ -272,13 +275,22 @@ class Completions:
         return found
 
     def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:
-        wanted, limit = request.output_limit, self.context_limit
-        if not limit:
-            return wanted or self._config.default_max_tokens
-        left = limit - prompt_tokens
-        if left < 1 or (wanted is not None and wanted > left):
-            raise too_long(limit, prompt_tokens, wanted or 1)
-        return wanted or min(left, self._config.default_max_tokens)
+        """Most tokens of an answer. ApiError 400 if the context does not hold prompt and answer."""
+        wanted, facts = request.output_limit, self._monitor.facts
+        limit, usual = facts.max_seq_len, self._config.default_max_tokens
+        left = limit - prompt_tokens if limit else UNKNOWN_LEFT
+        if left < 1 or 0 < facts.longest_prompt < prompt_tokens:
+            raise prompt_too_long(facts.longest_prompt, prompt_tokens, request.prompt_field)
+        if wanted is None:
+            context = self._monitor.limits.context_for(prompt_tokens)
+            wanted = context - prompt_tokens if context else UNKNOWN_LEFT
+            wanted = wanted if usual is None else min(wanted, usual)
+        elif limit and wanted > left:
+            raise answer_too_long(limit, prompt_tokens, wanted, request.limit_field)
+        if request.min_tokens > wanted:
+            text = f"min_tokens {request.min_tokens} is more than the {wanted} that the answer has"
+            raise ApiError(400, text, param="min_tokens")
+        return wanted
 
     async def _answer(
         self,

@@ -39,8 +39,10 @@ class FrontendConfig:
         "given: a small tokenizer that comes along, for mock engines.",
         short=True,
     )
-    default_max_tokens: int = option(
-        1024, "Tokens of an answer whose request says nothing of its length."
+    default_max_tokens: int | None = option(
+        None,
+        "Most tokens of an answer whose request says nothing of its length. Not given: what its"
+        " prompt leaves of the context; 1024 where the engines do not say how long that is.",
     )
     keep_alive_s: float = option(
         15.0, "A stream that was silent for so long gets a comment, so that proxies keep it."
@@ -80,7 +82,7 @@ class FrontendConfig:
             raise bad_setting("http_frontend", "must be in 0..65535")
         if self.model_path is not None and not os.path.isdir(self.model_path):
             raise bad_setting("model_path", f"{self.model_path} is no folder")
-        if self.default_max_tokens < 1:
+        if self.default_max_tokens is not None and self.default_max_tokens < 1:
             raise bad_setting("default_max_tokens", "must be at least 1")
         if self.token_cache_bytes < 0:
             raise bad_setting("token_cache_bytes", "must be at least 0")
@@ -127,7 +129,7 @@ class ModelFrontendConfig(ServeConfig):
         " must have the card's checksums.",
         short=True,
     )
-    default_max_tokens: int = _as_in_serve("default_max_tokens")
+    default_max_tokens: int | None = _as_in_serve("default_max_tokens")
     keep_alive_s: float = _as_in_serve("keep_alive_s")
     token_cache_bytes: int = _as_in_serve("token_cache_bytes")
     reasoning_parser: str | None = _as_in_serve("reasoning_parser")

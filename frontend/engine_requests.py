@@ -32,6 +32,7 @@ from .openai import (
     Guide,
     Sampling,
     Usage,
+    api_error,
     first_beyond,
     read_request,
 )
@@ -210,7 +211,8 @@ class PromptReader:
         try:
             tokens, _ = await self._reader.json_tokens(b'{"prompt":' + raw + b"}", b"prompt")
         except InvalidRequestError as error:
-            raise ApiError(400, str(error), param="prompt") from None
+            code = api_error(error).code
+            raise ApiError(400, str(error), param="prompt", code=code) from None
         return np.ascontiguousarray(tokens, np.uint32)
 
 

@@ -10,6 +10,7 @@ from ..server.admin import AdminRoutes, CacheClearingRoute, PoolAdmins, ReloadRo
 from ..server.dashboard import DashboardRoutes
 from ..server.fronts import SharedChanges, SharedPages, share_forgetting
 from ..server.live_settings import LiveSettings
+from ..server.metrics import MetricsPage
 from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
 from ..server.server import Server
@@ -57,7 +58,12 @@ def model_text(
 
 
 def router_listener(
-    parts: ServerParts, pool: ConfiguredPool, text: ModelText, config: FrontendConfig, port: int
+    parts: ServerParts,
+    pool: ConfiguredPool,
+    text: ModelText,
+    config: FrontendConfig,
+    port: int,
+    page: MetricsPage,
 ) -> HttpServer:
     """In front of a router's one model."""
     workers = pool.workers
@@ -75,7 +81,7 @@ def router_listener(
     return openai_server(
         parts,
         models,
-        {},
+        MetricsRoute(page).routes,
         port=port,
         key="http_frontend",
         workers=pool.most_workers,

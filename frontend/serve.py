@@ -62,7 +62,11 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     tokenize = partial(text.encode, add_special_tokens=True)
     pool = ConfiguredPool(parts, tokenize=tokenize, vocab_size=text.vocab_size)
-    return router_server(parts, pool, [router_listener(parts, pool, text, config.frontend, port)])
+    return router_server(
+        parts,
+        pool,
+        lambda page: [router_listener(parts, pool, text, config.frontend, port, page)],
+    )
 
 
 def check_installed(key: str) -> None:

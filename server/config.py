@@ -90,6 +90,12 @@ class ServeConfig:
         "--allowed-host",
         group="Listening",
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Web pages of this origin, SCHEME://HOST[:PORT], or of all (*), may have requests answered"
+        " (CORS); may be repeated.",
+        "--allowed-origin",
+    )
     auth_tokens: str | None = option(
         None,
         "File of the callers: tokens, names, roles. Not given: nobody needs a token.",

@@ -33,6 +33,11 @@ class MockEnginesConfig:
     mocker_port: int = option(0, "Port of the first of them; 0 takes free ones.")
     speedup_ratio: float = option(1.0, "How much faster than real time the mock engines run.")
     num_gpu_blocks: int = option(16384, "KV-cache blocks of each mock engine.")
+    max_model_len: int = option(
+        32768,
+        "Longest prompt and output together of each mock engine, in tokens; 0: what its cache"
+        " holds.",
+    )
     max_num_seqs: int = option(256, "Most running requests of each mock engine.")
     max_num_batched_tokens: int = option(8192, "Token budget of a mock engine's step.")
     vocab_size: int | None = option(
@@ -47,6 +52,7 @@ class MockEnginesConfig:
         require_at_least(self, 0, "mockers")
         require_at_least(self, 1, "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens")
         require_at_least(self, 2, "vocab_size")
+        require_at_least(self, 0, "max_model_len")
         if not self.speedup_ratio > 0:
             raise bad_setting("speedup_ratio", "must be greater than 0")
 
@@ -79,6 +85,7 @@ class MockProcess:
             "--speedup-ratio": config.speedup_ratio,
             "--block-size": block_size,
             "--num-gpu-blocks": config.num_gpu_blocks,
+            "--max-model-len": config.max_model_len,
             "--max-num-seqs": config.max_num_seqs,
             "--max-num-batched-tokens": config.max_num_batched_tokens,
             "--model-id": model_id,

@@ -1,6 +1,6 @@
 """The server of `serve`: gRPC and admin routes in front of one pool."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .admin import AdminRoutes, CacheClearingRoute, ReloadRoute
 from .dashboard import DashboardRoutes
@@ -29,19 +29,22 @@ from .services import (
 
 
 def router_server(
-    parts: ServerParts, pool: ConfiguredPool, also: Sequence[HttpServer] = ()
+    parts: ServerParts,
+    pool: ConfiguredPool,
+    also: Callable[[MetricsPage], Sequence[HttpServer]] = lambda page: (),
 ) -> Server:
-    """`also`: other HTTP listeners in front of the pool."""
+    """`also` makes other HTTP listeners in front of the pool, with the metrics of this process."""
     workers = pool.workers
     changes = SharedChanges(workers.admin, workers.router.limits, parts.siblings)
     grpc = grpc_server(parts, pool, changes)
     page, settings = parts.metrics_page(pool.metrics_pages), LiveSettings(parts, pool)
     http = admin_server(parts, pool, page, settings, changes)
-    watch_servers(parts, [http, *also])
+    others = also(page)
+    watch_servers(parts, [http, *others])
     return Server(
         parts,
         pool,
-        [grpc, http, *also],
+        [grpc, http, *others],
         settings,
         changes,
         exposed=lambda: parts.security.exposed(grpc.port, http.port, http.admin),

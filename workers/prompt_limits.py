@@ -1,6 +1,7 @@
 """Which engines of a fleet can take a prompt, by what each says of itself. Pure."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
@@ -29,7 +30,15 @@ class PromptLimits:
         limits = [facts.longest_prompt for facts in engines.values()]
         vocabularies = [facts.vocab_size for facts in engines.values()]
         self._shortest = min((limit for limit in limits if limit), default=0)
+        contexts = {facts.max_seq_len for facts in engines.values() if facts.max_seq_len}
+        self._contexts = sorted(contexts)
         self._smallest = min((size for size in vocabularies if size), default=0)
+
+    def context_for(self, length: int) -> int:
+        """The shortest context that a prompt of this length leaves something of: each engine that
+        takes the prompt takes an answer of what is left. 0 where no engine says."""
+        at = bisect_right(self._contexts, length)
+        return self._contexts[min(at, len(self._contexts) - 1)] if self._contexts else 0
 
     def check(self, length: int, largest_token: int) -> Fit:
         """Who cannot take a prompt of this length with this largest token id."""

@@ -144,6 +144,7 @@ class SimulationConfig:
             attention_us_per_ktoken2=self.attention_us_per_ktoken2,
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,
+            max_model_len=0,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             tiers=self.tiers,

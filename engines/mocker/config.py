@@ -79,9 +79,9 @@ class EngineConfig:
         "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
         " of context that they attend to; about 500 for a dense 8B model.",
     )
-    max_model_len: int | None = option(
-        None,
-        "Longest prompt and output together, in tokens; not given: what the cache holds.",
+    max_model_len: int = option(
+        32768,
+        "Longest prompt and output together, in tokens; 0: what the cache holds.",
         short=True,
     )
     max_waiting: int = option(65536, "Most waiting requests; more are turned away.")
@@ -112,7 +112,7 @@ class EngineConfig:
         require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
         attention = self.attention_us_per_ktoken2
         require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
-        if self.max_model_len is not None:
+        if self.max_model_len:
             require("max_model_len", self.max_model_len >= 2, "must be at least 2")
         require("num_gpu_blocks", self.max_seq_len >= 2, "the cache must hold 2 tokens")
         _ = self.timing  # which reads the profile
@@ -165,7 +165,7 @@ class EngineConfig:
         limits = [(self.capacity_tokens, "num_gpu_blocks")]
         if not self.enable_chunked_prefill:
             limits.append((self.max_num_batched_tokens, "max_num_batched_tokens"))
-        if self.max_model_len is not None:
+        if self.max_model_len:
             limits.append((self.max_model_len, "max_model_len"))
         return min(limits)
 

@@ -4,10 +4,11 @@ from .answers import LAST_CHUNK, Answer, Delta, FunctionCall, TokenLogprob, Usag
 from .errors import (
     BAD_BODY,
     ApiError,
+    answer_too_long,
     api_error,
     bad_body,
     error_answer,
-    too_long,
+    prompt_too_long,
     unknown_model,
 )
 from .guides import Guide, refused_guide

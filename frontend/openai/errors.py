@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and a status.
 
-Clients retry 408, 409, 429 and from 500 on, and obey retry-after.
+Clients retry 408, 409, 429 and from 500 on, unless the answer says that it does not help, and obey
+retry-after.
 """
 
 import re
@@ -9,26 +10,32 @@ from typing import Any
 import msgspec
 
 from ...base.errors import InvalidRequestError, RouterError, StatusCode
-from ...server.dispatch import status_of
+from ...server.dispatch import PROMPT_LIMIT, status_of
 from ...transport.http1 import ErrorAnswer, HttpError
 from ...workers.failures import EngineCallError, shortened
 
 RETRY_AFTER_S = 1
+TOO_LONG = "context_length_exceeded"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
-    408: "timeout_error",
+    408: "invalid_request_error",
+    409: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     499: "cancelled",
-    503: "service_unavailable_error",
-    504: "timeout_error",
+    501: "invalid_request_error",
     505: "invalid_request_error",
+}
+_HEADERS: dict[int, dict[str, str]] = {
+    429: {"retry-after": str(RETRY_AFTER_S)},
+    501: {"x-should-retry": "false"},  # no engine will be able to
+    503: {"retry-after": str(RETRY_AFTER_S)},
 }
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 """OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
@@ -74,7 +81,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return _HEADERS.get(self.status, {})
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -86,6 +93,8 @@ def api_error(error: BaseException) -> ApiError:
     code, text = status_of(error)
     status = _STATUSES.get(code, 500)
     param = error.field if isinstance(error, InvalidRequestError) else None
+    if param == PROMPT_LIMIT:
+        return ApiError(status, text, code=TOO_LONG)
     return ApiError(status, text or code.name.lower(), param=param)
 
 
@@ -122,11 +131,20 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(404, text, param="model", code="model_not_found")
 
 
-def too_long(limit: int, prompt: int, output: int) -> ApiError:
+def prompt_too_long(limit: int, prompt: int, field: str) -> ApiError:
     """The first words are those that clients look for to cut their prompt."""
     text = (
-        f"This model's maximum context length is {limit} tokens. However, you requested "
-        f"{prompt + output} tokens ({prompt} in the prompt, {output} in the completion). "
-        "Please reduce the length of the prompt or of the completion."
+        f"This model's maximum context length is {limit} tokens. However, your prompt has {prompt} "
+        "tokens. Please reduce the length of the prompt."
     )
-    return ApiError(400, text, param="messages", code="context_length_exceeded")
+    return ApiError(400, text, param=field, code=TOO_LONG)
+
+
+def answer_too_long(limit: int, prompt: int, output: int, field: str) -> ApiError:
+    """Of an answer that the prompt leaves no room for. `field` asks for it."""
+    text = (
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt + output} tokens ({prompt} in the prompt, {output} in the completion): {field} "
+        f"is more than the {limit - prompt} that are left."
+    )
+    return ApiError(400, text, param=field, code=TOO_LONG)

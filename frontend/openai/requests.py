@@ -93,6 +93,16 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         return self.max_tokens if newer is None else newer
 
     @property
+    def limit_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def prompt_field(self) -> str:
+        """The field of its prompt."""
+        raise NotImplementedError
+
+    @property
     def stop_strings(self) -> list[str]:
         if self.stop is None:
             return []
@@ -185,6 +195,8 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool = False
     suffix: str | None = None
 
+    prompt_field = "prompt"
+
     @property
     def logprobs_wanted(self) -> int | None:
         return self.logprobs
@@ -213,6 +225,8 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+
+    prompt_field = "messages"
 
     @property
     def logprobs_wanted(self) -> int | None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from ...base.account import network_of, set_account
 from ...transport.http1 import Asked, HttpError
 from .access import Access
+from .allowed_origins import AllowedOrigins
 from .callers import AccessError, Caller, set_caller
 from .loopback import is_everywhere, is_loopback, parse_ip
 from .roles import CLOSED, RULES
@@ -85,8 +86,14 @@ class HttpGuard:
     `admin` (None: nowhere), 415 where an admin route is sent anything but JSON.
     """
 
-    def __init__(self, access: Access, allowed_hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        access: Access,
+        allowed_hosts: Iterable[str] = (),
+        origins: AllowedOrigins | None = None,
+    ) -> None:
         self._access = access
+        self.origins = origins or AllowedOrigins()
         self._pages = PageCheck(access, allowed_hosts)
         self.admin: AdminAddress | None = None
         self._port_for_all = 0
@@ -114,7 +121,9 @@ class HttpGuard:
         host, port = scope["server"] or ("", 0)
         private = access.open and is_loopback(host) and port != self._port_for_all
         strict = rule.admin_listener or private
-        self._pages.check_origin(headers.get("origin"), scope["scheme"], named, proxied=not strict)
+        origin = headers.get("origin")
+        if not self.origins.allow(asked.route, origin):
+            self._pages.check_origin(origin, scope["scheme"], named, proxied=not strict)
         if rule.open:
             return access.admit(rule, None)
         token = None if access.open else _authorization(asked)

@@ -55,8 +55,8 @@ FRONTEND_RULES = {
     "POST /detokenize": _any_of(_CLIENT),
     "GET /pools": _any_of(_SELECTOR, _ADMIN, _METRICS),
 }
-"""Of the frontend's own listener, which has /live and /health too, and for several models /metrics
-and the dashboard."""
+"""Of the frontend's own listener, which has what tells how a server is, too, and for several models
+the dashboard."""
 
 RULES = {
     **FRONTEND_RULES,
@@ -84,7 +84,10 @@ RULES = {
     "/grpc.health.v1.Health/List": _OPEN,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(ALL_ROLES),
+    "GET /": _OPEN,
     "GET /live": _OPEN,
+    "GET /ping": _OPEN,
+    "GET /version": Rule(ALL_ROLES),
     "GET /health": _OPEN,
     "GET /metrics": _any_of(_METRICS, _ADMIN),
     "GET /workers": _any_of(_SELECTOR, _ADMIN, _METRICS),

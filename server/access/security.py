@@ -12,6 +12,7 @@ from ...transport.security import (
 )
 from ..config import ServeConfig
 from .access import Access
+from .allowed_origins import AllowedOrigins
 from .exposure import open_to_others
 from .http_guard import AdminAddress, HttpGuard
 from .loopback import is_everywhere, is_loopback, parse_ip
@@ -36,6 +37,7 @@ class Security:
             self.worker_tls = ClientTls(config.worker_tls)
         self.engine_key = read_engine_key(config.worker_api_key_file)
         asks = self.server_tls is not None and self.server_tls.asks_clients
+        self._origins = AllowedOrigins(config.allowed_origins)
         self.access = Access(config.auth_tokens, certificates=asks)
         self.nats = NatsAuth(config.nats_auth)
         self.watch = FileWatch(clock)
@@ -48,7 +50,7 @@ class Security:
         config = self._config
         listened = (config.host, config.admin_host or "")
         names = [host for host in listened if host and parse_ip(host) is None]
-        return HttpGuard(self.access, (*names, *config.allowed_hosts))
+        return HttpGuard(self.access, (*names, *config.allowed_hosts), self._origins)
 
     def admin_address(self, http_port: int) -> tuple[AdminAddress, bool]:
         """Where admin routes are served, and whether that is another socket than the HTTP one."""

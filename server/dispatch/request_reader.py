@@ -24,6 +24,9 @@ LONG_BYTES = 128 << 10
 LONG_PROMPT = 1 << 18
 """Tokens of a prompt whose blocks are hashed off the loop: a nanosecond a token."""
 
+PROMPT_LIMIT = "max_prompt_tokens"
+"""The field of the error for a prompt that is longer than prompts may be."""
+
 MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
@@ -196,7 +199,8 @@ class RequestReader:
     def _too_long(self, error: OverflowError) -> InvalidRequestError:
         limit, found = error.args
         self.hits.hit(limit)
-        return InvalidRequestError(f"{limit}: {found} is more than {self._most(limit)}")
+        text = f"{limit}: {found} is more than {self._most(limit)}"
+        return InvalidRequestError(text, field=limit if limit == PROMPT_LIMIT else None)
 
     def _most(self, limit: str) -> int:
         if limit == "decoded_bytes":

@@ -13,6 +13,7 @@ from ...transport.http1 import (
 from ..access import AdminAddress
 from ..server_parts import ServerParts
 from .connections import HttpConnections, plan_connections
+from .index_page import IndexRoute
 
 AdminAt = Callable[[int], tuple[AdminAddress | None, bool]]
 """Where admin routes are served, for the port that was taken, and whether that is another
@@ -50,13 +51,15 @@ class HttpServer:
             limits.max_connection_share,
         )
         application = Application(
-            routes,
+            {**routes, **IndexRoute(routes).routes},
             form,
             admit=self._guard.admit,
             max_body_bytes=limits.max_body_bytes,
             on_long_body=lambda: hits.hit("max_body_bytes"),
             bodies=parts.calls.bytes,
             on_refused=parts.calls.refused if drains else lambda: None,
+            off_loop=parts.off_loop,
+            origins=self._guard.origins,
         )
         self._listener = HttpListener(
             application,

@@ -1,9 +1,10 @@
-"""How a server is, over HTTP: /metrics, /health and /live."""
+"""How a server is, over HTTP: /metrics, /health, /ping, /live and /version."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from ...base.package_version import package_version
 from ...transport.http1 import HttpCall, Routes, answer_json, answer_whole
 from ..metrics import MetricsPage
 from ..server_parts import ServerParts
@@ -49,7 +50,12 @@ class HealthRoutes:
 
     @property
     def routes(self) -> Routes:
-        return {"GET /health": self._on_health, "GET /live": self._on_live}
+        return {
+            "GET /health": self._on_health,
+            "GET /ping": self._on_health,
+            "GET /live": self._on_live,
+            "GET /version": self._on_version,
+        }
 
     async def _on_health(self, call: HttpCall) -> None:
         ready, more = self._health()
@@ -60,3 +66,6 @@ class HealthRoutes:
 
     async def _on_live(self, call: HttpCall) -> None:
         await answer_json(call, {"status": "live"})
+
+    async def _on_version(self, call: HttpCall) -> None:
+        await answer_json(call, {"version": package_version()})

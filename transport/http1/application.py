@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from ...base.account import current_account
 from ...base.limit_hits import LimitHits
 from ...base.shared_bound import SharedBound
+from ...process.off_loop import OffLoop
 from .asgi import (
     Client,
     ClientLeftError,
@@ -28,6 +29,7 @@ from .asgi import (
     send_whole,
 )
 from .errors import ErrorForm, HttpError
+from .packed_body import coding_of, unpacked
 
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
@@ -49,13 +51,15 @@ class HttpCall(NamedTuple):
     """what stands behind the path's question mark"""
     values: Mapping[str, str] = {}
     """of the placeholders in the route's path"""
+    more_headers: Mapping[str, str] = {}
+    """of every answer to it"""
     ids: Any = None
     """token ids of its prompt, an array, where they were taken out of the body"""
 
     @property
     def told(self) -> dict[str, str]:
         """Headers of every answer."""
-        return {"x-request-id": self.request_id}
+        return {"x-request-id": self.request_id, **self.more_headers}
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -67,7 +71,8 @@ Handler = Callable[[HttpCall], Awaitable[None]]
 """Answers a call, or raises what the server's ErrorForm makes an answer of."""
 Routes = Mapping[str, Handler]
 """Handlers by method and path: "GET /workers/{id}". A placeholder is one part of the path; the
-last one is all that is left of a path that no other route has. HEAD is answered as GET."""
+last one is all that is left of a path that no other route has. HEAD is answered as GET, a path that
+ends with a slash as without."""
 
 
 class Route(NamedTuple):
@@ -99,13 +104,17 @@ class RouteTable:
         is the path as it was sent: a placeholder's value may have a slash that is written %2F."""
         if method == "HEAD":
             method = "GET"
+        if raw_path != "/":  # clients end paths as they like
+            path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
         name = f"{method} {path}"
         if (handler := self._routes.get(name)) is not None:
             return Route(name, handler)
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
         name = f"{method} {pattern}"
         if (handler := self._routes.get(name)) is None:
-            allowed = {"allow": ",".join(self._methods[pattern])}
+            methods = self._methods[pattern]
+            heads = ["HEAD"] if "GET" in methods else []
+            allowed = {"allow": ",".join(methods + heads)}
             raise HttpError(405, f"{path} does not take {method}", allowed)
         return Route(name, handler, values)
 
@@ -140,6 +149,18 @@ class Asked(NamedTuple):
 
 Admit = Callable[[Asked], Any]
 """Who calls; an error, if they may not."""
+
+
+class Origins(Protocol):
+    """Web pages of other origins that may use a route."""
+
+    def headers(self, route: str, origin: str | None) -> Mapping[str, str]:
+        """What every answer says of it."""
+        ...
+
+    def preflight(self, route: str, asked: Mapping[str, str]) -> Mapping[str, str] | None:
+        """The answer to a browser that asks first, by these headers; None: there is none."""
+        ...
 
 
 class _BodyBytes:
@@ -177,13 +198,16 @@ class Application:
         on_long_body: Callable[[], None] = lambda: None,
         bodies: SharedBound | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        off_loop: OffLoop | None = None,
+        origins: Origins | None = None,
     ) -> None:
         """`on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
-        counts those of all requests, `on_refused` is called for each that finds no room there."""
+        counts those of all requests, `on_refused` is called for each that finds no room there.
+        `off_loop` unpacks long bodies; without `origins` pages of others use no route."""
         self._routes, self._form, self._admit = RouteTable(routes), form, admit
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
         self._bodies = bodies or SharedBound("bodies", sys.maxsize, 1.0, LimitHits())
-        self._on_refused = on_refused
+        self._on_refused, self._off_loop, self._origins = on_refused, off_loop, origins
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
     async def __call__(
@@ -200,22 +224,33 @@ class Application:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
         path, count, whole = scope["path"], None, True
+        told = {"x-request-id": request_id}
         try:
+            if (allowed := self._preflight(scope, headers)) is not None:
+                await send_whole(send, 200, b"", {**allowed, **told})
+                return
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
+            more: Mapping[str, str] = {}
+            if self._origins is not None:
+                more = self._origins.headers(route.name, headers.get("origin"))
+                told.update(more)
             caller = self._admit(Asked(route.name, scope, headers, names))
+            coding, most = coding_of(headers), self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
-            body = await read_body(receive, self._max_body_bytes, count.add)
+            body = await read_body(receive, most, count.add)
             whole = True
+            if coding and body:
+                body = await unpacked(body, coding, most, count.add, self._off_loop)
             query = scope["query_string"]
             call = HttpCall(
-                caller, path, headers, body, request_id, send, client, query, route.values
+                caller, path, headers, body, request_id, send, client, query, route.values, more
             )
             await route.handler(call)
         except ClientLeftError:
             return
         except Exception as error:
             answer = self._form(error)
-            told = {**answer.headers, "x-request-id": request_id}
+            told = {**answer.headers, **told}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
             elif answer.status == 500:  # an engine's fault: its stack is of no use
@@ -228,6 +263,14 @@ class Application:
         finally:
             if count is not None:
                 count.close()
+
+    def _preflight(self, scope: Scope, headers: Mapping[str, str]) -> Mapping[str, str] | None:
+        """The answer to a browser that asks whether a page may send a request."""
+        wanted = headers.get("access-control-request-method")
+        if self._origins is None or scope["method"] != "OPTIONS" or wanted is None:
+            return None
+        route = self._routes.find(wanted, scope["path"], scope["raw_path"].decode("ascii"))
+        return self._origins.preflight(route.name, headers)
 
 
 async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:

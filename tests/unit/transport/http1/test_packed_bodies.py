@@ -1,0 +1,130 @@
+"""Bodies that come packed by gzip or deflate: what they hold, and what is refused."""
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+
+from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.transport.http1 import HttpError
+from dynamo_router.transport.http1.packed_body import PIECE, coding_of, unpacked
+
+MOST = 4 << 20
+
+
+def raw(data: bytes) -> bytes:
+    made = zlib.compressobj(wbits=-15)
+    return made.compress(data) + made.flush()
+
+
+async def unpack(body: bytes, coding: str, most: int = MOST) -> tuple[bytes, int, int]:
+    """(what it holds, the bytes that were counted, computations beside the event loop)"""
+    counted: list[int] = []
+    off_loop = OffLoop()
+    try:
+        found = await unpacked(body, coding, most, counted.append, off_loop)
+        return found, sum(counted), off_loop.runs
+    finally:
+        off_loop.close()
+
+
+@pytest.mark.parametrize(
+    "coding, pack",
+    [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress),
+     ("deflate", raw)],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 1000, PIECE, PIECE + 1, MOST])
+async def test_a_packed_body_is_what_was_packed(coding: str, pack, size: int) -> None:  # type: ignore[no-untyped-def]
+    data = (bytes(range(256)) * (size // 256 + 1))[:size]
+    found, counted, runs = await unpack(pack(data), coding)
+    assert found == data and counted == size
+    assert bool(runs) == (size > PIECE)
+
+
+async def test_what_does_not_shrink_is_unpacked_too() -> None:
+    data = b"".join(zlib.crc32(b"%d" % n).to_bytes(4, "big") for n in range(100_000))
+    assert (await unpack(gzip.compress(data), "gzip"))[0] == data
+
+
+@pytest.mark.parametrize("size", [MOST + 1, 100 << 20])
+async def test_a_bomb_costs_no_memory(size: int) -> None:
+    bomb = gzip.compress(bytes(size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(HttpError, match="longer than") as error:
+            await unpack(bomb, "gzip")
+        assert error.value.status == 413
+        assert tracemalloc.get_traced_memory()[1] < 8 * PIECE + len(bomb)
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_short_bound_holds_for_short_bodies_too() -> None:
+    with pytest.raises(HttpError) as error:
+        await unpack(gzip.compress(bytes(11)), "gzip", 10)
+    assert error.value.status == 413
+
+
+WHOLE = gzip.compress(b'{"model": "tiny"}')
+
+
+@pytest.mark.parametrize(
+    "body, coding",
+    [
+        (b"{}", "gzip"),
+        (b"{}", "deflate"),
+        (WHOLE[:-1], "gzip"),
+        (WHOLE[:5], "gzip"),
+        (WHOLE[:-8] + bytes(8), "gzip"),
+        (WHOLE + b"x", "gzip"),
+        (WHOLE * 2, "gzip"),
+        (WHOLE + bytes(PIECE), "gzip"),
+        (WHOLE, "deflate"),
+        (gzip.compress(bytes(PIECE * 3))[:-4], "gzip"),
+    ],
+)
+async def test_what_is_not_packed_so_is_400(body: bytes, coding: str) -> None:
+    with pytest.raises(HttpError) as error:
+        await unpack(body, coding)
+    assert error.value.status == 400
+
+
+async def test_where_there_are_no_threads_it_is_unpacked_at_once() -> None:
+    data = bytes(PIECE * 2)
+    assert await unpacked(gzip.compress(data), "gzip", MOST, lambda size: None, None) == data
+    with pytest.raises(HttpError):
+        await unpacked(gzip.compress(data), "gzip", PIECE, lambda size: None, None)
+
+
+async def test_others_go_on_while_a_long_body_is_unpacked() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others())
+    try:
+        await unpack(gzip.compress(bytes(MOST)), "gzip")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert turns > 1
+
+
+@pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "compress", "x" * 1000])
+def test_other_codings_are_refused(name: str) -> None:
+    with pytest.raises(HttpError) as error:
+        coding_of({"content-encoding": name})
+    assert error.value.status == 415
+    assert error.value.headers == {"accept-encoding": "gzip, deflate"}
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": "identity"}])
+def test_a_plain_body_stays_as_it_is(headers: dict[str, str]) -> None:
+    assert coding_of(headers) == ""
+    assert coding_of({"content-encoding": " GZip "}) == "gzip"
