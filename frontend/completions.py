@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,13 +15,12 @@ from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
+from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
 from .engine_requests import MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
-    LAST_CHUNK,
-    Answer,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -93,7 +92,7 @@ class _OpenRequest(NamedTuple):
     request: Sampling
     choices: list[Choice]
     origin: Origin
-    form: Answer
+    form: AnswerForm
 
 
 class Completions:
@@ -167,9 +166,13 @@ class Completions:
 
     async def _chat(self, call: HttpCall) -> None:
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
+        await self._answer_chat(call, request, CHAT)
+
+    async def _answer_chat(self, call: HttpCall, request: ChatRequest, kind: AnswerKind) -> None:
+        """Answer it in the shape of this API."""
         tenant = tenant_of(call.headers, request)
         prompt = await self._prompts.of_chat(request, tenant, len(call.body))
-        await self._answer(call, request, "chat", [(prompt, "")])
+        await self._answer(call, request, kind, [(prompt, "")])
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = await self._prompts.request(call.body, CompletionRequest)
@@ -178,7 +181,7 @@ class Completions:
         echoed = [""] * len(prompts)
         if request.echo:
             echoed = [await self._text.text_of(prompt) for prompt in prompts]
-        await self._answer(call, request, "completion", list(zip(prompts, echoed, strict=True)))
+        await self._answer(call, request, COMPLETION, list(zip(prompts, echoed, strict=True)))
 
     async def _embed(self, call: HttpCall) -> None:
         request = read_embedding_request(call.body)
@@ -296,7 +299,7 @@ class Completions:
         self,
         call: HttpCall,
         request: Sampling,
-        kind: Literal["chat", "completion"],
+        kind: AnswerKind,
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
         self._check_ready(request.model)
@@ -310,22 +313,15 @@ class Completions:
         self,
         call: HttpCall,
         request: Sampling,
-        kind: Literal["chat", "completion"],
+        kind: AnswerKind,
         prompts: Sequence[tuple[Tokens, str]],
     ) -> None:
-        prefix = "chatcmpl" if kind == "chat" else "cmpl"
-        origin = origin_of(request, call.headers, call.caller, call.request_id, prefix)
+        origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
         guide = await self._prompts.guide(request, len(call.body))
         choices = await self._choices(request, prompts, origin.salt, guide)
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
-        form = Answer(
-            origin.answer_id,
-            int(time.time()),
-            self.name,
-            kind,
-            with_logprobs=request.logprobs_wanted is not None,
-        )
+        form = kind.make(origin.answer_id, int(time.time()), self.name, request)
         run = self._stream if request.wants_stream else self._whole
         try:
             others = _bytes_of(choices[1:])  # the first one's are those of the body
@@ -344,32 +340,44 @@ class Completions:
 
         await answer(self._workers, self._text, request, choices, origin, keep)
         nvext = _extras(choices, origin) if origin.extras else None
-        body = form.whole(deltas, _usage(request, choices), nvext)
-        await answer_whole(call, body, {})
+        usage = await self._usage(opened, [each.reasoning for each in deltas[0]])
+        await answer_whole(call, form.whole(deltas, usage, nvext), {})
 
     async def _stream(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened
-        stream = SseWriter(call.send, call.client, call.told, self._config.keep_alive_s)
-        options = request.stream_options
-        in_each = options is not None and options.continuous_usage_stats
+        keep_alive_s = self._config.keep_alive_s
+        stream = SseWriter(call.send, call.client, call.told, keep_alive_s, form.shape)
+        reasoning: list[str] = []
 
         def write(index: int, delta: Delta) -> None:
-            usage = choices[index].usage if in_each else None
-            stream.put(form.chunk(index, delta, usage), last=delta.finish_reason is not None)
+            usage = choices[index].usage if form.usage_in_each else None
+            if delta.reasoning:
+                reasoning.append(delta.reasoning)
+            if chunk := form.chunk(index, delta, usage):
+                stream.put(chunk, last=delta.finish_reason is not None)
 
         try:
             await answer(self._workers, self._text, request, choices, origin, write, call.client)
-            if origin.extras:
-                await stream.write(form.nvext_chunk(_extras(choices, origin)))
-            if options is not None and options.include_usage:
-                await stream.write(form.usage_chunk(_usage(request, choices)))
+            nvext = _extras(choices, origin) if origin.extras else None
+            for event in form.ending(await self._usage(opened, reasoning), nvext):
+                await stream.write(event)
         except Exception as error:
             if not stream.started:
                 raise
-            await stream.write(msgspec.json.encode(api_error(error).body))
+            await stream.write(form.failure(api_error(error)))
         finally:
             await stream.close()
-        await stream.end(LAST_CHUNK)
+        await stream.end(form.last)
+
+    async def _usage(self, opened: _OpenRequest, reasoning: Sequence[str]) -> Usage:
+        """Of all choices, with the tokens of the first one's reasoning where the form shows
+        them."""
+        usage = _usage(opened.request, opened.choices)
+        if opened.form.counts_reasoning and (text := "".join(reasoning)):
+            tenant = tenant_of(opened.call.headers, opened.request)
+            ids = await self._text.encode(text, tenant, add_special_tokens=False)
+            usage.reasoning_tokens = min(len(ids), usage.completion_tokens)
+        return usage
 
 
 def _bytes_of(choices: Sequence[Choice]) -> int:

@@ -118,7 +118,7 @@ def origin_of(
     # Unique, also where a client uses an id of its own again.
     unique = xxh3_64_intdigest(f"{request_id}/{time.monotonic_ns()}".encode())
     return Origin(
-        f"{prefix}-{unique:016x}",
+        f"{prefix}{unique:016x}",
         caller,
         forwarded,
         pinned,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..transport.http1 import Client, Send, encoded
 
@@ -10,15 +11,32 @@ _HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # nginx would collect the tokens
 )
-_EVENT = b"data: %b\n\n"
-"""An event without a name: some clients crash on named ones."""
-_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class SseShape(NamedTuple):
+    """How a stream is written."""
+
+    event: bytes
+    """the bytes around what is put"""
+    keep_alive: bytes
+    """what goes out in silence"""
+
+
+UNNAMED = SseShape(b"data: %b\n\n", b": keep-alive\n\n")
+"""Events without names: some clients crash on named ones."""
+NAMED = UNNAMED._replace(event=b"%b")
+"""What is put are whole events, by `named_event`."""
+
+
+def named_event(name: bytes, data: bytes) -> bytes:
+    """An event of a stream that is NAMED."""
+    return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
 class SseWriter:
     """One answer in server-sent events, until `close`. Its headers go with the first event, so that
-    what fails before is answered by its own status. After `keep_alive_s` of silence a comment goes
-    out, so that proxies keep the stream."""
+    what fails before is answered by its own status. After `keep_alive_s` of silence a comment or a
+    ping goes out, so that proxies keep the stream."""
 
     def __init__(
         self,
@@ -26,7 +44,9 @@ class SseWriter:
         client: Client,
         headers: Mapping[str, str],
         keep_alive_s: float,
+        shape: SseShape = UNNAMED,
     ) -> None:
+        self._event, self._keep_alive = shape
         self._send, self._client = send, client
         self._waiting: list[bytes] = []
         self._headers = headers
@@ -44,7 +64,7 @@ class SseWriter:
         one, one more turn passes, so that the end of the stream goes with it."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
-        self._waiting.append(_EVENT % data)
+        self._waiting.append(self._event % data)
         self.started = True
         self._ending = last
 
@@ -74,7 +94,7 @@ class SseWriter:
         if not self._begun:
             self._begin()
         waiting, self._waiting = self._waiting, []
-        body = b"".join((*waiting, _EVENT % data))
+        body = b"".join((*waiting, self._event % data))
         await self._send({"type": "http.response.body", "body": body})
 
     async def close(self) -> None:
@@ -96,7 +116,7 @@ class SseWriter:
     async def _write_comment(self) -> None:
         await self._client.drained()
         if not self._waiting:  # else something goes out anyway
-            self._send_now(_KEEP_ALIVE)
+            self._send_now(self._keep_alive)
 
     def _begin(self) -> None:
         self._begun = True

@@ -1,6 +1,6 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
-from .answers import LAST_CHUNK, Answer, Delta, FunctionCall, TokenLogprob, Usage
+from .answers import Answer, Delta, FunctionCall, TokenLogprob, Usage
 from .errors import (
     BAD_BODY,
     ApiError,

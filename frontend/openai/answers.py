@@ -1,9 +1,15 @@
 """Answers in OpenAI's shapes, as JSON: one body, or the chunks of a stream."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+
+from ..sse_writer import UNNAMED, SseShape
+from .errors import ApiError
+from .requests import Sampling
 
 LAST_CHUNK = b"[DONE]"
 """What ends a stream, in place of a chunk."""
@@ -51,11 +57,14 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """counted for the forms that show it"""
 
     def add(self, other: "Usage") -> None:
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
         self.cached_tokens += other.cached_tokens
+        self.reasoning_tokens += other.reasoning_tokens
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -73,11 +82,29 @@ class Answer:
     answer_id: str
     created: int
     model: str
+    request: Sampling | None
+    """says what its client wants to see"""
     kind: Literal["chat", "completion"]
-    with_logprobs: bool = False
+    shape: SseShape = UNNAMED
+    counts_reasoning: bool = False
+    last: bytes = LAST_CHUNK
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def with_logprobs(self) -> bool:
+        return self.request is not None and self.request.logprobs_wanted is not None
+
+    @cached_property
+    def with_usage(self) -> bool:
+        options = None if self.request is None else self.request.stream_options
+        return options is not None and options.include_usage
+
+    @cached_property
+    def usage_in_each(self) -> bool:
+        options = None if self.request is None else self.request.stream_options
+        return options is not None and options.continuous_usage_stats
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""
@@ -124,11 +151,19 @@ class Answer:
             ]
         return fields
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return _encode({**self._head(True), "choices": [], "usage": usage.to_dict()})
+    def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:
+        """Chunks after the last one of the last choice."""
+        if nvext is not None:
+            yield _encode({**self._head(True), "choices": [], "nvext": nvext})
+        if self.with_usage:
+            yield _encode({**self._head(True), "choices": [], "usage": usage.to_dict()})
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first chunk."""
+        return _encode(error.body)
 
     def whole(
-        self, choices: list[list[Delta]], usage: Usage, nvext: dict[str, Any] | None
+        self, choices: Sequence[Sequence[Delta]], usage: Usage, nvext: dict[str, Any] | None
     ) -> bytes:
         """The body of an answer that is not streamed, of each choice's deltas."""
         written = []
@@ -146,9 +181,6 @@ class Answer:
         if nvext is not None:
             body["nvext"] = nvext
         return _encode(body)
-
-    def nvext_chunk(self, nvext: dict[str, Any]) -> bytes:
-        return _encode({**self._head(True), "choices": [], "nvext": nvext})
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -197,7 +229,7 @@ class Answer:
         }
 
 
-def _message(text: str, deltas: list[Delta]) -> dict[str, Any]:
+def _message(text: str, deltas: Sequence[Delta]) -> dict[str, Any]:
     """The message of a whole chat answer."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     reasoning = "".join(delta.reasoning for delta in deltas)
