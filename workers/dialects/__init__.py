@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         handoff_of,
         with_handoff,
     )
+    from .logit_bias import bias_of, encode_bias
     from .openai_client import OpenAiClient
     from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
@@ -28,6 +29,7 @@ __getattr__ = lazy_names(
     {
         "DynamoClient": ".dynamo_client",
         "OpenAiClient": ".openai_client",
+        **dict.fromkeys(("bias_of", "encode_bias"), ".logit_bias"),
         **dict.fromkeys(("TokenLogprob", "TrtllmAnswer"), ".trtllm_answer"),
         **dict.fromkeys(("DP_RANK_KEY", "EngineClient", "rank_metadata"), ".engine_client"),
         **dict.fromkeys(_HANDOFF.split(), ".handoff"),
