@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -49,6 +50,7 @@ from .parsers import (
     new_chat_output,
     recognised_tool_calls,
 )
+from .passed_on import PASSED_ROUTES, PassedOn
 from .prefill import PrefillWorkers
 from .processor import ModelText
 from .sse_writer import SseWriter
@@ -61,6 +63,7 @@ MODEL_ROUTES = (
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
+    *PASSED_ROUTES,
 )
 """Those whose body names the model that is to answer."""
 
@@ -125,6 +128,7 @@ class Completions:
         self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
         self._embeddings = Embeddings(dispatcher, self._prompts, calls)
+        self._passed_on = PassedOn(dispatcher, reader.off_loop)
         self._text = text
         self._config, self._card = config, card
         self._read_card: ModelCard | None = None
@@ -138,6 +142,7 @@ class Completions:
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
+            **{route: partial(self._pass_on, route) for route in PASSED_ROUTES},
         }
 
     @property
@@ -195,6 +200,10 @@ class Completions:
         request = read_embedding_request(call.body)
         self._check_ready(request.model)
         await self._embeddings.answer(call, request, self.name, tenant_of(call.headers))
+
+    async def _pass_on(self, route: str, call: HttpCall) -> None:
+        self._check_ready("")
+        await self._passed_on.answer(call, route.partition(" ")[2], self.name)
 
     async def _tokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Tokenize)

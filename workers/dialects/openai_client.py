@@ -16,7 +16,7 @@ from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
-from .engine_client import DP_RANK_KEY
+from .engine_client import DP_RANK_KEY, AnyJson
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
@@ -80,6 +80,24 @@ class OpenAiClient:
             "POST", "/v1/embeddings", encoded, headers=_headers(metadata or ()), timeout=limit
         ) as response:
             return _embedding(message, await self._http.whole(response))
+
+    async def forward(
+        self,
+        path: str,
+        body: AnyJson,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> bytes:
+        """See ForwardingClient."""
+        if self._model:
+            body = {**body, "model": msgspec.Raw(msgspec.json.encode(self._model))}
+        limit = aiohttp.ClientTimeout(total=timeout)
+        encoded = msgspec.json.encode(body)
+        async with self._http.opened(
+            "POST", path, encoded, headers=_headers(metadata or ()), timeout=limit
+        ) as response:
+            return await self._http.whole(response)
 
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
