@@ -1,5 +1,5 @@
-"""POST /v1/rerank and /v1/score, passed to engines over HTTP: the engine reads the request and makes
-the answer, but for the model's name."""
+"""POST /v1/rerank and /v1/score, passed to engines over HTTP: the engine reads the request and
+makes the answer, but for the model's name."""
 
 import msgspec
 
