@@ -9,6 +9,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..process.supervised import all_done
@@ -250,14 +251,14 @@ async def _answer_one(
     reader = AnswerReader(text, request, choice.prefix, choice.output, choice.prompt.tokens)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
-    ends_early = bool(request.stop_strings)
+    ends_early, scores = bool(request.stop_strings), request.scores_prompt
 
     def show(message: bytes) -> Delta | None:
         if part.leads is not None:
             part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
-        if reader.finished:
-            return None
-        delta = reader.read(message)
+        return None if reader.finished else shown(reader.read(message))
+
+    def shown(delta: Delta | None) -> Delta | None:
         if delta is not None:
             if choice.first_at is None:
                 choice.first_at = time.monotonic()
@@ -265,7 +266,7 @@ async def _answer_one(
         return delta
 
     def put(message: bytes) -> bool:
-        if ends_early or (client is not None and not client.reads):
+        if ends_early or scores or (client is not None and not client.reads):
             return False
         show(message)
         return True
@@ -273,7 +274,11 @@ async def _answer_one(
     async def respond(message: bytes) -> None:
         if client is not None:
             await client.drained()
-        delta = show(message)
+        if scores and not reader.finished:  # it has a list for each token of the prompt
+            off_loop = dispatcher.reader.off_loop
+            delta = shown(await off_loop.run(partial(reader.read, message), size=len(message)))
+        else:
+            delta = show(message)
         if delta is not None and reader.finished and delta.stop_reason is not None:
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)

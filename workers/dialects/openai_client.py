@@ -171,6 +171,8 @@ class OpenAiClient:
         if name.isascii() and name.isprintable():
             headers = {**headers, "X-Request-Id": name}
         reader = reader_of(kind, message)
+        # A list for each token of the prompt would hold the event loop.
+        scores = message.output_config.prompt_logprobs > 0 and not message.streaming
         running = self._running[name] = _Running()
         try:
             async with self._http.opened(
@@ -189,8 +191,12 @@ class OpenAiClient:
                             if reader.done:
                                 break
                 else:
-                    await self._read(reader, await self._http.whole(response))
-                yield reader.complete()
+                    told = await self._http.whole(response)
+                    if scores:
+                        await asyncio.to_thread(reader.read, told)
+                    else:
+                        await self._read(reader, told)
+                yield await asyncio.to_thread(reader.complete) if scores else reader.complete()
                 await self._http.drain(response)
                 return
         except (EngineCallError, asyncio.CancelledError):
