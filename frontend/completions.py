@@ -311,7 +311,7 @@ class Completions:
         wanted, facts = request.output_limit, self._monitor.facts
         limit, usual = facts.max_seq_len, self._config.default_max_tokens
         left = limit - prompt_tokens if limit else UNKNOWN_LEFT
-        if left < 1 or 0 < facts.longest_prompt < prompt_tokens:
+        if left < 1 or 0 < facts.max_input_len < prompt_tokens:
             raise prompt_too_long(facts.longest_prompt, prompt_tokens, request.prompt_field)
         if wanted is None:
             context = self._monitor.limits.context_for(prompt_tokens)
