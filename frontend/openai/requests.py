@@ -8,7 +8,7 @@ fields that nobody knows are ignored, as clients add some of their own.
 from collections.abc import Iterable, Sized
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 import numpy as np
@@ -48,6 +48,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class Sampling(RefusedFields, kw_only=True, dict=True):
     """What both kinds of request have. None: the engine's own choice."""
 
+    prompt_field: ClassVar[str] = "prompt"
+    """where its prompt is"""
     model: str
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -112,11 +114,6 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
     def limit_field(self) -> str:
         """The field that says so."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def prompt_field(self) -> str:
-        """The field of its prompt."""
-        raise NotImplementedError
 
     @property
     def stop_strings(self) -> list[str]:
@@ -224,8 +221,6 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool = False
     suffix: str | None = None
 
-    prompt_field = "prompt"
-
     @property
     def logprobs_wanted(self) -> int | None:
         return self.logprobs
@@ -261,7 +256,7 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_args: dict[str, Any] | None = None
     add_generation_prompt: bool = True
 
-    prompt_field = "messages"
+    prompt_field: ClassVar[str] = "messages"
 
     @property
     def logprobs_wanted(self) -> int | None:
