@@ -55,10 +55,10 @@ class AnswerForm(Protocol):
 
 class AnswerKind(NamedTuple):
     """`prefix` begins the ids of answers; `make` has their form: of the answer's id, the time, the
-    model's name and the request."""
+    model's name, the request, and what changes with the model or its engines."""
 
     prefix: str
-    make: Callable[[str, int, str, Any], AnswerForm]
+    make: Callable[[str, int, str, Any, str | None], AnswerForm]
 
 
 CHAT = AnswerKind("chatcmpl-", partial(Answer, kind="chat"))

@@ -3,15 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from ..base.account import current_account
 from ..base.errors import InvalidRequestError, NoWorkersError
+from ..base.package_version import package_version
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher, RequestReader
 from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
+from ..workers.dialects import encode_bias
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
@@ -34,7 +38,7 @@ from .openai import (
     check_messages,
     first_beyond,
     prompt_too_long,
-    refused_guide,
+    refused_field,
 )
 from .origin import Origin, origin_of, tenant_of
 from .parsers import (
@@ -44,6 +48,7 @@ from .parsers import (
     new_chat_output,
     recognised_tool_calls,
 )
+from .passed_on import PASSED_ROUTES, PassedOn
 from .prefill import PrefillWorkers
 from .processor import ModelText
 from .sse_writer import SseWriter
@@ -56,6 +61,7 @@ MODEL_ROUTES = (
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
+    *PASSED_ROUTES,
 )
 """Those whose body names the model that is to answer."""
 
@@ -120,18 +126,21 @@ class Completions:
         self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
         self._embeddings = Embeddings(dispatcher, self._prompts, calls)
+        self._passed_on = PassedOn(dispatcher, reader.off_loop)
         self._text = text
         self._config, self._card = config, card
         self._read_card: ModelCard | None = None
         self._parsers = config.parsers()
         self._name = name
         self._last_name = ""
+        self._version = package_version()
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
+            **{route: partial(self._pass_on, route) for route in PASSED_ROUTES},
         }
 
     @property
@@ -149,6 +158,12 @@ class Completions:
     def context_limit(self) -> int:
         """Most tokens of prompt and answer together; 0 while no engine said."""
         return self._monitor.facts.max_seq_len
+
+    @property
+    def _fingerprint(self) -> str:
+        facts = self._monitor.facts
+        parts = (self._version, self.name, facts.backend, facts.version, str(self._adapter))
+        return f"fp_{xxh3_64_hexdigest('/'.join(parts).encode())[:10]}"
 
     @property
     def token_cache(self) -> str:
@@ -187,6 +202,10 @@ class Completions:
         request = read_embedding_request(call.body)
         self._check_ready(request.model)
         await self._embeddings.answer(call, request, self.name, tenant_of(call.headers))
+
+    async def _pass_on(self, route: str, call: HttpCall) -> None:
+        self._check_ready("")
+        await self._passed_on.answer(call, route.partition(" ")[2], self.name)
 
     async def _tokenize(self, call: HttpCall) -> None:
         wanted = msgspec.json.decode(call.body, type=_Tokenize)
@@ -231,6 +250,7 @@ class Completions:
         guide: Guide | None,
     ) -> list[Choice]:
         choices: list[Choice] = []
+        bias = self._bias(request)
         for tokens, prefix in prompts:
             if choices:
                 await self._calls.turns.take(len(tokens) * TOKEN_S)
@@ -240,9 +260,20 @@ class Completions:
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(request.choices):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
-                made.adapter, made.guide = self._adapter, guide
+                made.adapter, made.guide, made.bias = self._adapter, guide, bias
                 choices.append(made)
         return choices
+
+    def _bias(self, request: Sampling) -> bytes:
+        """As engines get it. ApiError 400 for what is no token id of the model."""
+        biases = request.biases
+        if not biases:
+            return b""
+        size = self._monitor.facts.vocab_size or self._text.vocab_size
+        if (largest := max(biases)) >= size:
+            text = f"logit_bias: {largest} is no token id of this model"
+            raise ApiError(400, text, param="logit_bias")
+        return encode_bias(biases, size)
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
         """Have reasoning and calls of tools found in what is said, as the model writes them."""
@@ -282,7 +313,7 @@ class Completions:
         wanted, facts = request.output_limit, self._monitor.facts
         limit, usual = facts.max_seq_len, self._config.default_max_tokens
         left = limit - prompt_tokens if limit else UNKNOWN_LEFT
-        if left < 1 or 0 < facts.longest_prompt < prompt_tokens:
+        if left < 1 or 0 < facts.max_input_len < prompt_tokens:
             raise prompt_too_long(facts.longest_prompt, prompt_tokens, request.prompt_field)
         if wanted is None:
             context = self._monitor.limits.context_for(prompt_tokens)
@@ -290,7 +321,7 @@ class Completions:
             wanted = wanted if usual is None else min(wanted, usual)
         elif limit and wanted > left:
             raise answer_too_long(limit, prompt_tokens, wanted, request.limit_field)
-        if request.min_tokens > wanted:
+        if request.min_tokens > wanted > 0:
             text = f"min_tokens {request.min_tokens} is more than the {wanted} that the answer has"
             raise ApiError(400, text, param="min_tokens")
         return wanted
@@ -321,15 +352,17 @@ class Completions:
         choices = await self._choices(request, prompts, origin.salt, guide)
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
-        form = kind.make(origin.answer_id, int(time.time()), self.name, request)
+        answer_id, created = origin.answer_id, int(time.time())
+        form = kind.make(answer_id, created, self.name, request, self._fingerprint)
         run = self._stream if request.wants_stream else self._whole
         try:
-            others = _bytes_of(choices[1:])  # the first one's are those of the body
+            # The first one's are those of the body, but for what the body does not have.
+            others = _bytes_of(choices[1:]) + len(choices[0].bias)
             held = self._calls.bytes.held(current_account(), others) if others else nullcontext()
             with held:
                 await run(_OpenRequest(call, request, choices, origin, form))
         except (InvalidRequestError, EngineCallError) as error:
-            raise refused_guide(error, guide) from None
+            raise refused_field(error, _fields_of(request, guide)) from None
 
     async def _whole(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened
@@ -380,10 +413,22 @@ class Completions:
         return usage
 
 
+def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:
+    """The fields by which a request asks for what some engines cannot do, by what that is."""
+    asked = {} if guide is None else {"guide": guide.field}
+    if request.logit_bias:
+        asked["bias"] = "logit_bias"
+    if request.scores_prompt:
+        asked["prompt logprobs"] = "echo"
+    return asked
+
+
 def _bytes_of(choices: Sequence[Choice]) -> int:
     """What their requests to engines take, about: each has its prompt and its guide."""
     return sum(
-        len(each.prompt.tokens) * TOKEN_BYTES + (len(each.guide.guide) if each.guide else 0)
+        len(each.prompt.tokens) * TOKEN_BYTES
+        + (len(each.guide.guide) if each.guide else 0)
+        + len(each.bias)
         for each in choices
     )
 

@@ -94,6 +94,8 @@ class Choice:
     """finds reasoning and calls of tools in it"""
     guide: Guide | None = None
     """what the answer is held to"""
+    bias: bytes = b""
+    """what is added to the logits of tokens, as a field of an engine's request"""
 
 
 class PromptReader:
@@ -238,7 +240,7 @@ def engine_request(
                 _kept.clear()
             _kept[key] = settings
     tokens, prompt = choice.prompt
-    longest = choice.max_tokens
+    longest = max(1, choice.max_tokens)  # engines make one token at least
     body, largest = encode_generate(request_id, longest, settings, tokens)
     return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
 
@@ -260,6 +262,7 @@ def _common_settings(
         or request.stop_token_ids
         or request.bad_words
         or request.nvext is not None
+        or request.logit_bias
         or request.logprobs_wanted is not None
     ):
         return None
@@ -304,13 +307,15 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
     wanted = request.logprobs_wanted
     if wanted is not None:
         message.output_config.logprobs = max(1, wanted)
+        if request.scores_prompt:
+            message.output_config.prompt_logprobs = max(1, wanted)
     guide = choice.guide
     if guide is not None:
         guided = message.guided_decoding
         guided.guide_type = getattr(pb.GuidedDecodingParams, f"GUIDE_TYPE_{guide.kind}")
         guided.guide = guide.guide
     body: bytes = message.SerializeToString()
-    return body
+    return body + choice.bias
 
 
 def _guide(request: Sampling) -> Guide | None:

@@ -6,7 +6,9 @@ worker that has its prompt, and works with engines that make one sequence at a t
 
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..process.loop_turns import LoopTurns
@@ -15,8 +17,8 @@ from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .engine_requests import ANSWER_S, TOKEN_S, Choice, engine_message, engine_request
-from .openai import Delta, FunctionCall, Sampling, TokenLogprob, Usage
+from .engine_requests import ANSWER_S, TOKEN_S, Choice, Tokens, engine_message, engine_request
+from .openai import ApiError, Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
 from .prefill import PrefillWorkers, prefill
@@ -43,7 +45,9 @@ class AnswerReader:
         request: Sampling,
         prefix: str = "",
         output: ChatOutput | None = None,
+        prompt: "Tokens | array[int]" = (),
     ) -> None:
+        """`prompt`: its token ids, where their logprobs are wanted."""
         self._text = text
         self._output = output
         self._calls = 0
@@ -56,6 +60,8 @@ class AnswerReader:
         self._logprobs = request.logprobs_wanted
         self._stop_ids = frozenset(request.stop_ids)
         self._prefix = prefix
+        self._prompt: Tokens | array[int] = prompt if request.scores_prompt else ()
+        self._nothing = request.output_limit == 0
         self.usage = Usage()
         self.finished = False
         """a delta with a finish reason was made; what still comes is not shown"""
@@ -110,9 +116,15 @@ class AnswerReader:
             return delta if delta.text or delta.logprobs or delta.finish_reason else None
         complete = response.complete
         self._count(complete)
+        scored = self._scored(complete.prompt_logprobs) if len(self._prompt) else ()
+        if self._nothing:
+            self.finished = True
+            self.usage.completion_tokens = 0
+            return Delta(self._prefix, "length", logprobs=scored)
         delta = Delta("")
         if not self.usage.completion_tokens:
             delta = self._take(complete.output_token_ids, complete.logprobs)
+            delta = delta._replace(logprobs=scored + delta.logprobs)
             if delta.finish_reason is not None:
                 return delta
         return self._end(complete, delta)
@@ -158,6 +170,16 @@ class AnswerReader:
             stop_reason = matched if matched in self._stop_ids else None
         return Delta(text, reason, stop_reason, delta.logprobs)
 
+    def _scored(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
+        """The logprobs of the prompt's tokens. Of the first one, which nothing comes before, some
+        engines tell nothing and some what means nothing. ApiError 400 if they are not there."""
+        missing = len(self._prompt) - len(logprobs)
+        if missing not in (0, 1):
+            text = "echo with logprobs: this engine gives no logprobs of a prompt"
+            raise ApiError(400, text, param="echo")
+        first = TokenLogprob(self._text.token_text(self._prompt[0]), None)
+        return (first, *self._logprobs_of(logprobs[1 - missing :]))
+
     def _logprobs_of(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None:
             return ()
@@ -167,11 +189,16 @@ class AnswerReader:
                 name(each.token_id),
                 each.logprob,
                 tuple(
-                    (name(top.token_id), top.logprob) for top in each.top_logprobs[: self._logprobs]
+                    (name(top.token_id), top.logprob)
+                    for top in sorted(each.top_logprobs, key=_by_logprob)[: self._logprobs]
                 ),
             )
             for each in logprobs
         )
+
+
+def _by_logprob(top: Any) -> float:
+    return -float(top.logprob)
 
 
 class Workers(NamedTuple):
@@ -202,7 +229,7 @@ async def answer(
         await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client)
         return
     parts: Sequence[Part] = [ALONE] * len(choices)
-    if workers.dispatcher.reader.hashes:
+    if workers.dispatcher.reader.hashes and not request.scores_prompt:
         parts = parts_of([choice.prompt.prompt for choice in choices])
     await all_done(
         _answer_one(workers, text, request, choice, part, origin, take, client)
@@ -222,17 +249,17 @@ async def _answer_one(
 ) -> None:
     computed = None if part.follows is None else await part.computed()
     await workers.turns.take(ANSWER_S + len(choice.prompt.tokens) * TOKEN_S)
-    reader = AnswerReader(text, request, choice.prefix, choice.output)
+    reader = AnswerReader(text, request, choice.prefix, choice.output, choice.prompt.tokens)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
-    ends_early = bool(request.stop_strings)
+    ends_early, scores = bool(request.stop_strings), request.scores_prompt
 
     def show(message: bytes) -> Delta | None:
         if part.leads is not None:
             part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
-        if reader.finished:
-            return None
-        delta = reader.read(message)
+        return None if reader.finished else shown(reader.read(message))
+
+    def shown(delta: Delta | None) -> Delta | None:
         if delta is not None:
             if choice.first_at is None:
                 choice.first_at = time.monotonic()
@@ -240,7 +267,7 @@ async def _answer_one(
         return delta
 
     def put(message: bytes) -> bool:
-        if ends_early or (client is not None and not client.reads):
+        if ends_early or scores or (client is not None and not client.reads):
             return False
         show(message)
         return True
@@ -248,17 +275,24 @@ async def _answer_one(
     async def respond(message: bytes) -> None:
         if client is not None:
             await client.drained()
-        delta = show(message)
+        if scores and not reader.finished:  # it has a list for each token of the prompt
+            off_loop = dispatcher.reader.off_loop
+            delta = shown(await off_loop.run(partial(reader.read, message), size=len(message)))
+        else:
+            delta = show(message)
         if delta is not None and reader.finished and delta.stop_reason is not None:
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
     choice.usage = reader.usage
-    # What leads shows by its first token that its prompt is computed.
-    streaming = True if part.leads is not None else None
+    # What leads shows by its first token that its prompt is computed. Engines tell the logprobs of
+    # a prompt with a whole answer alone.
+    streaming = True if part.leads is not None else False if request.whole_alone else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
     try:
-        first = None if workers.prefill is None else workers.prefill()
+        # A worker that is handed a prompt has no logprobs of it.
+        hands_over = workers.prefill is not None and not request.scores_prompt
+        first = workers.prefill() if hands_over and workers.prefill is not None else None
         if first is not None:
             prefilled = await prefill(first, read.body, origin, computed)
             computed = None  # by a worker of the other kind

@@ -101,7 +101,7 @@ RULES = (
     ),
     _Rule(
         ["mocker_port", "speedup_ratio", "num_gpu_blocks", "max_num_seqs",
-         "max_num_batched_tokens"],
+         "max_num_batched_tokens", "max_model_len"],
         _unless_mock_engines,
     ),
 )  # fmt: skip

@@ -82,7 +82,7 @@ class OutlierDetector:
     def __init__(self, policy: OutlierPolicy | None = None) -> None:
         self.policy = policy or OutlierPolicy()
         self._workers: dict[int, _Record] = {}
-        self.troubled: dict[int, _Record] = {}
+        self.in_trouble: dict[int, _Record] = {}
         """those that are ejected, penalized or on probation"""
         self._service_s = 0.0
         self._answer_s = 0.0
@@ -98,13 +98,13 @@ class OutlierDetector:
 
     def remove(self, worker_id: int) -> None:
         self._workers.pop(worker_id, None)
-        self.troubled.pop(worker_id, None)
+        self.in_trouble.pop(worker_id, None)
 
     # What happens to requests
 
     def on_start(self, worker_id: int) -> bool:
         """A request goes to a worker. True if that changed who is out."""
-        record = self.troubled.get(worker_id)
+        record = self.in_trouble.get(worker_id)
         if record is None or not record.probation:
             return False
         record.trials += 1
@@ -120,7 +120,7 @@ class OutlierDetector:
             return False
         record.answered_at = now
         self._answer_s = _mean(self._answer_s, seconds)
-        if worker_id not in self.troubled:
+        if worker_id not in self.in_trouble:
             return False
         if record.probation and record.ejected_until <= now:
             record.trials = max(0, record.trials - 1)
@@ -136,7 +136,7 @@ class OutlierDetector:
         self._service_s = _mean(self._service_s, seconds)
         record.count(now, False, self.policy.window_s)
         record.in_a_row = 0
-        if worker_id not in self.troubled:
+        if worker_id not in self.in_trouble:
             return False
         record.penalty_until = -math.inf
         self._forget_if_well(worker_id, record, now)
@@ -144,7 +144,7 @@ class OutlierDetector:
 
     def on_no_verdict(self, worker_id: int) -> bool:
         """A request ended in a way that says nothing of the worker. True as above."""
-        record = self.troubled.get(worker_id)
+        record = self.in_trouble.get(worker_id)
         if record is None or not record.trials:
             return False
         record.trials -= 1
@@ -211,7 +211,7 @@ class OutlierDetector:
         least = min(LONGEST_PENALTY_S, SHORTEST_PENALTY_S * 2.0 ** min(record.failures, 30))
         rest = min(LONGEST_PENALTY_S, max(self._service_s - seconds, least))
         record.penalty_until = max(record.penalty_until, now + rest)
-        self.troubled[worker_id] = record
+        self.in_trouble[worker_id] = record
         return True
 
     # Who is out
@@ -221,7 +221,7 @@ class OutlierDetector:
 
         Infinite while a worker on probation has the request it is tried with.
         """
-        record = self.troubled.get(worker_id)
+        record = self.in_trouble.get(worker_id)
         if record is None or self.panic(now):
             return -math.inf
         until = max(record.ejected_until, record.penalty_until)
@@ -234,7 +234,7 @@ class OutlierDetector:
 
     def ejected_until(self, worker_id: int, now: float) -> float:
         """Until when a worker is ejected; -inf if it is not."""
-        record = self.troubled.get(worker_id)
+        record = self.in_trouble.get(worker_id)
         if record is None or record.ejected_until <= now or self.panic(now):
             return -math.inf
         return record.ejected_until
@@ -252,14 +252,14 @@ class OutlierDetector:
 
     def panic(self, now: float) -> bool:
         """Whether ejections are ignored, because too few workers would be left."""
-        if not self.troubled:
+        if not self.in_trouble:
             return False
         return self._out(now) > self._most_out()
 
     @property
     def troubled(self) -> list[int]:
         """Those who may be out now or later: for whom the answers above can change with time."""
-        return list(self.troubled)
+        return list(self.in_trouble)
 
     @property
     def ejections(self) -> dict[int, int]:
@@ -282,7 +282,7 @@ class OutlierDetector:
         record.in_a_row = 0
         record.window.clear()
         record.ejections += 1
-        self.troubled[worker_id] = record
+        self.in_trouble[worker_id] = record
         return True
 
     def _judge_rate(self, worker_id: int, record: "_Record", now: float) -> bool:
@@ -317,7 +317,7 @@ class OutlierDetector:
         return min(alive - 1, max(1, int(self.policy.max_ejected * alive)))
 
     def _out(self, now: float) -> int:
-        return sum(record.alive and record.is_out(now) for record in self.troubled.values())
+        return sum(record.alive and record.is_out(now) for record in self.in_trouble.values())
 
     def _may_go(self, worker_id: int, now: float) -> bool:
         """Whether one more may be out; it counts itself if it is."""
@@ -329,7 +329,7 @@ class OutlierDetector:
 
     def _forget_if_well(self, worker_id: int, record: "_Record", now: float) -> None:
         if not record.probation and not record.is_out(now):
-            self.troubled.pop(worker_id, None)
+            self.in_trouble.pop(worker_id, None)
 
 
 class _Record:

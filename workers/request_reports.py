@@ -52,7 +52,7 @@ class RequestReports:
 
     def sent(self, worker_id: int) -> None:
         """A request was sent to a worker."""
-        if worker_id in self.outliers.troubled and self.outliers.on_start(worker_id):
+        if worker_id in self.outliers.in_trouble and self.outliers.on_start(worker_id):
             self._on_verdict(worker_id)
 
     def answered(self, worker_id: int, seconds: float) -> None:

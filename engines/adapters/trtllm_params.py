@@ -21,6 +21,8 @@ def sampling_params(request: EngineRequest, known: Container[str]) -> dict[str, 
     """Arguments of SamplingParams, where the installed one has those in `known`; `guided_decoding`
     as arguments of GuidedDecodingParams. InvalidRequestError, naming it, for what it cannot say."""
     refuse_what_none_does(request)
+    if request.logit_bias:
+        raise unsupported("logit_bias", "logit_bias")
     asked: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         # Clients have the tokenizer: text would be made for nobody.

@@ -45,6 +45,7 @@ def sampling_params(request: EngineRequest) -> dict[str, Any]:
         "stop_token_ids": sorted(request.stop_token_ids) or None,
         "bad_words": list(request.bad) or None,
         "logprobs": request.logprobs,
+        "logit_bias": dict(request.logit_bias) or None,
         "structured_outputs": _guide_of(request),
     }
     return asked | {name: value for name, value in optional.items() if value is not None}

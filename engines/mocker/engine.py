@@ -221,6 +221,10 @@ class MockEngine:
             raise unsupported(f"guided decoding by {request.guide[0]}", "guided_decoding")
         if request.bad:
             raise unsupported("bad words", "bad")
+        if request.logit_bias:
+            raise unsupported("logit_bias", "logit_bias")
+        if request.prompt_logprobs is not None:
+            raise unsupported("logprobs of the prompt", "prompt_logprobs")
         if prompt > config.max_input_len:
             raise InvalidRequestError(
                 f"the prompt has {prompt} tokens, the limit is {config.max_input_len} "

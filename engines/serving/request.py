@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import InvalidRequestError
-from ...workers.dialects import given_handoff
+from ...workers.dialects import bias_of, given_handoff
 from ...workers.retention import FIELD, Retention, Span, returning_spans
 from ...workers.trtllm_proto import pb
 
@@ -44,6 +44,8 @@ class EngineRequest:
     streaming: bool = True  # else all tokens of an answer may come in its last part
     logprobs: int | None = None  # how many of the likeliest tokens at each place
     prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """what is added to the logits of tokens, by id"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """what else was asked for of a SamplingConfig, by the names of its fields"""
     guide: tuple[str, str] | None = None
@@ -101,6 +103,7 @@ def trtllm_request(
         answers=max(1, sampling.num_return_sequences),
         streaming=message.streaming,
         logprobs=output.logprobs if output.logprobs > 0 else None,
+        logit_bias=bias_of(message.SerializeToString()) if message.embedding_bias else {},
         prompt_logprobs=output.prompt_logprobs if output.prompt_logprobs > 0 else None,
         sampling={
             field.name: value for field, value in sampling.ListFields() if field.name not in _APART
@@ -140,6 +143,4 @@ def _others(message: Any) -> tuple[str, ...]:
     found = [name for name in _OUTPUTS if getattr(message.output_config, name)]
     if message.HasField("lookahead_config"):
         found.append("lookahead_config")
-    if message.embedding_bias:
-        found.append("embedding_bias")
     return tuple(found)

@@ -9,9 +9,10 @@ from .errors import (
     bad_body,
     error_answer,
     prompt_too_long,
+    refused_field,
     unknown_model,
 )
-from .guides import Guide, refused_guide
+from .guides import Guide
 from .requests import (
     LONG_BODY,
     ChatRequest,

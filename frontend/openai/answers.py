@@ -22,7 +22,7 @@ class TokenLogprob(NamedTuple):
     """A token's own logprob and those of the likeliest ones, as text."""
 
     token: str
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[str, float], ...] = ()
 
 
@@ -84,6 +84,8 @@ class Answer:
     model: str
     request: Sampling | None
     """says what its client wants to see"""
+    fingerprint: str | None
+    """of what computes the answer: it changes with the model or its engines"""
     kind: Literal["chat", "completion"]
     shape: SseShape = UNNAMED
     counts_reasoning: bool = False
@@ -191,6 +193,7 @@ class Answer:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
         }
 
     def _finish(
@@ -210,7 +213,7 @@ class Answer:
             return {
                 "content": [
                     {
-                        **_chat_logprob(each.token, each.logprob),
+                        **_chat_logprob(each.token, each.logprob or 0.0),
                         "top_logprobs": [_chat_logprob(*pair) for pair in each.top],
                     }
                     for each in logprobs
@@ -224,7 +227,7 @@ class Answer:
         return {
             "tokens": [each.token for each in logprobs],
             "token_logprobs": [each.logprob for each in logprobs],
-            "top_logprobs": [dict(each.top) for each in logprobs],
+            "top_logprobs": [_by_text(each) for each in logprobs],
             "text_offset": offsets,
         }
 
@@ -245,6 +248,19 @@ def _message(text: str, deltas: Sequence[Delta]) -> dict[str, Any]:
 def _shown(call: FunctionCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _by_text(found: TokenLogprob) -> dict[str, float] | None:
+    """The likeliest tokens and the token itself; of those with the same text the likeliest counts.
+    None of the first token of a prompt, which nothing comes before."""
+    if found.logprob is None:
+        return None
+    likely = sorted((*found.top, (found.token, found.logprob)), key=_by_logprob)
+    return dict(likely)
+
+
+def _by_logprob(likely: tuple[str, float]) -> float:
+    return likely[1]
 
 
 def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:

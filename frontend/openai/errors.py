@@ -5,6 +5,7 @@ retry-after.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -96,6 +97,26 @@ def api_error(error: BaseException) -> ApiError:
     if param == PROMPT_LIMIT:
         return ApiError(status, text, code=TOO_LONG)
     return ApiError(status, text or code.name.lower(), param=param)
+
+
+_WORDS = {
+    "guide": ("guided", "grammar", "structured", "json schema", "regex"),
+    "bias": ("bias",),
+    "prompt logprobs": ("logprobs of the prompt", "prompt_logprobs", "prompt logprobs"),
+}
+"""What engines call what some of them cannot do."""
+
+
+def refused_field(error: Exception, asked: Mapping[str, str]) -> Exception:
+    """An engine's refusal as a refusal of the field that asked for it; else `error`. `asked`:
+    fields by what they ask for, as in _WORDS."""
+    found = api_error(error)
+    words = str(found).lower()
+    if found.status in (400, 501):
+        for what, field in asked.items():
+            if any(map(words.__contains__, _WORDS[what])):
+                return ApiError(400, f"{field}: {found}", param=field)
+    return error
 
 
 BAD_BODY = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

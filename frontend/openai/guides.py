@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from .errors import ApiError, api_error
+from .errors import ApiError
 
 MOST_CHOICES_HELD = 1024
 """Texts of a `choice`."""
@@ -202,16 +202,3 @@ def _quoted(text: str) -> str:
 
 
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def refused_guide(error: Exception, guide: Guide | None) -> Exception:
-    """An engine's refusal of a guide, as a refusal of the field that asked for it; else `error`."""
-    found = api_error(error)
-    words = str(found).lower()
-    if guide is None or found.status not in (400, 501) or not any(map(words.__contains__, _NAMES)):
-        return error
-    return ApiError(400, f"{guide.field}: {found}", param=guide.field)
-
-
-_NAMES = ("guided", "grammar", "structured", "json schema", "regex")
-"""What engines call it."""

@@ -8,7 +8,7 @@ fields that nobody knows are ignored, as clients add some of their own.
 from collections.abc import Iterable, Sized
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ MOST_CALLS = 1024
 """Of tools in one message."""
 MOST_VARIABLES = 256
 """Of a chat template."""
+MOST_BIAS = 100
 _UINT64 = 1 << 64
 
 StopEntry: TypeAlias = str | int
@@ -47,6 +48,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class Sampling(RefusedFields, kw_only=True, dict=True):
     """What both kinds of request have. None: the engine's own choice."""
 
+    prompt_field: ClassVar[str] = "prompt"
+    """where its prompt is"""
     model: str
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -93,14 +96,24 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         return self.max_tokens if newer is None else newer
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the logprobs of the prompt's tokens are wanted, too."""
+        return False
+
+    @property
+    def whole_alone(self) -> bool:
+        """Whether engines are asked for an answer in one piece, also where it is streamed."""
+        return self.scores_prompt or self.output_limit == 0
+
+    @property
+    def least_tokens(self) -> int:
+        """Of an answer."""
+        return 1
+
+    @property
     def limit_field(self) -> str:
         """The field that says so."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def prompt_field(self) -> str:
-        """The field of its prompt."""
-        raise NotImplementedError
 
     @property
     def stop_strings(self) -> list[str]:
@@ -125,6 +138,8 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         """ApiError 400 for the first field out of its range."""
         for field, low, high in _RANGES:
             value = getattr(self, field)
+            if field == self.limit_field and self.least_tokens == 0:
+                low = 0
             if value is not None and not low <= value <= high:
                 raise ApiError(400, f"{field} must be in {low}..{high}", param=field)
         if self.top_p is not None and not self.top_p > 0:
@@ -149,9 +164,7 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         ):
             text = f"bad_words must have at most {MOST_BAD_WORDS} texts, none of them empty"
             raise ApiError(400, text, param="bad_words")
-        if self.logit_bias:
-            text = "logit_bias cannot be passed to these engines"
-            raise ApiError(400, text, param="logit_bias")
+        _ = self.biases
         if self.best_of not in (None, 1, self.choices):
             raise ApiError(400, "best_of other than n is not supported", param="best_of")
         if self.nvext is not None:
@@ -159,6 +172,19 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         if _refusable(self) != _NOTHING:
             self.check_refused()
         _ = self.guide
+
+    @cached_property
+    def biases(self) -> dict[int, float]:
+        """What is added to the logits of tokens, by id. ApiError 400 for what is no id or bias."""
+        found = {}
+        for name, bias in (self.logit_bias or {}).items():
+            if not (name.isascii() and name.isdecimal() and len(name) <= 10):
+                raise ApiError(400, f"logit_bias: {name!r:.80} is no token id", param="logit_bias")
+            if not -MOST_BIAS <= bias <= MOST_BIAS:
+                text = f"logit_bias must be in {-MOST_BIAS}..{MOST_BIAS}"
+                raise ApiError(400, text, param="logit_bias")
+            found[int(name)] = bias
+        return found
 
     @cached_property
     def guide(self) -> Guide | None:
@@ -195,11 +221,17 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool = False
     suffix: str | None = None
 
-    prompt_field = "prompt"
-
     @property
     def logprobs_wanted(self) -> int | None:
         return self.logprobs
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
+
+    @property
+    def least_tokens(self) -> int:
+        return 0 if self.echo else 1
 
     def check(self) -> None:
         super().check()
@@ -207,8 +239,6 @@ class CompletionRequest(Sampling, kw_only=True):
             raise ApiError(400, f"logprobs must be in 0..{MOST_LOGPROBS}", param="logprobs")
         if self.suffix:
             raise ApiError(400, "suffix is not supported", param="suffix")
-        if self.echo and self.logprobs is not None:
-            raise ApiError(400, "echo with logprobs is not supported", param="echo")
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -226,7 +256,7 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_args: dict[str, Any] | None = None
     add_generation_prompt: bool = True
 
-    prompt_field = "messages"
+    prompt_field: ClassVar[str] = "messages"
 
     @property
     def logprobs_wanted(self) -> int | None:

@@ -122,7 +122,7 @@ class HttpGuard:
         private = access.open and is_loopback(host) and port != self._port_for_all
         strict = rule.admin_listener or private
         origin = headers.get("origin")
-        if not self.origins.allow(asked.route, origin):
+        if origin is not None and not self.origins.allow(asked.route, origin):
             self._pages.check_origin(origin, scope["scheme"], named, proxied=not strict)
         if rule.open:
             return access.admit(rule, None)

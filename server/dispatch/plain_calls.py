@@ -1,4 +1,5 @@
-"""Calls that any worker can answer and that book nothing: Embed and GetTokenizer."""
+"""Calls that any worker can answer and that book nothing: Embed, GetTokenizer, and what engines
+over HTTP have beside generations."""
 
 import itertools
 from collections import Counter
@@ -7,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError, StatusCode
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineClient
+from ...workers.dialects import AnyJson, EngineClient, ForwardingClient
 from ...workers.failures import EngineCallError, Origin, judge
 from ...workers.health import HealthMonitor
 from .observers import DispatchObserver
@@ -58,6 +59,27 @@ class PlainCalls:
         await self._serve("Embed", call, keep, timeout, metadata)
         return answers[0]
 
+    async def forward(
+        self, path: str, body: AnyJson, timeout: float | None, metadata: Metadata = ()
+    ) -> bytes:
+        """The answer to what is posted to a path of engines that have others than we know;
+        EngineCallError UNIMPLEMENTED where there are none. Raises as Dispatcher.generate does."""
+        answers: list[bytes] = []
+
+        async def call(
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            if not isinstance(client, ForwardingClient):
+                text = f"an engine that is called by {client.dialect} has no {path}"
+                raise EngineCallError(Origin.ENGINE, StatusCode.UNIMPLEMENTED, text)
+            await respond(await client.forward(path, body, timeout=left, metadata=metadata))
+
+        async def keep(answer: bytes) -> None:
+            answers.append(answer)
+
+        await self._serve(path, call, keep, timeout, metadata, ForwardingClient)
+        return answers[0]
+
     async def get_tokenizer(
         self, request: bytes, respond: Respond, timeout: float | None, metadata: Metadata = ()
     ) -> None:
@@ -86,12 +108,14 @@ class PlainCalls:
         respond: Respond,
         timeout: float | None,
         metadata: Metadata,
+        kind: type = object,
     ) -> None:
+        """Clients of this kind go first."""
         code, said = StatusCode.OK, ""
         self.in_flight += 1
         trace = self._tracing.begin_call(method, metadata)
         try:
-            await self._try_workers(call, respond, timeout, metadata, trace)
+            await self._try_workers(call, respond, timeout, metadata, trace, kind)
         except BaseException as error:
             code, said = status_of(error)
             raise
@@ -107,6 +131,7 @@ class PlainCalls:
         timeout: float | None,
         metadata: Metadata,
         trace: CallTrace,
+        kind: type,
     ) -> None:
         failures, began, passed = FailedAttempts(self.max_attempts), self._now(), 0
         # One turn a call: if retries took turns too, one that fails could be everybody's first.
@@ -121,6 +146,7 @@ class PlainCalls:
             ready = [w for w in self._monitor.ready_workers() if w[0] not in failures.worker_ids]
             if not ready:
                 raise NoWorkersError("no workers ready")
+            ready = [worker for worker in ready if isinstance(worker[1], kind)] or ready
             worker_id, client = ready[turn % len(ready)]
             sent = self._now()
             left = None if timeout is None else began + timeout - sent

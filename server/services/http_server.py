@@ -59,7 +59,7 @@ class HttpServer:
             bodies=parts.calls.bytes,
             on_refused=parts.calls.refused if drains else lambda: None,
             off_loop=parts.off_loop,
-            origins=self._guard.origins,
+            origins=self._guard.origins if parts.config.allowed_origins else None,
         )
         self._listener = HttpListener(
             application,

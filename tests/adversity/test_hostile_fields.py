@@ -19,6 +19,7 @@ SAMPLING = (
     "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n", "stop",
     "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "stream", "stream_options",
     "stream_options.include_usage", "stream_options.continuous_usage_stats", "logit_bias",
+    "logit_bias.5",
     "response_format", "response_format.type", "response_format.json_schema",
     "response_format.json_schema.schema", "response_format.json_schema.name", "best_of",
     "cache_salt", "user", "metadata", "nvext", "nvext.backend_instance_id",
@@ -50,6 +51,8 @@ FIELDS = {
         "messages.0.tool_calls.0", "add_special_tokens",
     ),
     "/detokenize": ("model", "tokens", "tokens.0"),
+    "/v1/rerank": ("model", "query", "documents", "documents.0", "top_n"),
+    "/score": ("model", "text_1", "text_2", "text_2.0"),
 }  # fmt: skip
 VALUES = [
     b"null", b"true", b"false", b"-1", b"0", b"1", b"1.5", b"-0.0", b"NaN", b"-Infinity", b"1e999",
@@ -69,6 +72,8 @@ def body_with(path: str, field: str, value: bytes) -> bytes:
         made["messages"] = [{"role": "user", "content": "a"}]
     if path in (COMPLETIONS, "/tokenize") and "messages" not in made:
         made["prompt"] = "a"
+    if path == COMPLETIONS and field in ("logprobs", "max_tokens", "n", "prompt"):
+        made |= {"echo": True, "logprobs": 1}
     if path == EMBEDDINGS:
         made["input"] = "a"
     if path == "/detokenize":

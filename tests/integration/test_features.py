@@ -256,6 +256,14 @@ async def answers_openai(served: Served) -> bool:
     return [model["id"] for model in told["data"]] == ["tiny"]
 
 
+@probe("web pages of other origins", "nats")
+async def lets_pages_ask(served: Served) -> bool:
+    url, page = f"{served.openai}/v1/chat/completions", "https://chat.example"
+    asked = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    async with served.session.options(url, headers=asked) as answer:
+        return answer.headers.get("Access-Control-Allow-Origin") == page
+
+
 @probe("reasoning and tool parsers", "nats")
 async def reads_calls(served: Served) -> bool:
     """Without a parser, tools that the model may call are refused."""

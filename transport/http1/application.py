@@ -235,7 +235,8 @@ class Application:
                 more = self._origins.headers(route.name, headers.get("origin"))
                 told.update(more)
             caller = self._admit(Asked(route.name, scope, headers, names))
-            coding, most = coding_of(headers), self._max_body_bytes
+            coding = coding_of(headers) if "content-encoding" in headers else ""
+            most = self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
             body = await read_body(receive, most, count.add)
             whole = True

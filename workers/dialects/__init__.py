@@ -9,7 +9,13 @@ from ._token_ids import encode_generate
 
 if TYPE_CHECKING:
     from .dynamo_client import DynamoClient
-    from .engine_client import DP_RANK_KEY, EngineClient, rank_metadata
+    from .engine_client import (
+        DP_RANK_KEY,
+        AnyJson,
+        EngineClient,
+        ForwardingClient,
+        rank_metadata,
+    )
     from .handoff import (
         CONTEXT_ONLY,
         for_decode,
@@ -18,18 +24,21 @@ if TYPE_CHECKING:
         handoff_of,
         with_handoff,
     )
+    from .logit_bias import bias_of, encode_bias
     from .openai_client import OpenAiClient
     from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 # What needs protobuf or an HTTP client is imported by its first user.
 _HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of with_handoff"
+_CLIENT = "AnyJson DP_RANK_KEY EngineClient ForwardingClient rank_metadata"
 __getattr__ = lazy_names(
     __name__,
     {
         "DynamoClient": ".dynamo_client",
         "OpenAiClient": ".openai_client",
+        **dict.fromkeys(("bias_of", "encode_bias"), ".logit_bias"),
         **dict.fromkeys(("TokenLogprob", "TrtllmAnswer"), ".trtllm_answer"),
-        **dict.fromkeys(("DP_RANK_KEY", "EngineClient", "rank_metadata"), ".engine_client"),
+        **dict.fromkeys(_CLIENT.split(), ".engine_client"),
         **dict.fromkeys(_HANDOFF.split(), ".handoff"),
     },
 )

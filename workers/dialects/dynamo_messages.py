@@ -64,7 +64,13 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     if present & _TO_CHECK or not message.max_tokens:
         check_request(message, _ENGINE, disaggregated=True)
-        refuse(_ENGINE, {"guided decoding": message.HasField("guided_decoding")})
+        refuse(
+            _ENGINE,
+            {
+                "guided decoding": message.HasField("guided_decoding"),
+                "an embedding bias": bool(message.embedding_bias),
+            },
+        )
     stop: dict[str, Any] = {
         "max_tokens": min(message.max_tokens, MAX_TOKENS),
         "ignore_eos": message.ignore_eos,
@@ -89,6 +95,7 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
             routing["cache_salt"] = str(message.cache_salt_id)
         if message.HasField("lora_config"):
             routing["lora_name"] = str(message.lora_config.task_id)
+        refuse(_ENGINE, {"logprobs of the prompt": message.output_config.prompt_logprobs > 0})
         if message.output_config.HasField("logprobs"):
             output["logprobs"] = message.output_config.logprobs
     token_ids = msgspec.Raw(tokens) if codec == "msgpack" else msgspec.msgpack.decode(tokens)

@@ -3,7 +3,9 @@
 Requests and answers are those of trtllm.TrtllmService, serialized; failures are EngineCallErrors.
 """
 
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import msgspec
 
 from ..channels import EngineCall, Metadata
 from ..engine_facts import EngineFacts
@@ -19,6 +21,26 @@ def rank_metadata(worker: WorkerEntry | None, dp_rank: int) -> Metadata:
     if worker is None or worker.dp_size == 1:
         return ()
     return ((DP_RANK_KEY, str(dp_rank)),)
+
+
+AnyJson: TypeAlias = dict[str, msgspec.Raw]
+"""An object whose parts were not read."""
+
+
+@runtime_checkable
+class ForwardingClient(Protocol):
+    """An EngineClient whose engine has routes that we know nothing of."""
+
+    async def forward(
+        self,
+        path: str,
+        body: AnyJson,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> bytes:
+        """The answer to what is posted to a path, the engine's own name of its model in it."""
+        ...
 
 
 class EngineClient(Protocol):

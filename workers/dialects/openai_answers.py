@@ -70,12 +70,17 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
+class _PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
 class _Choice(msgspec.Struct):
     text: str = ""
     token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
 class _Completion(msgspec.Struct):
@@ -91,6 +96,9 @@ class CompletionReader:
         self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))
         self.done = False
         self._max_tokens: int = request.max_tokens
+        self._prompt: list[int] = []
+        if request.output_config.prompt_logprobs > 0:
+            self._prompt = list(request.tokenized.input_token_ids)
         self._reason = ""
         self._matched: int | str | None = None
 
@@ -110,6 +118,8 @@ class CompletionReader:
             self._reason, self._matched = choice.finish_reason, choice.stop_reason
         if choice.token_ids is None and choice.text:
             raise unimplemented(_NO_IDS)
+        if choice.prompt_logprobs is not None and self._prompt:
+            self.answer.prompt_logprobs = _prompt_logprobs(self._prompt, choice.prompt_logprobs)
         tokens = choice.token_ids or []
         _check_length(self.answer.completion_tokens + len(tokens), self._max_tokens)
         return self.answer.add(tokens, _named_logprobs(choice.logprobs))
@@ -250,6 +260,32 @@ def _named_logprobs(told: _Logprobs | None) -> list[TokenLogprob]:
         for name, logprob, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
         if (token_id := _id_in(name)) is not None and logprob is not None
     ]
+
+
+def _prompt_logprobs(
+    prompt: list[int], told: list[dict[str, _PromptLogprob] | None]
+) -> list[TokenLogprob]:
+    """Of each token of the prompt, with its own among the likeliest. WorkerError if a token's is
+    missing."""
+    found = []
+    for token, entries in zip(prompt, told, strict=False):
+        if entries is None:
+            found.append(TokenLogprob(token, 0.0))
+            continue
+        own = entries.get(str(token))
+        if own is None:
+            raise WorkerError(f"its answer has no logprob of the prompt's token {token}")
+        likely = [
+            (int(name), entry.logprob)
+            for name, entry in entries.items()
+            if name.isdecimal() and len(name) <= 10 and int(name) < 2**32
+        ]
+        found.append(TokenLogprob(token, own.logprob, sorted(likely, key=_by_logprob)))
+    return found
+
+
+def _by_logprob(likely: tuple[int, float]) -> float:
+    return -likely[1]
 
 
 def _id_in(name: str) -> int | None:

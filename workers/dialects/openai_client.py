@@ -16,7 +16,7 @@ from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
-from .engine_client import DP_RANK_KEY
+from .engine_client import DP_RANK_KEY, AnyJson
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
@@ -80,6 +80,24 @@ class OpenAiClient:
             "POST", "/v1/embeddings", encoded, headers=_headers(metadata or ()), timeout=limit
         ) as response:
             return _embedding(message, await self._http.whole(response))
+
+    async def forward(
+        self,
+        path: str,
+        body: AnyJson,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> bytes:
+        """See ForwardingClient."""
+        if self._model:
+            body = {**body, "model": msgspec.Raw(msgspec.json.encode(self._model))}
+        limit = aiohttp.ClientTimeout(total=timeout)
+        encoded = msgspec.json.encode(body)
+        async with self._http.opened(
+            "POST", path, encoded, headers=_headers(metadata or ()), timeout=limit
+        ) as response:
+            return await self._http.whole(response)
 
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
@@ -153,6 +171,8 @@ class OpenAiClient:
         if name.isascii() and name.isprintable():
             headers = {**headers, "X-Request-Id": name}
         reader = reader_of(kind, message)
+        # A list for each token of the prompt would hold the event loop.
+        scores = message.output_config.prompt_logprobs > 0 and not message.streaming
         running = self._running[name] = _Running()
         try:
             async with self._http.opened(
@@ -171,8 +191,12 @@ class OpenAiClient:
                             if reader.done:
                                 break
                 else:
-                    await self._read(reader, await self._http.whole(response))
-                yield reader.complete()
+                    told = await self._http.whole(response)
+                    if scores:
+                        await asyncio.to_thread(reader.read, told)
+                    else:
+                        await self._read(reader, told)
+                yield await asyncio.to_thread(reader.complete) if scores else reader.complete()
                 await self._http.drain(response)
                 return
         except (EngineCallError, asyncio.CancelledError):

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import InvalidRequestError
 from ..trtllm_proto import pb
+from .logit_bias import bias_of
 from .openai_errors import UNREADABLE
 from .trtllm_answer import MAX_TOKENS, check_request, refuse
 
@@ -56,7 +57,6 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
         {
             "a LoRA adapter by its number": message.HasField("lora_config"),
             "no_repeat_ngram_size": bool(sampling.no_repeat_ngram_size),
-            "logprobs of the prompt": output.prompt_logprobs > 0,
             "logits": output.return_context_logits or output.return_generation_logits,
         },
     )
@@ -72,9 +72,14 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
         body["stop"] = list(message.stop)
     if message.ignore_eos:
         body["ignore_eos"] = True
+    bias = bias_of(request) if message.embedding_bias else {}
     if kind is EngineKind.LLAMA:
+        if bias:
+            body["logit_bias"] = list(bias.items())
         _add_llama(body, message)
     else:
+        if bias:
+            body["logit_bias"] = {str(token): value for token, value in bias.items()}
         _add_completions(body, message, model)
     return message, body
 
@@ -95,6 +100,8 @@ def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
         body["cache_salt"] = str(message.cache_salt_id)
     if message.output_config.logprobs > 0:
         body |= {"logprobs": message.output_config.logprobs, "return_tokens_as_token_ids": True}
+    if message.output_config.prompt_logprobs > 0:
+        body["prompt_logprobs"] = message.output_config.prompt_logprobs
     guide = _guide_of(message, EngineKind.COMPLETIONS, {
         _GUIDES.GUIDE_TYPE_JSON: lambda guide: {"json_object": True},
         _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json": _schema(guide)},
@@ -109,6 +116,7 @@ def _add_llama(body: dict[str, Any], message: Any) -> None:
     refuse(
         EngineKind.LLAMA.value,
         {
+            "logprobs of the prompt": message.output_config.prompt_logprobs > 0,
             "min_tokens": message.sampling_config.min_tokens > 0,
             "stop_token_ids": bool(message.stop_token_ids),
             "a stop string in the output": message.include_stop_token_in_output and message.stop,

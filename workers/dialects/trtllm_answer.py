@@ -31,7 +31,6 @@ def check_request(message: Any, engine: str, *, disaggregated: bool = False) -> 
             "prompt tuning": _says(message, "prompt_tuning_config", "embedding_table"),
             "disaggregated serving": not disaggregated
             and _says(message, "disaggregated_params", "request_type"),
-            "an embedding bias": bool(message.embedding_bias),
             "bad words": bool(message.bad or message.bad_token_ids),
         },
     )
@@ -61,6 +60,8 @@ class TrtllmAnswer:
         self._streaming: bool = request.streaming
         self._wants_logprobs = request.output_config.logprobs > 0
         self._logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: Sequence[TokenLogprob] = ()
+        """of each token of the prompt, if they were asked for; the first one's says nothing"""
         self.prompt_tokens = prompt_tokens
         self._messages = AnswerMessages(request.request_id, prompt_tokens)
         # Serialized fields that a chunk and the whole have beside those of every answer.
@@ -93,20 +94,24 @@ class TrtllmAnswer:
         """The last message. `matched` is the stop string or token id that ended it, if one did.
         Errors as `add`.
         """
-        found = self._logprobs
+        more = self._whole_more
+        if self._logprobs:
+            more += _serialized(pb.GenerateComplete(), self._logprobs)
+        if self.prompt_logprobs:
+            more += _serialized(pb.GenerateComplete(), self.prompt_logprobs, "prompt_logprobs")
         return self._messages.complete(
             reason,
             self.cached_tokens,
-            self._whole_more + (_serialized(pb.GenerateComplete(), found) if found else b""),
+            more,
             matched if isinstance(matched, str) else "",
             matched if type(matched) is int and 0 <= matched < 2**32 else None,
         )
 
 
-def _serialized(message: Any, logprobs: Sequence[TokenLogprob]) -> bytes:
+def _serialized(message: Any, logprobs: Sequence[TokenLogprob], field: str = "logprobs") -> bytes:
     """The logprobs of an empty message, alone."""
     for each in logprobs:
-        added = message.logprobs.add(token_id=each.token_id, logprob=each.logprob)
+        added = getattr(message, field).add(token_id=each.token_id, logprob=each.logprob)
         for token_id, logprob in each.top:
             added.top_logprobs.add(token_id=token_id, logprob=logprob)
     data: bytes = message.SerializeToString()

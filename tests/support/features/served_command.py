@@ -211,6 +211,7 @@ async def profile_nats(command: str, folder: Path, backend: Backend) -> AsyncIte
         }
         if command != SERVE:
             settings["tool_call_parser"] = "hermes"
+            settings["allowed_origins"] = ("https://chat.example",)
         async with (
             registered(backend, 2, nats=nats.url, model_id="tiny", engine=TINY),
             collecting() as (collector, settings["otel_endpoint"]),

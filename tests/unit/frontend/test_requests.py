@@ -120,7 +120,8 @@ def test_a_guide_has_a_length(field: str) -> None:
         ({"best_of": 3}, "best_of", "best_of"),
         ({"stop": ["a"] * 33}, "stop", "more than 32"),
         ({"stop": [-1]}, "stop", "no token id"),
-        ({"logit_bias": {"1": 5}}, "logit_bias", "cannot be passed"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "in -100..100"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         ({"response_format": {"type": "xml"}}, "response_format", "xml"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "missing"),
         ({"messages": []}, "messages", "empty"),
@@ -209,7 +210,9 @@ def test_guides(fields: dict[str, Any], guide: tuple[str, str, str]) -> None:
     [
         ({"logprobs": 21}, "logprobs", "in 0..20"),
         ({"suffix": "x"}, "suffix", "not supported"),
-        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
+        ({"max_tokens": 0}, "max_tokens", "in 1.."),
+        ({"max_tokens": 5, "max_completion_tokens": 0}, "max_completion_tokens", "in 1.."),
+        ({"echo": True, "max_tokens": -1}, "max_tokens", "in 0.."),
     ],
 )
 def test_completion_requests_out_of_range(fields: dict[str, Any], param: str, words: str) -> None:

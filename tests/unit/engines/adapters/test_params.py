@@ -79,7 +79,7 @@ def test_wishes_are_passed_on(
         ({"sampling_config": {"top_p_min": 0.5}}, "top_p_min", [trtllm_params, vllm_params]),
         ({"sampling_config": {"seed": 2**63}}, "a seed above", [vllm_params]),
         ({"bad_token_ids": [4]}, "bad_token_ids", [vllm_params]),
-        ({"embedding_bias": [0.5]}, "embedding_bias", [trtllm_params, vllm_params]),
+        ({"embedding_bias": [0.5]}, "logit_bias", [trtllm_params]),
         ({"lora_config": {"task_id": 3}}, "a LoRA adapter", [trtllm_params, vllm_params]),
         ({"output_config": {"prompt_logprobs": 1}}, "logprobs of the prompt",
          [trtllm_params, vllm_params]),
@@ -113,3 +113,8 @@ def test_a_schema_that_is_none_is_refused() -> None:
 
 def test_words_that_say_nothing_without_beams_are_no_wishes() -> None:
     assert trtllm(asked(sampling_config=PLAIN)) == trtllm(asked())
+
+
+def test_biases_are_passed_to_vllm_by_token() -> None:
+    found = vllm_params.sampling_params(asked(embedding_bias=[0.0, 2.5, 0.0, -100.0]))
+    assert found["logit_bias"] == {1: 2.5, 3: -100.0}

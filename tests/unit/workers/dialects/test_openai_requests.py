@@ -105,7 +105,7 @@ def no_tokens(request: Any) -> None:
     [
         (adapter, "LoRA", EngineKind),
         (beams, "beam search", EngineKind),
-        (prompt_logprobs, "logprobs of the prompt", EngineKind),
+        (prompt_logprobs, "logprobs of the prompt", [EngineKind.LLAMA]),
         (bad_schema, "JSON schema", EngineKind),
         (no_tokens, "max_tokens", EngineKind),
         (salt, "cache salt", [EngineKind.LLAMA]),
