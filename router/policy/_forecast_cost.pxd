@@ -56,6 +56,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
 
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
+    double unsure_s             # by which the running step may have begun later than forecast
     double prefill_s            # its own steps
     double work_s               # what its tokens add to them, and their share of empty steps
     double memory_s             # until its blocks fit
@@ -105,7 +106,9 @@ cdef inline double estimate_seconds(
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
     cdef double blocks = prompt.blocks[number] if prompt.blocks else 0.0
     cdef Backlog ahead = foresee(found, timeline, model, prompt.isl, tokens, blocks, slowness, now)
-    cdef double ttft = found.wait_s + found.prefill_s + found.memory_s
+    cdef double ttft
+    found.unsure_s = unsure_s(timeline, model, slowness, now)
+    ttft = found.wait_s + found.unsure_s + found.prefill_s + found.memory_s
     found.crowding_s = found.delay_s = 0.0
     if found.memory_s > 0.0:
         found.crowding_s = crowding_s(
@@ -177,6 +180,21 @@ cdef inline double unforeseen_wait_s(
     if timeline.requests > 0:  # a step of decodes alone is under way
         return slowness * timeline_decode_s(timeline, &model.speed) / 2
     return 0.0
+
+
+cdef inline double unsure_s(
+    const EngineTimeline* timeline, const Model* model, double slowness, double now
+) noexcept nogil:
+    """Seconds by which the running step may have begun later than forecast, an empty one at most.
+
+    An idle engine begins when a prompt has reached it and woken it up, which nothing shows before
+    the first token. Without this term prompts that arrive within the first step of a fleet gather
+    in the second step of the engines that got theirs first, for the little that this saves. Where
+    requests decode, prompts that share a step interrupt them less often: nothing is added there.
+    """
+    if timeline.running == 0 or timeline.requests > timeline.queued:
+        return 0.0
+    return min(now - timeline.began, empty_step_s(timeline, &model.speed, slowness))
 
 
 cdef inline double delay_s(

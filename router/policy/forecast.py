@@ -2,10 +2,11 @@
 
     cost = ttft * (1 + ttft / usual) + delay + crowding
         + prefill_weight * work + decode_weight * decode + miss_weight * missed
-    ttft = wait + prefill + memory
+    ttft = wait + unsure + prefill + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
-not cached; both are steps of a latency model that is learnt from first tokens. `work` is what
+not cached; both are steps of a latency model that is learnt from first tokens. `unsure` is how much
+later than forecast an engine that was idle may have begun its step. `work` is what
 its tokens take, with as much of empty steps as they fill. `delay` is what those suffer whose
 last step this prompt would fill up, `memory` the time until its blocks have room, `crowding` how
 much longer those then wait for room who come later, `decode` what it and the requests decoding

@@ -214,13 +214,14 @@ class ForecastMachine(RuleBasedStateMachine):
 
     def adds_up(self, row):
         usual = self.kernel.learnt()[2]
-        params, ttft = self.params, row["wait_s"] + row["prefill_s"] + row["memory_s"]
+        terms = ("wait_s", "unsure_s", "prefill_s", "memory_s")
+        params, ttft = self.params, sum(row[term] for term in terms)
         rest = params.prefill_weight * row["work_s"] + params.decode_weight * row["decode_s"]
         rest += params.miss_weight * row["missed"] + row["delay_s"] + row["crowding_s"]
         assert row["cost"] == pytest.approx(ttft * (1 + ttft / usual) + rest)
 
     def falls_with_cached_blocks(self, row, uncached):
-        for term in ("wait_s", "memory_s", "crowding_s", "decode_s", "missed"):
+        for term in ("wait_s", "unsure_s", "memory_s", "crowding_s", "decode_s", "missed"):
             assert row[term] == uncached[term]
         for term in ("prefill_s", "delay_s"):
             assert row[term] <= uncached[term]
@@ -260,7 +261,8 @@ class ForecastMachine(RuleBasedStateMachine):
 
     def is_idle(self, number, row, isl, tokens):
         """An empty engine: nothing is waited for, and a step for each budget of tokens."""
-        assert row["wait_s"] == row["memory_s"] == row["delay_s"] == row["decode_s"] == 0
+        waits = ("wait_s", "unsure_s", "memory_s", "delay_s", "decode_s")
+        assert [row[term] for term in waits] == [0.0] * len(waits)
         step, chunk, _, attention = self.kernel.learnt()[0]
         steps = -(-tokens // self.workers[number][0])
         seconds = steps * max(1e-6, step) + tokens * chunk / CHUNK_TOKENS

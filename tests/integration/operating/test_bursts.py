@@ -5,7 +5,6 @@ import json
 import math
 import random
 import re
-import statistics
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -17,13 +16,19 @@ from support.processes import command
 
 from dynamo_router.workers.trtllm_proto import pb
 
-WORKERS, REQUESTS, BURSTS = 4, 12, 5
-SERVE = ("--mockers", str(WORKERS), "--block-size", "16", "--http-frontend", "0")
-APIS = ("grpc", "openai-list", "openai-n")
+BURSTS = 20
+SERVE = ("--block-size", "16", "--http-frontend", "0")
+CASES = [  # the API, engines, prompts in a burst, and how many bursts may be uneven
+    ("grpc", 4, 12, 0),
+    ("openai-list", 4, 12, BURSTS // 2),
+    ("openai-n", 4, 12, BURSTS // 2),
+    ("grpc", 32, 42, 0),
+    ("openai-list", 32, 42, 0),
+]
 
 
-def burst() -> list[list[int]]:
-    lengths = [random.randint(30, 60) for _ in range(REQUESTS)]
+def burst(requests: int) -> list[list[int]]:
+    lengths = [random.randint(30, 60) for _ in range(requests)]
     return [[random.randrange(5, 4000) for _ in range(length)] for length in lengths]
 
 
@@ -48,7 +53,8 @@ async def ask(router: Fronts, openai: str, api: str, prompts: list[list[int]]) -
             await asyncio.gather(*map(client.answers, requests))
         return
     body = {"model": await model_of(openai), "max_tokens": 3, "temperature": 1.0}
-    body |= {"prompt": prompts} if api == "openai-list" else {"prompt": prompts[0], "n": REQUESTS}
+    n = {"prompt": prompts[0], "n": len(prompts)}
+    body |= {"prompt": prompts} if api == "openai-list" else n
     found = await router.at(openai, "/v1/completions", body)
     assert len(found["choices"]) == len(prompts)
 
@@ -61,23 +67,28 @@ async def model_of(openai: str) -> str:
     return await asyncio.to_thread(read)
 
 
-@pytest.mark.parametrize("api", APIS)
-async def test_no_worker_gets_much_more_than_its_share(tmp_path: Path, api: str) -> None:
-    """In most bursts: on a busy machine the prompts of one may come a step apart."""
-    async with command(tmp_path, "serve", "--port", "0", "--http-port", "0", *SERVE) as process:
+@pytest.mark.parametrize(("api", "workers", "requests", "uneven"), CASES)
+async def test_no_worker_gets_much_more_than_its_share(
+    tmp_path: Path, api: str, workers: int, requests: int, uneven: int
+) -> None:
+    """From the first burst on. A list of prompts that reaches four engines while first tokens come
+    may still give the engine that was first one more."""
+    flags = ("--port", "0", "--http-port", "0", "--mockers", str(workers), *SERVE)
+    async with command(tmp_path, "serve", *flags) as process:
         ready = await process.says("dynamo-router ready")
         found = re.search(r"grpc (\S+) http (\S+) openai (\S+)", ready)
         assert found is not None, ready
         router, before = Fronts(process, found[1], found[2]), Counter[str]()
         largest = []
         for turn in range(1, BURSTS + 1):
-            await ask(router, found[3], api, burst())
+            await ask(router, found[3], api, burst(requests))
 
             async def all_ended(turn: int = turn) -> bool:
-                return sum((await sent(router)).values()) == turn * REQUESTS
+                return sum((await sent(router)).values()) == turn * requests
 
             await until(all_ended)
             now = await sent(router)
             largest.append(max((now - before).values()))
             before = now
-        assert statistics.median(largest) <= math.ceil(1.5 * REQUESTS / WORKERS), largest
+        limit = math.ceil(1.5 * requests / workers)
+        assert sum(most > limit for most in largest) <= uneven, largest

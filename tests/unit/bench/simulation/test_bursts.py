@@ -59,7 +59,7 @@ def uneven(
     ]
 
 
-@pytest.mark.parametrize("gap_ms", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("gap_ms", [0.0, 0.05, 0.1, 0.3])
 @pytest.mark.parametrize("workers", [4, 8, 32])
 def test_every_burst_spreads(workers: int, gap_ms: float) -> None:
     assert not uneven(workers, gap_ms)

@@ -19,7 +19,7 @@ from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import CHUNK_TOKENS, ForecastParams
 
 BLOCK = 16
-GAPS_S = (0.0, 5e-5)
+GAPS_S = (0.0, 5e-5, 3e-4)
 FLEETS = (4, 8, 31, 32)
 
 

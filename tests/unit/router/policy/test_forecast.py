@@ -273,7 +273,7 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
     for each in found.candidates:
         own = each.policy_terms
         assert own is not None
-        ttft = own["wait_s"] + own["prefill_s"] + own["memory_s"]
+        ttft = sum(own[term] for term in ("wait_s", "unsure_s", "prefill_s", "memory_s"))
         rest = params.prefill_weight * own["work_s"] + params.decode_weight * own["decode_s"]
         rest += params.miss_weight * own["missed"] + own["crowding_s"]
         assert own["cost"] == pytest.approx(ttft * (1 + ttft / usual) + own["delay_s"] + rest)
