@@ -15,6 +15,7 @@ import structlog
 
 from ...base.account import current_account
 from ...base.limit_hits import LimitHits
+from ...base.request_record import RequestRecord, current_record
 from ...base.shared_bound import SharedBound
 from .asgi import (
     Client,
@@ -29,6 +30,8 @@ from .asgi import (
 )
 from .errors import ErrorForm, HttpError
 
+UNKNOWN_ROUTE = "unknown"
+"""Stands for the route of each path that has none."""
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
 log = structlog.get_logger(__name__)
@@ -53,6 +56,11 @@ class HttpCall(NamedTuple):
     """token ids of its prompt, an array, where they were taken out of the body"""
 
     @property
+    def record(self) -> RequestRecord:
+        """What is noted of it; nobody reads it where no connection has made it."""
+        return current_record() or RequestRecord()
+
+    @property
     def told(self) -> dict[str, str]:
         """Headers of every answer."""
         return {"x-request-id": self.request_id}
@@ -75,6 +83,8 @@ class Route(NamedTuple):
 
     name: str
     """as in the table"""
+    path: str
+    """the same without its method"""
     handler: Handler
     values: Mapping[str, str] = {}
 
@@ -101,13 +111,20 @@ class RouteTable:
             method = "GET"
         name = f"{method} {path}"
         if (handler := self._routes.get(name)) is not None:
-            return Route(name, handler)
+            return Route(name, path, handler)
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
         name = f"{method} {pattern}"
         if (handler := self._routes.get(name)) is None:
             allowed = {"allow": ",".join(self._methods[pattern])}
             raise HttpError(405, f"{path} does not take {method}", allowed)
-        return Route(name, handler, values)
+        return Route(name, pattern, handler, values)
+
+    def path_of(self, path: str, raw_path: str) -> str:
+        """The path of the route, whatever method it takes; UNKNOWN_ROUTE if there is none."""
+        if path in self._methods:
+            return path
+        forms = (pattern for pattern, form in self._patterns if form.fullmatch(raw_path))
+        return next(forms, UNKNOWN_ROUTE)
 
     def _matching(self, path: str, raw_path: str) -> tuple[str, dict[str, str]]:
         for pattern, form in self._patterns:
@@ -186,6 +203,12 @@ class Application:
         self._on_refused = on_refused
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
+    def route_of(self, scope: Mapping[str, Any]) -> str:
+        """The path of a request's route, or UNKNOWN_ROUTE."""
+        if "path" not in scope:  # its head was not read
+            return UNKNOWN_ROUTE
+        return self._routes.path_of(scope["path"], scope["raw_path"].decode("ascii"))
+
     async def __call__(
         self,
         scope: Scope,
@@ -200,8 +223,11 @@ class Application:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
         path, count, whole = scope["path"], None, True
+        record = current_record() or RequestRecord()
+        record.request_id = request_id
         try:
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
+            record.route = route.path
             caller = self._admit(Asked(route.name, scope, headers, names))
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
             body = await read_body(receive, self._max_body_bytes, count.add)
@@ -212,9 +238,10 @@ class Application:
             )
             await route.handler(call)
         except ClientLeftError:
-            return
+            record.error = "the client left"
         except Exception as error:
             answer = self._form(error)
+            record.error = str(error) if answer.foreseen else type(error).__name__
             told = {**answer.headers, "x-request-id": request_id}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
