@@ -12,6 +12,7 @@ from xxhash import xxh3_64_hexdigest
 from ..base.account import current_account
 from ..base.errors import InvalidRequestError, NoWorkersError
 from ..base.package_version import package_version
+from ..base.request_record import Generation
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher, RequestReader
 from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
@@ -350,6 +351,7 @@ class Completions:
         origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
         guide = await self._prompts.guide(request, len(call.body))
         choices = await self._choices(request, prompts, origin.salt, guide)
+        call.record.generation = partial(_generation, request, choices)
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
         answer_id, created = origin.answer_id, int(time.time())
@@ -397,7 +399,9 @@ class Completions:
         except Exception as error:
             if not stream.started:
                 raise
-            await stream.write(form.failure(api_error(error)))
+            failure = api_error(error)
+            call.record.failure, call.record.error = failure.status, str(failure)
+            await stream.write(form.failure(failure))
         finally:
             await stream.close()
         await stream.end(form.last)
@@ -450,6 +454,20 @@ def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
         each = choice.usage
         total.add(each if first else Usage(completion_tokens=each.completion_tokens))
     return total
+
+
+def _generation(request: Sampling, choices: Sequence[Choice]) -> Generation:
+    """What was made so far."""
+    usage = _usage(request, choices)
+    own = (len(choice.prompt.tokens) for choice in choices[:: request.choices])
+    times = [choice.first_at for choice in choices if choice.first_at is not None]
+    return Generation(
+        usage.prompt_tokens or sum(own),
+        usage.completion_tokens,
+        usage.cached_tokens,
+        min(times, default=None),
+        tuple(choice.finish_reason for choice in choices if choice.finish_reason is not None),
+    )
 
 
 def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..base.account import current_account
 from ..base.errors import StatusCode
+from ..base.request_record import Generation
 from ..process.supervised import all_done
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher
@@ -53,6 +54,7 @@ class Embeddings:
         tokens = sum(
             each.prompt_tokens or len(ids) for each, ids in zip(found, inputs, strict=True)
         )
+        call.record.generation = lambda: Generation(tokens, 0, 0, None, ())
         vectors = [each.embedding for each in found]
         if request.encoding_format == "base64":
             written = [b'"%b"' % _as_base64(each) for each in vectors]

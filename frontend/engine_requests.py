@@ -17,6 +17,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from ..base.errors import InvalidRequestError, StatusCode
+from ..base.request_record import traced
 from ..router.policy import Decision
 from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
@@ -90,6 +91,8 @@ class Choice:
     """the LoRA adapter that computes it, as engines number it"""
     first_at: float | None = None
     """when its first text came, by the monotonic clock"""
+    finish_reason: str | None = None
+    """how it ended"""
     output: ChatOutput | None = None
     """finds reasoning and calls of tools in it"""
     guide: Guide | None = None
@@ -170,7 +173,8 @@ class PromptReader:
             _rendered, template, messages, tools, variables, add_generation_prompt=prompted
         )
         many = len(messages) > FEW or len(tools or ()) > FEW or size > LONG_BODY
-        text = await self._run(work, size, is_long=many)
+        with traced("template"):
+            text = await self._run(work, size, is_long=many)
         # The template has written the special tokens itself.
         return await self.encoded(text, tenant, add_special_tokens=False)
 
@@ -182,9 +186,10 @@ class PromptReader:
             reader.check_length(-(-len(text) // characters))
         most = reader.limits.max_prompt_tokens
         try:
-            return await self._text.encode(
-                text, tenant, add_special_tokens=add_special_tokens, most=most
-            )
+            with traced("tokenizing"):
+                return await self._text.encode(
+                    text, tenant, add_special_tokens=add_special_tokens, most=most
+                )
         except OverflowError as error:
             reader.check_length(*error.args)
             raise

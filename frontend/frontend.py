@@ -18,7 +18,7 @@ from ..server.server_parts import ServerParts
 from ..server.services import AdminAt, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
 from ..transport.http1 import Routes
 from ..workers.records import STATIC
-from .completions import Completions
+from .completions import MODEL_ROUTES, Completions
 from .config import FrontendConfig, ModelFrontendConfig
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
@@ -36,6 +36,7 @@ def openai_server(
     admin_at: AdminAt = lambda port: (None, False),
 ) -> HttpServer:
     """The listener. `more` are its routes beside OpenAI's; `key` is the setting of its port."""
+    parts.answers.counts.expect_models(MODEL_ROUTES, lambda: models.names)
     return HttpServer(
         {**models.routes, **HealthRoutes(models.health, parts).routes, **more},
         parts,

@@ -263,6 +263,8 @@ async def _answer_one(
         if delta is not None:
             if choice.first_at is None:
                 choice.first_at = time.monotonic()
+            if delta.finish_reason is not None:
+                choice.finish_reason = delta.finish_reason
             take(choice.index, delta)
         return delta
 
@@ -313,4 +315,5 @@ async def _answer_one(
             part.leads.begin(None)
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
+        choice.finish_reason = _ABORTED
         take(choice.index, Delta("", _ABORTED))

@@ -10,6 +10,7 @@ from ..process.memory import FreedMemory
 from ..process.off_loop import OffLoop, OffLoopBounds
 from ..process.settings import SettingsSource
 from .access import Security
+from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
 from .dispatch import NoTrace, Tracing
@@ -59,6 +60,10 @@ class ServerParts:
         self.calls.bytes.on_given_back = self._freed.on_freed
         self.off_loop.held_bytes.on_given_back = self._freed.on_freed
         self.metrics = ProcessMetrics(self.clock, self.security, self.hits, output, self.off_loop)
+        self.answers = AnswerWatch(
+            self.metrics.http_answers, self.tracing, access_log=config.observability.access_log
+        )
+        """of all HTTP listeners"""
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
         """called once it drains"""

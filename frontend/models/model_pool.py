@@ -204,6 +204,10 @@ class ModelPool:
         return not self._workers.states and not self._workers.dispatcher.in_flight
 
     @property
+    def model(self) -> str:
+        return self.name.model
+
+    @property
     def handlers(self) -> Mapping[str, Handler]:
         """How requests of its model are answered, by route; none before it is built."""
         return {} if self._completions is None else self._completions.routes
@@ -330,7 +334,7 @@ class ModelPool:
         """One of its adapters, as a model. The pool must be built."""
         if name not in self._adapters:
             self._adapters[name] = self._answering(name, adapter=True)
-        return AdapterPool(self, self._adapters[name].routes)
+        return AdapterPool(self, name, self._adapters[name].routes)
 
     def _answering(self, name: str, *, adapter: bool = False) -> Completions:
         workers, text, shared = self._workers, self._text, self._shared
@@ -386,6 +390,7 @@ class AdapterPool(NamedTuple):
     """A LoRA adapter that a pool's workers have: their requests with it."""
 
     pool: ModelPool
+    model: str
     handlers: Mapping[str, Handler]
 
     @property

@@ -41,6 +41,11 @@ class Answering(Protocol):
     """Workers that answer for a model."""
 
     @property
+    def model(self) -> str:
+        """Its name, or that of the adapter; empty while no engine has named it."""
+        ...
+
+    @property
     def share(self) -> float:
         """Of the model's requests; 0: they take none now."""
         ...
@@ -87,6 +92,10 @@ class OneModel:
     def entries(self) -> Sequence[ModelEntry]:
         name = self._completions.name
         return [ModelEntry(name, self._completions.context_limit)] if name else []
+
+    @property
+    def model(self) -> str:
+        return self._completions.name
 
     @property
     def any_ready(self) -> bool:
@@ -190,8 +199,11 @@ class ModelRoutes:
                 raise ApiError(400, "model says which of them is meant", param="model")
             name = entries[0].name if entries else ""
         found = [pool for pool in self._directory.find(name) if pool.handlers]
+        record = call.record
+        record.asked_model = name
         if not found:
-            raise unknown_model(name, self._names)
+            raise unknown_model(name, self.names)
+        record.model = found[0].model
         return found
 
     async def _list_models(self, call: HttpCall) -> None:
@@ -204,17 +216,18 @@ class ModelRoutes:
             if entry.name == name:
                 await answer_json(call, self._model(entry))
                 return
-        raise unknown_model(name, self._names)
+        raise unknown_model(name, self.names)
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether a model can be had, and what /health shows."""
-        return self._directory.any_ready, {"models": self._names}
+        return self._directory.any_ready, {"models": self.names}
 
     async def _show_pools(self, call: HttpCall) -> None:
         await answer_json(call, self._directory.report)
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of all models, adapters and other names."""
         return [entry.name for entry in self._directory.entries]
 
     def _model(self, entry: ModelEntry) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 Entered by the services.
 """
 
+from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
 from .generate_answer import told_usage
 from .generate_request import GenerateFacts, ReadRequest
-from .observers import AccessLog, DispatchObserver, OutputTracking
+from .observers import DispatchObserver, OutputTracking
 from .request import Attempt, CallTrace, NoTrace, Put, Request, RequestTrace, Tracing, Write
 from .request_reader import (
     LONG_BYTES,

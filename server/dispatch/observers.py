@@ -2,16 +2,10 @@
 
 from typing import Protocol
 
-import structlog
-
-from ...base.clock import Clock
 from ...base.errors import StatusCode
-from ...process.logs import UNLIMITED
 from ...router.kv_router import KvRouter
 from .generate_answer import told_output_tokens
 from .request import Attempt, Request
-
-log = structlog.get_logger(__name__)
 
 
 class DispatchObserver(Protocol):
@@ -59,38 +53,3 @@ class OutputTracking:
 
     def on_end(self, request: Request | None, code: StatusCode) -> None:
         self._inner.on_end(request, code)
-
-
-class AccessLog:
-    """A DispatchObserver before another one, which logs `request ended` for every request, however
-    many there are. Costs some 0.1 ms for each.
-    """
-
-    def __init__(self, clock: Clock, inner: DispatchObserver) -> None:
-        self._now = clock.now
-        self._inner = inner
-        self.on_message = inner.on_message
-        self.on_retry = inner.on_retry
-
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        self._inner.on_end(request, code)
-        fields: dict[str, object] = {UNLIMITED: True, "status": code.name}
-        if request is not None:
-            fields.update(
-                request_id=request.request_id[:200],
-                duration_s=round(self._now() - request.arrived, 6),
-                prompt_tokens=request.facts.prompt.isl,
-                streaming=request.facts.streaming,
-                messages=request.messages,
-                attempts=request.failures.describe(),
-                migrations=request.moves,
-            )
-            decision = request.decision
-            if decision is not None:
-                fields.update(
-                    worker_id=decision.worker.worker_id,
-                    dp_rank=decision.worker.dp_rank,
-                    queue_s=round(request.queue_s, 6),
-                    overlap_blocks=decision.overlap_blocks,
-                )
-        log.info("request ended", **fields)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
+from ...base.request_record import HttpTrace, RequestRecord
 from ...router.placement import Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
@@ -75,6 +76,11 @@ class CallTrace(Protocol):
 class Tracing(Protocol):
     """Who traces requests."""
 
+    def begin_http(self, record: RequestRecord) -> HttpTrace | None:
+        """A request came over HTTP, with the trace context of its caller in its headers. None: it
+        is not traced."""
+        ...
+
     def begin(self, metadata: Metadata) -> RequestTrace:
         """A Generate has come, with the trace context of its caller in the metadata."""
         ...
@@ -86,6 +92,9 @@ class Tracing(Protocol):
 
 class NoTrace:
     """Traces nothing: a request's trace context goes to its worker as it came."""
+
+    def begin_http(self, record: RequestRecord) -> HttpTrace | None:
+        return None
 
     def begin(self, metadata: Metadata) -> RequestTrace:
         return self

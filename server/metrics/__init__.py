@@ -5,6 +5,7 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
 from .families import counter_by, gauges, source
+from .http_answers import HttpAnswers
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage
 from .pooled import Labels

@@ -19,7 +19,7 @@ def pooled_metrics(pages: Callable[[], Iterable[tuple[Labels, MetricsPage]]]) ->
         tables: dict[str, Table] = {}
         metrics: dict[str, Metric] = {}
         for labels, page in pages():
-            text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+            text = ",".join(f'{name}="{escaped_label(value)}"' for name, value in labels.items())
             for family in page.steps():
                 yield None
                 if isinstance(family, Table):
@@ -53,6 +53,6 @@ def _add(metrics: dict[str, Metric], family: Metric, labels: Labels) -> None:
     known.samples += samples
 
 
-def _escaped(value: str) -> str:
+def escaped_label(value: str) -> str:
     """As a label's value is written."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

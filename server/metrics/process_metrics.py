@@ -8,6 +8,7 @@ from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
 from ..access import Security
 from .collectors import limit_metrics, loop_metrics, security_metrics
+from .http_answers import HttpAnswers
 from .loop_lag import LoopLagProbe
 from .page import MetricsPage, Source
 from .pooled import Labels, pooled_metrics
@@ -34,6 +35,7 @@ class ProcessMetrics:
         off_loop: OffLoop,
     ) -> None:
         self.loop_lag = LoopLagProbe(clock)
+        self.http_answers = HttpAnswers()
         self._page = MetricsPage(
             self.loop_lag.collect,
             process_metrics,
@@ -43,6 +45,7 @@ class ProcessMetrics:
             limit_metrics(hits),
             loop_metrics,
             off_loop_metrics(off_loop),
+            self.http_answers.collect,
         )
 
     def watch_servers(

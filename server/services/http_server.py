@@ -67,7 +67,9 @@ class HttpServer:
             wrap=self._connections.bounded,
             limits=HttpLimits(request_s=limits.message_timeout_s),
             on_slow=lambda: hits.hit("message_timeout_s"),
+            observer=parts.answers,
         )
+        parts.answers.counts.expect(routes)
         self.port = 0
         self.admin: AdminAddress | None = None
         """where admin routes are served, if that is another socket"""

@@ -6,18 +6,18 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, SpanKind, Status, set_span_in_context
 from opentelemetry.trace import StatusCode as SpanStatus
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes
 
 from ...base.errors import StatusCode
+from ...base.request_record import HttpTrace, RequestRecord, current_record
 from ...workers.channels import Metadata
 from ...workers.trtllm_proto import SERVICE
 from ..dispatch import Attempt, CallTrace, FailedAttempt, Request, RequestTrace
+from .http_spans import W3C, HttpSpan
 
 NAME = f"{SERVICE}/Generate"
 _CONTEXT_KEYS = ("traceparent", "tracestate")
 _CLIENTS_DOING = (StatusCode.CANCELLED,)
-_W3C = TraceContextTextMapPropagator()
 
 
 class RequestSpans:
@@ -26,11 +26,14 @@ class RequestSpans:
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("dynamo_router")
 
+    def begin_http(self, record: RequestRecord) -> HttpTrace:
+        return HttpSpan(self._tracer, record)
+
     def begin(self, metadata: Metadata) -> RequestTrace:
-        return _RequestTrace(self, self._server("Generate", metadata))
+        return _RequestTrace(self, *self._span_of("Generate", metadata))
 
     def begin_call(self, method: str, metadata: Metadata) -> CallTrace:
-        return _CallTrace(self, self._server(method, metadata))
+        return _CallTrace(self, *self._span_of(method, metadata))
 
     def child(
         self, context: Context, name: str, kind: SpanKind, attributes: Attributes, began: int
@@ -39,6 +42,13 @@ class RequestSpans:
         return self._tracer.start_span(
             name, context=context, kind=kind, attributes=attributes, start_time=began
         )
+
+    def _span_of(self, method: str, metadata: Metadata) -> tuple[Span, bool]:
+        """The span of what came: of a call, or of a request over HTTP, which others end."""
+        record = current_record()
+        if record is not None and isinstance(record.trace, HttpSpan):
+            return record.trace.span, True
+        return self._server(method, metadata), False
 
     def _server(self, method: str, metadata: Metadata) -> Span:
         return self._tracer.start_span(
@@ -54,9 +64,9 @@ class _ServerSpan:
     larger than an attribute's numbers.
     """
 
-    def __init__(self, spans: RequestSpans, span: Span) -> None:
+    def __init__(self, spans: RequestSpans, span: Span, is_http: bool) -> None:
         self._spans = spans
-        self._span = span
+        self._span, self._is_http = span, is_http
         self._context = set_span_in_context(span, Context())
         self._attempt: Span | None = None
 
@@ -72,7 +82,7 @@ class _ServerSpan:
             )
             context = set_span_in_context(self._attempt, context)
         ours: dict[str, str] = {}
-        _W3C.inject(ours, context)
+        W3C.inject(ours, context)
         rest = tuple(pair for pair in metadata if pair[0] not in _CONTEXT_KEYS)
         return (*ours.items(), *rest)
 
@@ -88,6 +98,8 @@ class _ServerSpan:
 
     def _ended(self, code: StatusCode, said: str) -> None:
         span = self._span
+        if self._is_http:
+            return
         if span.is_recording():
             span.set_attribute("rpc.grpc.status_code", int(code))
             if code is not StatusCode.OK and code not in _CLIENTS_DOING:
@@ -98,8 +110,8 @@ class _ServerSpan:
 class _CallTrace(_ServerSpan):
     """Of a call that books nothing."""
 
-    def __init__(self, spans: RequestSpans, span: Span) -> None:
-        super().__init__(spans, span)
+    def __init__(self, spans: RequestSpans, span: Span, is_http: bool) -> None:
+        super().__init__(spans, span, is_http)
         self._failed: list[str] = []
 
     def sent(self, worker_id: int, address: str, attempt: int, metadata: Metadata) -> Metadata:
@@ -130,8 +142,8 @@ class _CallTrace(_ServerSpan):
 class _RequestTrace(_ServerSpan):
     """Of a Generate."""
 
-    def __init__(self, spans: RequestSpans, span: Span) -> None:
-        super().__init__(spans, span)
+    def __init__(self, spans: RequestSpans, span: Span, is_http: bool) -> None:
+        super().__init__(spans, span, is_http)
         self._began = time.time_ns()
         self._failed = 0  # attempts whose failure a span has told of
 
@@ -187,7 +199,8 @@ class _RequestTrace(_ServerSpan):
         else:
             span.set_attribute("dynamo.worker_id", str(decision.worker.worker_id))
             span.set_attribute("dynamo.overlap_blocks", decision.overlap_blocks)
-        span.set_attribute("dynamo.request_id", request.request_id[:200])
+        if not self._is_http:
+            span.set_attribute("dynamo.request_id", request.request_id[:200])
         span.set_attribute("dynamo.prompt_tokens", request.facts.prompt.isl)
         span.set_attribute("dynamo.messages", request.messages)
         if len(request.failures):
@@ -204,4 +217,4 @@ def _caller_of(metadata: Metadata) -> Context:
     states = [str(value) for key, value in metadata if key == "tracestate"]
     if states:
         carrier["tracestate"] = ",".join(states)
-    return _W3C.extract(carrier, Context())
+    return W3C.extract(carrier, Context())

@@ -1,6 +1,7 @@
 """HTTP/1.1 of a server, on llhttp (httptools): connections, routes, and answers of any kind."""
 
 from .application import (
+    UNKNOWN_ROUTE,
     Application,
     Asked,
     Handler,
@@ -21,12 +22,14 @@ from .asgi import (
     encoded,
     send_whole,
 )
-from .connection import App, HttpConnection, OpenConnections
+from .connection import AnswerObserver, App, HttpConnection, OpenConnections
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
 from .limits import HttpLimits
 from .listener import HttpListener
 
 __all__ = [
+    "UNKNOWN_ROUTE",
+    "AnswerObserver",
     "App",
     "Application",
     "Asked",

@@ -15,6 +15,7 @@ import structlog
 
 from ...base.account import current_account
 from ...base.limit_hits import LimitHits
+from ...base.request_record import RequestRecord, current_record
 from ...base.shared_bound import SharedBound
 from ...process.off_loop import OffLoop
 from .asgi import (
@@ -31,6 +32,8 @@ from .asgi import (
 from .errors import ErrorForm, HttpError
 from .packed_body import coding_of, unpacked
 
+UNKNOWN_ROUTE = "unknown"
+"""Stands for the route of each path that has none."""
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
 log = structlog.get_logger(__name__)
@@ -57,6 +60,11 @@ class HttpCall(NamedTuple):
     """token ids of its prompt, an array, where they were taken out of the body"""
 
     @property
+    def record(self) -> RequestRecord:
+        """What is noted of it; nobody reads it where no connection has made it."""
+        return current_record() or RequestRecord()
+
+    @property
     def told(self) -> dict[str, str]:
         """Headers of every answer."""
         return {"x-request-id": self.request_id, **self.more_headers}
@@ -80,6 +88,8 @@ class Route(NamedTuple):
 
     name: str
     """as in the table"""
+    path: str
+    """the same without its method"""
     handler: Handler
     values: Mapping[str, str] = {}
 
@@ -108,7 +118,7 @@ class RouteTable:
             path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
         name = f"{method} {path}"
         if (handler := self._routes.get(name)) is not None:
-            return Route(name, handler)
+            return Route(name, path, handler)
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
         name = f"{method} {pattern}"
         if (handler := self._routes.get(name)) is None:
@@ -116,7 +126,14 @@ class RouteTable:
             heads = ["HEAD"] if "GET" in methods else []
             allowed = {"allow": ",".join(methods + heads)}
             raise HttpError(405, f"{path} does not take {method}", allowed)
-        return Route(name, handler, values)
+        return Route(name, pattern, handler, values)
+
+    def path_of(self, path: str, raw_path: str) -> str:
+        """The path of the route, whatever method it takes; UNKNOWN_ROUTE if there is none."""
+        if path in self._methods:
+            return path
+        forms = (pattern for pattern, form in self._patterns if form.fullmatch(raw_path))
+        return next(forms, UNKNOWN_ROUTE)
 
     def _matching(self, path: str, raw_path: str) -> tuple[str, dict[str, str]]:
         for pattern, form in self._patterns:
@@ -210,6 +227,12 @@ class Application:
         self._on_refused, self._off_loop, self._origins = on_refused, off_loop, origins
         self._ids = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
 
+    def route_of(self, scope: Mapping[str, Any]) -> str:
+        """The path of a request's route, or UNKNOWN_ROUTE."""
+        if "path" not in scope:  # its head was not read
+            return UNKNOWN_ROUTE
+        return self._routes.path_of(scope["path"], scope["raw_path"].decode("ascii"))
+
     async def __call__(
         self,
         scope: Scope,
@@ -225,11 +248,14 @@ class Application:
         request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
         path, count, whole = scope["path"], None, True
         told = {"x-request-id": request_id}
+        record = current_record() or RequestRecord()
+        record.request_id = request_id
         try:
             if (allowed := self._preflight(scope, headers)) is not None:
                 await send_whole(send, 200, b"", {**allowed, **told})
                 return
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
+            record.route = route.path
             more: Mapping[str, str] = {}
             if self._origins is not None:
                 more = self._origins.headers(route.name, headers.get("origin"))
@@ -248,9 +274,10 @@ class Application:
             )
             await route.handler(call)
         except ClientLeftError:
-            return
+            record.error = "the client left"
         except Exception as error:
             answer = self._form(error)
+            record.error = str(error) if answer.foreseen else type(error).__name__
             told = {**answer.headers, **told}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)

@@ -6,14 +6,15 @@ sends ahead of that waits, within bounds, and then is not read.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, Protocol, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
 import structlog
 
+from ...base.request_record import RequestRecord, set_record
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
@@ -29,6 +30,24 @@ _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 log = structlog.get_logger(__name__)
 
 
+class AnswerObserver(Protocol):
+    """Observer of a server's requests. Called on the event loop, for each of them: be quick."""
+
+    def on_request(self, record: RequestRecord) -> None:
+        """Its head was read, and its turn has come."""
+
+    def on_end(self, record: RequestRecord) -> None:
+        """It was answered, or its connection has ended. Once for each whose first byte came."""
+
+
+class NoAnswerObserver:
+    """Observes nothing."""
+
+    def on_request(self, record: RequestRecord) -> None: ...
+
+    def on_end(self, record: RequestRecord) -> None: ...
+
+
 class _RefusedError(Exception):
     """The bytes that come are no request of ours."""
 
@@ -40,6 +59,9 @@ class OpenConnections:
     limits: HttpLimits = field(default_factory=HttpLimits)
     on_slow: Callable[[], None] = lambda: None
     """called for each request that takes too long to come"""
+    observer: AnswerObserver = field(default_factory=NoAnswerObserver)
+    route_of: Callable[[Mapping[str, Any]], str] = lambda scope: ""
+    """the path of a request's route"""
     open: "set[HttpConnection]" = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -64,6 +86,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._expects = False
         self._arriving: Exchange | None = None
+        self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
         self._silent_bytes = 0  # that made no head or body yet
         self._began = self._heard = 0.0
@@ -123,10 +146,14 @@ class HttpConnection(asyncio.Protocol):
         self._connections.open.discard(self)
         self._stop_watching()
         self._stop_looking()
-        for exchange in (self._exchange, *self._waiting):
-            if exchange is not None:
-                exchange.on_gone()
+        if self._exchange is not None:
+            self._exchange.on_gone()
+        for exchange in self._waiting:
+            exchange.on_gone()
+            self._report(exchange.record)
         self._waiting.clear()
+        if self._record is not None:
+            self._report(self._taken_record())
         self.client.on_gone()
         self._parser = None  # it holds us
 
@@ -169,13 +196,15 @@ class HttpConnection(asyncio.Protocol):
             if not self._is_full():
                 self._read_on()
         elif self._refusal is not None:
-            self._send_refusal()
+            self._send_refusal(self._taken_record())
         else:
             self._read_on()
 
     # The parser's side
 
     def on_message_begin(self) -> None:
+        if self._record is None:  # else its head is read again
+            self._record = RequestRecord(self._scope)
         if len(self._waiting) >= self._limits.pipelined:
             text = f"more than {self._limits.pipelined} requests were sent ahead"
             self._stop(HttpError(429, text))
@@ -227,10 +256,13 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
         }
+        record = self._taken_record()
+        record.scope = scope
         exchange = self._arriving = Exchange(
             self,
             self._transport,
             scope,
+            record,
             keep_alive=parser.should_keep_alive() and framed,
             expects=self._expects and version == "1.1",
         )
@@ -297,17 +329,24 @@ class HttpConnection(asyncio.Protocol):
         task.add_done_callback(self._connections.tasks.discard)
 
     async def _answer(self, exchange: Exchange) -> None:
+        record = exchange.record
+        set_record(record)
+        self._connections.observer.on_request(record)
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
+            record.error = record.error or type(error).__name__
         finally:
-            if not exchange.ended:
+            if exchange.ended:
+                self._report(record)
+            else:
                 self._exchange = None
                 if self._refusal is not None and not exchange.started:
-                    self._send_refusal()
+                    self._send_refusal(record)
                 else:
                     self.abort()  # the client must not take a part for the whole
+                    self._report(record)
 
     def _stop(self, error: HttpError) -> NoReturn:
         """Out of a callback of the parser: it reads no more."""
@@ -324,17 +363,32 @@ class HttpConnection(asyncio.Protocol):
             return
         if broken is not None and broken in self._waiting:
             self._waiting.remove(broken)
+            self._record = broken.record
         elif broken is not None:
             broken.on_gone()
         if self._exchange is None:
-            self._send_refusal()
+            self._send_refusal(self._taken_record())
 
-    def _send_refusal(self) -> None:
+    def _send_refusal(self, record: RequestRecord) -> None:
+        """`record`: of the request that is answered by it."""
         assert self._refusal is not None
+        record.error = str(self._refusal)
         if not self._transport.is_closing():
-            told = self._form(self._refusal)
-            self._transport.write(refusal(told.status, told.body))
+            answer = self._form(self._refusal)
+            self._transport.write(refusal(answer.status, answer.body))
+            record.status = answer.status
+        self._report(record)
         self._linger()
+
+    def _taken_record(self) -> RequestRecord:
+        """That of the request that has no exchange."""
+        record, self._record = self._record, None
+        return record or RequestRecord(self._scope)
+
+    def _report(self, record: RequestRecord) -> None:
+        if not record.route:
+            record.route = self._connections.route_of(record.scope)
+        self._connections.observer.on_end(record)
 
     def _linger(self) -> None:
         """Say that nothing more comes from here; the client has some time to read that, and to end

@@ -7,6 +7,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
 
+from ...base.request_record import RequestRecord
 from .asgi import Headers, Message, Scope
 
 _PHRASES = {int(status): status.phrase for status in HTTPStatus}
@@ -42,6 +43,7 @@ class Exchange:
         "_head",
         "_left",
         "_parts",
+        "_status",
         "_taken",
         "_transport",
         "_waiter",
@@ -49,6 +51,7 @@ class Exchange:
         "ended",
         "gone",
         "keep_alive",
+        "record",
         "scope",
         "started",
         "unread",
@@ -59,20 +62,23 @@ class Exchange:
         carrier: Carrier,
         transport: asyncio.Transport,
         scope: Scope,
+        record: RequestRecord,
         *,
         keep_alive: bool,
         expects: bool = False,
     ) -> None:
-        """`expects`: the client sends no body before it is told to go on."""
+        """`record` gets the status of a head that is sent. `expects`: the client sends no body
+        before it is told to go on."""
         self._carrier, self._transport = carrier, transport
         self._chunked = False
         self._expects = expects
         self._head = b""
         self._left: int | None = None  # of a body whose length was told
         self._parts: list[bytes] = []
+        self._status = 0
         self._taken = False  # all of the body
         self._waiter: asyncio.Future[None] | None = None
-        self.scope = scope
+        self.scope, self.record = scope, record
         self.keep_alive = keep_alive
         self.unread = 0
         """bytes of the body that came and that nobody asked for yet"""
@@ -147,9 +153,12 @@ class Exchange:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if not more:
                 data += b"0\r\n\r\n"
+        lost = self.gone or self._transport.is_closing()
         if self._head:
             data, self._head = self._head + data, b""
-        if data and not (self.gone or self._transport.is_closing()):
+            if not lost:
+                self.record.status = self._status
+        if data and not lost:
             self._transport.write(data)
         if not more:
             self.ended = True
@@ -160,7 +169,7 @@ class Exchange:
         """The answer's head."""
         if self.started:
             raise RuntimeError("an answer has one head")
-        self.started = True
+        self.started, self._status = True, status
         if self._expects and not self.body_ended:
             # Whether its body still comes is the client's choice: what follows may be either.
             self.keep_alive = False

@@ -10,7 +10,13 @@ from ...process.settings import bad_setting
 from ..security import certificate_names
 from .application import Application
 from .asgi import Client
-from .connection import App, HttpConnection, OpenConnections
+from .connection import (
+    AnswerObserver,
+    App,
+    HttpConnection,
+    NoAnswerObserver,
+    OpenConnections,
+)
 from .errors import ErrorForm, plain_error
 from .limits import HttpLimits
 
@@ -29,11 +35,14 @@ class HttpListener:
         wrap: Callable[[Any], asyncio.Protocol] = lambda protocol: protocol,
         limits: HttpLimits | None = None,
         on_slow: Callable[[], None] = lambda: None,
+        observer: AnswerObserver | None = None,
     ) -> None:
         """`form`: of answers to what is no request; `on_slow` is called for each request that takes
-        too long to come."""
+        too long to come, `observer` sees each of them end."""
         self._app, self._form, self._wrap = app, form, wrap
-        self._connections = OpenConnections(limits or HttpLimits(), on_slow)
+        self._connections = OpenConnections(
+            limits or HttpLimits(), on_slow, observer or NoAnswerObserver(), app.route_of
+        )
         self._servers: list[asyncio.Server] = []
 
     @property

@@ -14,8 +14,9 @@ from support.rig import Rig
 
 from dynamo_router.base.clock import SystemClock
 from dynamo_router.base.errors import StatusCode
+from dynamo_router.base.request_record import Generation, RequestRecord
 from dynamo_router.process.logs import UNLIMITED
-from dynamo_router.server.dispatch import AccessLog
+from dynamo_router.server.dispatch import AccessLog, Request, log_answer
 from dynamo_router.server.dispatch.observers import NoObserver
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
@@ -62,10 +63,31 @@ def fields_of(event: str) -> set[str]:
     }
 
 
+class Keeping(NoObserver):
+    """Keeps the requests that ended."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def on_end(self, request: Request | None, code: StatusCode) -> None:
+        self.requests += () if request is None else (request,)
+
+
+def over_http(engine_requests: list[Request]) -> RequestRecord:
+    """A request over HTTP of which there is everything to log."""
+    headers = [(b"x-request-id", b"a b"), (b"traceparent", b"00-%b-1-01" % (b"a" * 32))]
+    scope = {"method": "POST", "client": ("127.0.0.1", 1), "headers": headers}
+    record = RequestRecord(scope, route="/v1/completions", model="m", error="why", status=503)
+    record.generation = lambda: Generation(1, 2, 0, record.began, ())
+    record.engine_requests = list(engine_requests)
+    return record
+
+
 @pytest.mark.parametrize("event", ["request failed", "request ended"])
 async def test_log_lines_have_the_documented_fields(event: str) -> None:
     seen: set[str] = set()
-    access = AccessLog(SystemClock(), NoObserver())
+    kept = Keeping()
+    access = AccessLog(SystemClock(), kept)
     async with Rig(FakeEngine(fail(GONE, "gone")), FakeEngine(), observer=access) as rig:
         with capture_logs() as logs:
             for number in range(4):
@@ -73,6 +95,7 @@ async def test_log_lines_have_the_documented_fields(event: str) -> None:
             await rig.engines[1].stop()
             await rig.refusal(prompt("lost"))
             await rig.settled()
+            log_answer(over_http(kept.requests))
     for line in logs:
         if line["event"] == event:
             seen |= set(line) - {"event", "log_level", UNLIMITED}

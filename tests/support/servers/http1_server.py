@@ -9,6 +9,7 @@ from typing import Any
 from support.polling import until
 
 from dynamo_router.transport.http1 import (
+    AnswerObserver,
     App,
     Client,
     ErrorForm,
@@ -75,9 +76,14 @@ async def stream(scope: Scope, receive: Receive, send: Send, client: Client) -> 
 
 @asynccontextmanager
 async def serving(
-    answering: Answering = echo, limits: HttpLimits = LIMITS, form: ErrorForm = plain_error
+    answering: Answering = echo,
+    limits: HttpLimits = LIMITS,
+    form: ErrorForm = plain_error,
+    observer: AnswerObserver | None = None,
 ) -> AsyncIterator[Rig]:
     connections = OpenConnections(limits)
+    if observer is not None:
+        connections.observer = observer
 
     def new_app(transport: asyncio.Transport, client: Client) -> App:
         return partial(_with_client, answering, client)

@@ -31,7 +31,7 @@ class FakePool:
     ) -> None:
         self.share, self._error, self._begins = share, error, begins
         self.asked = 0
-        self.worker_id = 0
+        self.worker_id, self.model = 0, "m"
 
     def has_worker(self, worker_id: int) -> bool:
         return worker_id == self.worker_id

@@ -1,6 +1,7 @@
 """A listener of HTTP: what runs when it ends."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ class Application:
         self.begun += 1
         await self.go.acquire()
         await answer(send, b"%d" % self.begun)
+
+    def route_of(self, scope: Mapping[str, Any]) -> str:
+        return ""
 
 
 @pytest.mark.usefixtures("leaves_nothing")
