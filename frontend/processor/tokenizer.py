@@ -4,6 +4,7 @@ import json
 from array import array
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ class ModelText:
             (folder / "tokenizer.json").read_bytes(), self._tokenizer.get_vocab()
         )
         """of a text for each of its tokens; None: any number"""
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(number for number, token in added.items() if token.special)
+        self._decoding = Decoding(self._tokenizer)
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
 
     async def encode(
@@ -100,7 +100,7 @@ class ModelText:
 
     def detokenizer(self, *, special: bool = False) -> "Detokenizer":
         """For one answer; `special`: with special tokens in the text."""
-        return Detokenizer(self._tokenizer, frozenset() if special else self._special_ids)
+        return Detokenizer(self._decoding, special=special)
 
     def ending(self, ids: TokenIds, count: int = 16) -> str:
         """The text of the last ids, special tokens too."""
@@ -130,66 +130,130 @@ def encode_texts(
     return [array("I", encoding.ids).tobytes() for encoding in found]
 
 
+class Decoding:
+    """What the detokenizers of a tokenizer share.
+
+    A decoder may treat the first token of a text in a way of its own, as by leaving out a blank
+    before it. So what is decoded in the middle of an answer stands behind an anchor.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.by_bytes = tokenizer.token_to_id("<0x00>") is not None
+        """Byte fallback: of bytes in a row all are characters, or the library decodes none."""
+        added = tokenizer.get_added_tokens_decoder()
+        known = tokenizer.get_vocab().values()
+        special = {number for number, token in added.items() if token.special}
+        self._shown = tuple(
+            bytes(1 if number in ids else 0 for number in range(max(ids, default=-1) + 1))
+            for ids in (set(known) - special, set(known))
+        )
+        words = (number for number in sorted(set(known) - special) if self._is_word(number))
+        self.anchor = list(islice(words, 1))
+        self.anchor_text = self.text(self.anchor, True)
+
+    def shown(self, special: bool) -> bytes:
+        """By id, 1 for each token that has text: all that the tokenizer knows, or but for the
+        special ones."""
+        return self._shown[special]
+
+    def text(self, ids: Sequence[int], special: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=not special))
+
+    def _is_word(self, number: int) -> bool:
+        """Whether a token is letters, and none of the bytes."""
+        text = self.text([number], True).strip()
+        written = self.tokenizer.id_to_token(number) or ""
+        return text.isascii() and text.isalpha() and not written.startswith("<0x")
+
+
 class Detokenizer:
     """Token ids of one answer to text, never a part of a character.
 
-    A step decodes at most `MOST_PENDING` ids, whatever an engine sends.
+    A step decodes at most `MOST_PENDING` ids and a few, whatever an engine sends.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
-        """`hidden`: the special tokens that are left out of the text; none: all are shown."""
-        self._tokenizer = tokenizer
-        self._hidden = hidden
-        self._stream = DecodeStream(skip_special_tokens=bool(hidden))
+    def __init__(self, decoding: Decoding, *, special: bool = False) -> None:
+        """`special`: with special tokens in the text."""
+        self._decoding, self._special = decoding, special
+        self._tokenizer = decoding.tokenizer
+        self._shown = decoding.shown(special)
+        self._stream = DecodeStream(skip_special_tokens=not special)
         self._pending: list[int] = []
+        self._begun = False
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
         text = ""
-        pending = self._pending
+        pending, shown, known = self._pending, self._shown, len(self._shown)
+        by_bytes = self._decoding.by_bytes
         for token_id in ids:
-            if token_id in self._hidden:
+            if not (0 <= token_id < known and shown[token_id]):
                 continue  # the stream would keep it, and decode it again at each step
             try:
                 piece = self._stream.step(self._tokenizer, token_id)
-            except Exception:
-                # Some tokenizers decode a longer list to another beginning: begin anew from here.
-                self._restart()
-                piece = self._stream.step(self._tokenizer, token_id)
-            if piece is None:
+                broken = piece is not None and by_bytes and pending and REPLACEMENT in piece
+            except Exception:  # a longer list is decoded to another beginning
+                piece, broken = None, True
+            if piece is None or broken:
                 pending.append(token_id)
-                if len(pending) >= MOST_PENDING:
-                    text += self._give_up_pending()
+                if broken or len(pending) >= MOST_PENDING:
+                    text += self._read_pending()
             else:
                 text += piece
+                self._begun = True
                 if pending:
                     pending.clear()
         return text
 
     def flush(self) -> str:
         """The answer is over: a part of a character, if one is left, as U+FFFD."""
-        left = self._decode(self._pending) if self._pending else ""
-        self._pending.clear()
-        return left
+        return self._read_pending(all_of_it=True) if self._pending else ""
 
-    def _give_up_pending(self) -> str:
-        """The text of the pending ids, except the last ones that may begin a character."""
-        pending = self._pending
-        for kept in range(MOST_OF_A_CHARACTER + 1):
-            text = self._decode(pending[: len(pending) - kept])
-            if not text.endswith(REPLACEMENT):
-                break
+    def _read_pending(self, *, all_of_it: bool = False) -> str:
+        """The text of the pending ids, except the last ones that may begin a character. The stream
+        begins anew behind them."""
+        pending, kept = self._pending, 0
+        if self._decoding.by_bytes:
+            text, kept = self._by_character(all_of_it)
+        else:
+            for kept in range(MOST_OF_A_CHARACTER + 1):
+                text = self._decode(pending[: len(pending) - kept])
+                if all_of_it or not text.endswith(REPLACEMENT):
+                    break
         del pending[: len(pending) - kept]
-        self._restart()
-        for token_id in pending:
+        self._begun = True
+        self._stream = DecodeStream(skip_special_tokens=not self._special)
+        for token_id in (*self._decoding.anchor, *pending):
             self._stream.step(self._tokenizer, token_id)
         return text
 
-    def _restart(self) -> None:
-        self._stream = DecodeStream(skip_special_tokens=bool(self._hidden))
+    def _by_character(self, all_of_it: bool) -> tuple[str, int]:
+        """The pending ids as characters and what is none, and how many are left that may begin a
+        character."""
+        pending, text, at = self._pending, "", 0
+        while (left := len(pending) - at) > 0:
+            for size in range(1, min(left, MOST_OF_A_CHARACTER + 1) + 1):
+                piece = self._decode(pending[at : at + size])
+                if REPLACEMENT not in piece:
+                    break
+            else:
+                few = left <= MOST_OF_A_CHARACTER and not all_of_it
+                if few and self._decode(pending[at:]).endswith(REPLACEMENT):
+                    return text, left
+                piece, size = self._decode(pending[at : at + 1]), 1
+            text += piece
+            at += size
+            self._begun = True
+        return text, 0
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=bool(self._hidden)))
+        decoding = self._decoding
+        if self._begun:
+            text = decoding.text([*decoding.anchor, *ids], self._special)
+            if text.startswith(decoding.anchor_text):
+                return text[len(decoding.anchor_text) :]
+        return decoding.text(ids, self._special)
 
 
 def _read_tokenizer(path: Path) -> tuple[Tokenizer, CutRules]:
