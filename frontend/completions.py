@@ -23,7 +23,7 @@ from ..workers.records import ModelCard
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
+from .engine_requests import CHOICE_S, MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     ApiError,
@@ -253,8 +253,7 @@ class Completions:
         choices: list[Choice] = []
         bias = self._bias(request)
         for tokens, prefix in prompts:
-            if choices:
-                await self._calls.turns.take(len(tokens) * TOKEN_S)
+            await self._calls.turns.take(len(tokens) * TOKEN_S + request.choices * CHOICE_S)
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))

@@ -16,7 +16,7 @@ from ..transport.http1 import HttpCall, answer_whole
 from ..workers.dialects import encode_generate
 from ..workers.failures import EngineCallError
 from ..workers.trtllm_proto import pb
-from .engine_requests import ANSWER_S, TOKEN_S, PromptReader, Tokens, engine_message
+from .engine_requests import PromptReader, Tokens, engine_message
 from .openai import BAD_BODY, ApiError, bad_body
 from .processor import Tenant
 
@@ -84,7 +84,6 @@ class Embeddings:
             raise ApiError(404, text, code="no_embeddings") from None
 
     async def _embed_one(self, ids: Tokens, request_id: str) -> Any:
-        await self._calls.turns.take(ANSWER_S + len(ids) * TOKEN_S)
         # Of an EmbedRequest both fields are those of a GenerateRequest.
         message, _ = encode_generate(request_id, 0, b"", np.ascontiguousarray(ids, np.uint32))
         answer = await self._dispatcher.plain.embed(message, None)

@@ -60,8 +60,9 @@ FEW, LONG_LIST = 32, 4096
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 SECONDS_PER_BYTE = 1e-7
 """Of reading JSON and rendering a template."""
-ANSWER_S, TOKEN_S = 0.0005, 2e-8
-"""What beginning an answer takes of the event loop, and each token of its prompt."""
+CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0003, 5e-6, 0.0003, 2e-8
+"""What it takes of the event loop to read a request, to note an answer that it asks for, to begin
+that, and this for each token of its prompt."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 

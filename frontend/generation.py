@@ -7,8 +7,9 @@ worker that has its prompt, and works with engines that make one sequence at a t
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 from ..process.loop_turns import LoopTurns
@@ -23,7 +24,7 @@ from .origin import Origin
 from .parsers import ChatOutput, Parsed
 from .prefill import PrefillWorkers, prefill
 from .processor import ModelText, StopStrings
-from .shared_prefill import ALONE, Part, parts_of
+from .shared_prefill import ALONE, Leader, Part, parts_of
 
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
@@ -225,16 +226,29 @@ async def answer(
 
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
+    tokens = sum(len(choice.prompt.tokens) for choice in choices)
+    turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
     if len(choices) == 1:
+        await turn()
         await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client)
         return
     parts: Sequence[Part] = [ALONE] * len(choices)
     if workers.dispatcher.reader.hashes and not request.scores_prompt:
         parts = parts_of([choice.prompt.prompt for choice in choices])
-    await all_done(
-        _answer_one(workers, text, request, choice, part, origin, take, client)
-        for choice, part in zip(choices, parts, strict=True)
-    )
+    first = [at for at, part in enumerate(parts) if part.follows is None]
+    following: dict[Leader, list[int]] = {}
+    for at, part in enumerate(parts):
+        if part.follows is not None:
+            following.setdefault(part.follows, []).append(at)
+
+    def answered(at: int) -> Coroutine[Any, Any, None]:
+        return _answer_one(workers, text, request, choices[at], parts[at], origin, take, client)
+
+    async def answered_after(leader: Leader, followers: list[int]) -> None:
+        await leader.decision()
+        await all_done(map(answered, followers), turn)
+
+    await all_done(chain(map(answered, first), starmap(answered_after, following.items())), turn)
 
 
 async def _answer_one(
@@ -248,7 +262,6 @@ async def _answer_one(
     client: Client | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
-    await workers.turns.take(ANSWER_S + len(choice.prompt.tokens) * TOKEN_S)
     reader = AnswerReader(text, request, choice.prefix, choice.output, choice.prompt.tokens)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"

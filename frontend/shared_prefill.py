@@ -77,6 +77,9 @@ def parts_of(prompts: Sequence[Prompt]) -> list[Part]:
     parts: list[Part] = []
     for prompt in prompts:
         least = ceil(max(LEAST_TOKENS / prompt.block_size, LEAST_SHARE * prompt.blocks))
+        if prompt.blocks < least:
+            parts.append(ALONE)
+            continue
         for leader in leaders:
             if blocks := leader.share_with(prompt, least):
                 leader.followers += 1

@@ -49,24 +49,44 @@ async def stopped(task: "asyncio.Task[None] | None") -> None:
         await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
 
 
-async def all_done(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_done(
+    works: Iterable[Coroutine[Any, Any, T]],
+    turn: Callable[[], Awaitable[None]] | None = None,
+) -> list[T]:
     """What each of them returns, all done at the same time. The first error ends the others, and is
-    raised once they have ended.
+    raised once they have ended. `turn` is awaited before each of them begins.
 
     Unlike with asyncio.TaskGroup of Python 3.11, a caller that is cancelled as one of them fails is
     cancelled, and one that is not does not go on counting as cancelled.
     """
-    tasks = [asyncio.create_task(work) for work in works]
-    if not tasks:
-        return []
+    tasks: list[asyncio.Task[T]] = []
+    failed: list[asyncio.Task[T]] = []
+
+    def on_end(task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            failed.append(task)
+
     try:
-        first, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for work in works:
+            if turn is not None:
+                try:
+                    await turn()
+                except BaseException:
+                    work.close()
+                    raise
+            if failed:
+                work.close()
+                break
+            tasks.append(asyncio.create_task(work))
+            tasks[-1].add_done_callback(on_end)
+        if tasks and not failed:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-        failed = [task for task in tasks if not task.cancelled() and task.exception() is not None]
-    for task in (*first.intersection(failed), *failed):
+        if tasks:
+            await asyncio.wait(tasks)
+    for task in failed:
         task.result()  # raises
     return [task.result() for task in tasks]
 

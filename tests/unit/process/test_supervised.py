@@ -173,3 +173,55 @@ async def test_who_is_cancelled_as_one_of_all_fails_is_cancelled() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
+
+
+async def test_each_begins_in_a_turn_and_none_after_an_error() -> None:
+    begun: list[int] = []
+    turns = asyncio.Semaphore(2)
+
+    async def work(number: int) -> int:
+        begun.append(number)
+        if number < 0:
+            raise OSError(number)
+        return number
+
+    async def turn() -> None:
+        await turns.acquire()
+
+    task = asyncio.create_task(all_done(map(work, [1, 2, 3]), turn))
+    while len(begun) < 2:
+        await asyncio.sleep(0)
+    turns.release()
+    assert await task == [1, 2, 3]
+
+    del begun[:]
+    turns.release()
+    task = asyncio.create_task(all_done(map(work, [-1, 2, 3]), turn))
+    while not begun:
+        await asyncio.sleep(0)
+    turns.release()
+    with pytest.raises(OSError, match="-1"):
+        await task
+    assert begun == [-1]
+
+
+async def test_one_that_is_cancelled_before_its_turn_begins_nothing_more() -> None:
+    ended: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    turns = asyncio.Semaphore(1)
+
+    async def turn() -> None:
+        await turns.acquire()
+
+    task = asyncio.create_task(all_done((work() for _ in range(3)), turn))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and ended == [True]
