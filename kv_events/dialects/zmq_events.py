@@ -61,7 +61,7 @@ class ZmqEvents:
             self._zmq: Any = importlib.import_module("zmq")
             self._asyncio: Any = importlib.import_module("zmq.asyncio")
         except ImportError:
-            text = "events over ZMQ need pyzmq: pip install 'dynamo-router[zmq]'"
+            text = "events over ZMQ need pyzmq: pip install pyzmq"
             raise ConfigError(text, key="workers") from None
         self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
         self.address, self._replay_address = address, replay
