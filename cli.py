@@ -80,6 +80,12 @@ COMMANDS: Mapping[str, Entry] = {
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
     ),
     "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
+    "doctor": Entry(
+        "Check a deployment of serve: what is wrong, and what to do.",
+        "frontend.config:DoctorConfig",
+        "frontend.doctor:run",
+        reads_again=True,
+    ),
     "config": Entry(
         "Print the configuration of serve.", "frontend.config:ServeFrontendConfig", None
     ),
@@ -188,7 +194,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
     """The click command of an entry: imports its settings dataclass, not yet its function."""
     cls = _load(entry.config)
     # The router's own settings have the short names; other commands carry theirs.
-    serving = name in ("serve", "config")
+    serving = name in ("serve", "config", "doctor")
     env_prefix = entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
     specs = options_of(cls, env_prefix=env_prefix)
     more: list[click.Parameter] = [

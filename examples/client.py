@@ -1,7 +1,9 @@
 """A client: asks whoever serves dynamo.backend.generate."""
 
 import asyncio
+import sys
 
+from dynamo_router.base.errors import RouterError
 from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.kv_stores import open_store
 
@@ -13,4 +15,9 @@ async def main() -> None:
             print(part)
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+except (RouterError, OSError) as error:
+    sys.exit(f"{sys.argv[0]}: {error}")

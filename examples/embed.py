@@ -58,7 +58,11 @@ class Frontend:
 
 
 async def main(nats_url: str, *addresses: str) -> None:
-    frontend, events = Frontend(), await nats.connect(nats_url)
+    async def on_error(error: Exception) -> None:
+        print(f"NATS: {error}", file=sys.stderr)
+
+    frontend = Frontend()
+    events = await nats.connect(nats_url, error_cb=on_error, max_reconnect_attempts=1)
     await frontend.connect(events, list(addresses))
     system_prompt = list(range(1000, 1640))
     for turn in range(3):
@@ -70,4 +74,9 @@ async def main(nats_url: str, *addresses: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (grpc.aio.AioRpcError, nats.errors.Error, OSError) as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

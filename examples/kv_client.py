@@ -1,8 +1,10 @@
 """A client in mode kv: KvRouter chooses among those who serve dynamo.backend.generate."""
 
 import asyncio
+import sys
 
 from dynamo_router import KvInstanceSelector, KvRouter, KvRouterConfig
+from dynamo_router.base.errors import RouterError
 from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.kv_stores import open_store
 
@@ -17,4 +19,9 @@ async def main() -> None:
                 print(part)
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+except (RouterError, OSError) as error:
+    sys.exit(f"{sys.argv[0]}: {error}")

@@ -1,7 +1,9 @@
 """A worker: serves dynamo.backend.generate, found through the store of DYN_DISCOVERY_BACKEND."""
 
 import asyncio
+import sys
 
+from dynamo_router.base.errors import RouterError
 from dynamo_router.runtime import DistributedRuntime
 from dynamo_router.runtime.kv_stores import open_store
 
@@ -18,4 +20,9 @@ async def main() -> None:
         await runtime.run()
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+except (RouterError, OSError) as error:
+    sys.exit(f"{sys.argv[0]}: {error}")

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
 from ..server.config import ServeConfig
@@ -100,6 +101,22 @@ class ServeFrontendConfig(ServeConfig):
     """What `dynamo-router serve` runs: the router, and a frontend if its port is given."""
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig, metadata={"inline": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(ServeFrontendConfig):
+    """What `dynamo-router doctor` looks at: the settings of serve."""
+
+    GROUP: ClassVar[str] = "Doctor"
+
+    wait_s: float = option(
+        8.0, "How long workers may take to answer, and their events to be heard.", short=True
+    )
+    json: bool = option(False, "Print the findings as JSON.", short=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite(self, SHORTEST_S, "wait_s")
 
 
 def _as_in_serve(name: str) -> Any:

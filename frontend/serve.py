@@ -48,7 +48,7 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
 def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     """The server of `serve`.
 
-    ConfigError if OpenAI clients are to be served and the extra `frontend` is not installed, or the
+    ConfigError if OpenAI clients are to be served and its packages are not installed, or the
     model's files are no good.
     """
     port = config.frontend.http_frontend
@@ -70,11 +70,11 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
 
 
 def check_installed(key: str) -> None:
-    """ConfigError, naming the key, if the extra `frontend` is not installed."""
+    """ConfigError, naming the key, if its packages are not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the frontend needs {', '.join(missing)}: pip install 'dynamo-router[frontend]'",
+            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
             key=key,
         )
 

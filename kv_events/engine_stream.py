@@ -212,8 +212,6 @@ class EngineStream:
                 if isinstance(end, EventsLost):
                     self._forget()
                     await self._flush()
-            except TimeoutError:
-                self.error = f"no answer in {HEADERS_S:g} s"
             except _NoStream as end:
                 lasting = True
                 self.error = str(end)
@@ -228,7 +226,7 @@ class EngineStream:
         """One subscription, to its end: an exception says which."""
         client = await self._subscribers.of(self._worker_id)
         if not isinstance(client, Subscriber):
-            raise _NoStream("it is not called in a way that has one")
+            raise _NoStream("its protocol has no stream of KV events")
         self._cursor.on_subscribed()
         if self._cursor.start == 0:
             self._payloads.forget()
@@ -236,8 +234,12 @@ class EngineStream:
         self._counts.subscriptions += 1
         call = self._call = client.subscribe_kv_events(self._cursor.start)
         try:
-            async with asyncio.timeout(HEADERS_S):
-                await call.initial_metadata()
+            try:
+                async with asyncio.timeout(HEADERS_S):
+                    await call.initial_metadata()
+            except TimeoutError:
+                why = await call.why_silent() if isinstance(call, PulledCall) else ""
+                raise EventsEnded(why or f"no answer in {HEADERS_S:g} s") from None
             message = await self._first(call)
             while True:
                 self._take(message)

@@ -58,7 +58,7 @@ class EventSources:
         """`plane` is the event plane as a source, None: it is not used; `subscribers` give the way
         to each engine's own stream."""
         self._index, self._registry, self._clock = index, registry, clock
-        self._block_size, self._plane, self._subscribers = block_size, plane, subscribers
+        self._block_size, self.plane, self._subscribers = block_size, plane, subscribers
         self._workers: dict[int, _WorkerSource] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.counts = StreamCounts()
@@ -149,7 +149,7 @@ class EventSources:
 
     def _new(self, entry: WorkerEntry, now: float) -> _WorkerSource:
         choice = SourceChoice(
-            self._plane,
+            self.plane,
             self._subscribers.source_of(entry.worker_id),
             now,
             announced=bool(entry.publisher_ids),
@@ -181,6 +181,10 @@ class EventSources:
         source = worker.choice.current
         if source is not None and source is not worker.shown:
             self._switch(worker_id, worker, source)
+        # What is not heard of yet is predicted, too: a request sent there has left its blocks.
+        shown = source or EventSource.PREDICTED
+        error = self._error(worker) if shown is EventSource.PREDICTED else ""
+        self._registry.set_event_source(worker_id, shown.label, error)
         if worker.closing:
             return
         if worker.choice.wants_stream and not worker.stream.is_open:
@@ -195,16 +199,15 @@ class EventSources:
         entry = self._registry.entry(worker_id)
         if entry is None:
             return
-        details: dict[str, str] = {}
+        details = {} if before is None else {"before": before.label}
         if before is not None:
             self.switches[source.label] += 1
-            details["before"] = before.label
-        if source is not worker.choice.plane and worker.stream.error:
-            details["stream"] = worker.stream.error
-        if worker.choice.refused:
-            details["refused"] = worker.choice.refused
-        report = log.warning if source is EventSource.PREDICTED else log.info
-        report(f"events of a worker: {source.label}", worker_id=worker_id, **details)
+        if source is EventSource.PREDICTED:
+            error = self._error(worker) or "it offers none"
+            text = "KV events unavailable, predicting its cache"
+            log.warning(text, worker_id=worker_id, address=entry.address, error=error, **details)
+        else:
+            log.info("KV events", worker_id=worker_id, source=source.label, **details)
         worker.stream.believe(worker.choice.follows_stream)
         if worker.choice.follows_stream:
             for rank in worker.ranks:
@@ -213,7 +216,11 @@ class EventSources:
             for rank in worker.ranks:  # the source before is forgotten
                 self._index.announce_publisher(rank, randbits(53))
             believe_announced(self._index, entry)
-        self._registry.set_event_source(worker_id, source.label)
+
+    @staticmethod
+    def _error(worker: _WorkerSource) -> str:
+        """Why its stream is not read, if it has one."""
+        return worker.choice.refused or worker.stream.error
 
     def _repair(self, worker: _WorkerSource, statuses: list[SourceStatus], now: float) -> None:
         """Ask an engine for its whole cache again, if the index has lost some of it."""

@@ -46,7 +46,8 @@ class EventIntake:
     """Connects an index to the event plane, from `start` until `close`.
 
     The NATS server is the configured one, else one that answers at the default address, else one
-    of our own. `plane` and `feed` are there once it was started, `snapshot` if one is configured.
+    of our own where engines will have its address, else none. `plane` and `feed` are there once it
+    was started, `snapshot` if one is configured.
     """
 
     plane: EventPlane
@@ -109,7 +110,10 @@ class EventIntake:
             self.description = "from engines"
         else:
             self.nats_url, origin = await self._find_nats()
-            self.description = f"{redact_url(self.nats_url)}{origin}"
+            shown = "from engines" if self.nats_url is None else redact_url(self.nats_url)
+            self.description = f"{shown}{origin}"
+            if self.nats_url is None:
+                self.sources.plane = None
         if config.index_snapshot is not None:
             subject = endpoint_subject(
                 config.namespace, config.component, config.endpoint, KV_EVENTS
@@ -194,8 +198,9 @@ class EventIntake:
     def _caught_up(self) -> bool:
         return self.durable is None or self.durable.plane.caught_up
 
-    async def _find_nats(self) -> tuple[str, str]:
-        """(URL, where we have it from) of the NATS server to use."""
+    async def _find_nats(self) -> tuple[str | None, str]:
+        """(URL, where we have it from) of the NATS server to use; None: none, for engines that
+        run already cannot know one of our own."""
         if self._config.nats is not None:
             return self._config.nats, ""
         if await probe(DEFAULT_NATS_URL):
@@ -203,6 +208,8 @@ class EventIntake:
         if self._config.durable_kv_events:
             text = "needs a NATS server with JetStream, which outlives the router: give --nats"
             raise bad_setting("durable_kv_events", text)
+        if not self._config.starts_nats:
+            return None, f" (no NATS server at {DEFAULT_NATS_URL})"
         embedded = EmbeddedNats()
         self._stack.push_async_callback(embedded.stop)
         await embedded.start()

@@ -33,6 +33,11 @@ class EventSettings(Protocol):
     def nats(self) -> str | None: ...
 
     @property
+    def starts_nats(self) -> bool:
+        """Whether a NATS server is started where none is given or found."""
+        ...
+
+    @property
     def durable_kv_events(self) -> bool: ...
 
     @property

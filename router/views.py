@@ -34,6 +34,7 @@ class WorkerView(NamedTuple):
     dialect: str | None = None
     origin: str | None = None  # where the registered worker is from
     event_source: str = ""  # nats, grpc or predicted; empty: not known yet
+    event_error: str = ""  # why its cache is predicted, though it may have events
     sessions: int = 0  # bound to it
     own_requests: int = 0  # of the active ones, those that this router has booked itself
 
@@ -115,6 +116,7 @@ def _registered(
                 dialect=entry.dialect,
                 origin=entry.origin,
                 event_source=entry.event_source or event_source,
+                event_error=entry.event_error,
                 own_requests=int(own[number]),
                 sessions=sessions.count_on(worker),
             )

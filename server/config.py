@@ -11,7 +11,7 @@ from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfi
 from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
 from ..workers.outliers import OutlierPolicy
-from ..workers.records import DiscoveryConfig, EventPlaneConfig
+from ..workers.records import STATIC, DiscoveryConfig, EventPlaneConfig
 from ..workers.worker_url import parse_worker
 from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
@@ -141,7 +141,7 @@ class ServeConfig:
         url=True,
         env=("NATS_SERVER",),
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
-        "else one is started.",
+        "else one is started for mock engines, and others tell their events themselves.",
         group="KV events",
         short=True,
     )
@@ -243,6 +243,12 @@ class ServeConfig:
         """Where workers are found beside those that are given: a store's name, or static."""
         given = bool(self.workers or self.mock_engines.mockers)
         return self.discovery.backend(given_workers=given)
+
+    @property
+    def starts_nats(self) -> bool:
+        """Whether a NATS server of our own is of use: mock engines get its address, and workers
+        that are still to be added may. Those that run already cannot know it."""
+        return bool(self.mock_engines.mockers) or (not self.workers and self.backend == STATIC)
 
     def __post_init__(self) -> None:
         for key in ("port", "http_port"):

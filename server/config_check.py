@@ -10,6 +10,7 @@ from ..process.settings import Resolved, bad_setting
 from ..router.config import DYNAMO, DYNAMO_KNOBS
 from ..router.policy import LOWER_TIER_WEIGHTS
 from ..workers.records import STATIC
+from ..workers.worker_url import WorkerUrl, parse_worker
 from .config import ServeConfig
 
 _OF_GRPC = (
@@ -108,8 +109,8 @@ RULES = (
 
 
 def vain_settings(resolved: Resolved[Any]) -> list[str]:
-    """A sentence on each setting that somebody gave and that has no effect."""
-    said = []
+    """A sentence on each setting that was given and has no effect."""
+    said = _unread_streams(resolved.config)
     for rule in RULES:
         because = rule.because(resolved.config)
         known = resolved.origins
@@ -117,6 +118,23 @@ def vain_settings(resolved: Resolved[Any]) -> list[str]:
         if because is not None:
             said += [f"{key} ({resolved.origins[key]}) has no effect: {because}" for key in given]
     return said
+
+
+def _unread_streams(config: ServeConfig) -> list[str]:
+    """On each worker whose URL names a stream of events that the router is not to read."""
+    lines = []
+    for url in map(parse_worker, config.workers):
+        if not isinstance(url, WorkerUrl) or url.events is None:
+            continue
+        kind = "http" if url.events.startswith("http") else "zmq"
+        if not config.router.use_kv_events:
+            why = "KV events are not used"
+        elif config.event_sources not in ("auto", kind):
+            why = f"event_sources is {config.event_sources}"
+        else:
+            continue
+        lines.append(f"events={url.events} of worker {url.address} has no effect: {why}")
+    return lines
 
 
 def check_snapshot_path(path: str) -> None:

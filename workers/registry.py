@@ -62,6 +62,8 @@ class WorkerEntry:
     origin: str = "static"
     """where we have it from: static, admin, or the store that it was found in"""
     event_source: str = ""
+    event_error: str = ""
+    """why no events are heard of it, where its cache is predicted instead"""
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -153,7 +155,8 @@ class WorkerRegistry:
         wanted = [as_worker(worker) for worker in entry.ranks]
         known = self._entries.get(worker_id)
         if known is not None:
-            entry = replace(entry, event_source=known.event_source)
+            source, error = known.event_source, known.event_error
+            entry = replace(entry, event_source=source, event_error=error)
         for worker in known.ranks if known else []:
             if worker not in wanted:
                 self._release(worker)
@@ -198,11 +201,12 @@ class WorkerRegistry:
         if entry is not None and entry.total_kv_blocks is None:
             self._renew(replace(entry, total_kv_blocks=total_kv_blocks))
 
-    def set_event_source(self, worker_id: int, source: str) -> None:
+    def set_event_source(self, worker_id: int, source: str, error: str = "") -> None:
         """Note where the index has its knowledge of a worker's cache from, by its name in
-        `/workers`. Unknown ids are ignored."""
-        if worker_id in self._entries:
-            self._renew(replace(self._entries[worker_id], event_source=source))
+        `/workers`; `error`: why no events are heard. Unknown ids are ignored."""
+        entry = self._entries.get(worker_id)
+        if entry is not None and (source, error) != (entry.event_source, entry.event_error):
+            self._renew(replace(entry, event_source=source, event_error=error))
 
     def entry(self, worker_id: int) -> WorkerEntry | None:
         return self._entries.get(worker_id)

@@ -1,6 +1,7 @@
 """The URL of a worker: where its engine listens, and what is claimed of it there."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from urllib.parse import parse_qs, urlsplit
 
 from ..base.errors import ConfigError
@@ -184,6 +185,8 @@ def _check_events(shown: str, events: str | None, replay: str | None, dp_size: i
         told = f"{_REPLAY} needs {_EVENTS} over ZMQ"
     if told is None and over_zmq and dp_size > 1:
         told = "over ZMQ each rank has a socket of its own: make each of them a worker"
+    if told is None and over_zmq and find_spec("zmq") is None:
+        told = f"{_EVENTS} over ZMQ needs pyzmq: pip install pyzmq"
     if told is not None:
         raise ConfigError(f"worker {shown!r}: {told}", key="workers")
 

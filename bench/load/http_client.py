@@ -25,7 +25,7 @@ class HttpClient:
         try:
             from httptools import HttpResponseParser
         except ImportError:
-            text = "httptools is not installed: pip install 'dynamo-router[frontend]'"
+            text = "httptools is not installed: pip install httptools"
             raise RouterError(text) from None
         self._new_parser = HttpResponseParser
         self._host, _, port = address.rpartition(":")

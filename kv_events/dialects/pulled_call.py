@@ -29,6 +29,10 @@ class PulledCall(Generic[Message]):
         """Returns once the engine is connected. EventsRefused if it offers no events at all."""
         raise NotImplementedError
 
+    async def why_silent(self) -> str:
+        """After `initial_metadata` took too long: what is known of the cause, for people."""
+        return ""
+
     async def _pull(self) -> Message:
         """Wait for the next message."""
         raise NotImplementedError

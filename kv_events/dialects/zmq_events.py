@@ -15,6 +15,7 @@ from ...base.clock import Clock, SystemClock
 from ...base.errors import ConfigError
 from ...runtime.event_planes.zmq import RENEW_S, Connection, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
+from .zmq_address import why_unheard
 
 REPLAY_WAIT_S = 1.0
 """How long the engine may take for each further message of a replay."""
@@ -60,10 +61,10 @@ class ZmqEvents:
             self._zmq: Any = importlib.import_module("zmq")
             self._asyncio: Any = importlib.import_module("zmq.asyncio")
         except ImportError:
-            text = "events over ZMQ need pyzmq: pip install 'dynamo-router[zmq]'"
+            text = "events over ZMQ need pyzmq: pip install pyzmq"
             raise ConfigError(text, key="workers") from None
         self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
-        self._address, self._replay_address = address, replay
+        self.address, self._replay_address = address, replay
         self.clock = clock or SystemClock()
         self._context: Any = None
         self._live: Any = None
@@ -139,7 +140,7 @@ class ZmqEvents:
             self._set_up(self._live)
         except self._zmq.ZMQError as error:
             self._let_go()
-            raise EventsEnded(f"{self._address} cannot be connected: {error}") from None
+            raise EventsEnded(f"{self.address} cannot be connected: {error}") from None
 
     def _set_up(self, live: Any) -> None:
         zmq = self._zmq
@@ -155,7 +156,7 @@ class ZmqEvents:
             live.setsockopt(option, value)
         live.subscribe(b"")
         self._monitor = ConnectionMonitor(self._context, live)
-        live.connect(self._address)
+        live.connect(self.address)
 
     def _disconnect(self) -> None:
         """From an engine that was heard: who is there next may be another."""
@@ -305,6 +306,9 @@ class ZmqSubscription(PulledCall[ZmqMessage]):
         await self._events.connect(bool(self._start))
         await self._ask_replay()
         self._idle = self._delivered < 0 and self._replay_ended and not self._replayed
+
+    async def why_silent(self) -> str:
+        return await why_unheard(self._events.address)
 
     async def _pull(self) -> ZmqMessage:
         if self._idle:

@@ -133,6 +133,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "sessions": view.sessions,
         "event_source": view.event_source or None,
         "event_source_state": view.event_source_state,
+        "event_error": view.event_error or None,
         "lower_tier_blocks": dict(zip(TIERS[1:], view.lower_tier_blocks, strict=True)),
     }
 

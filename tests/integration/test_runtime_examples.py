@@ -39,6 +39,16 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
             await worker.wait()
 
 
+async def test_a_client_without_a_worker_says_so_in_a_line(tmp_path: Path) -> None:
+    pipe = asyncio.subprocess.PIPE
+    for name in ("client.py", "kv_client.py"):
+        client = await run(name, tmp_path, stdout=pipe, stderr=pipe)
+        async with asyncio.timeout(60):
+            output, errors = await client.communicate()
+        assert (output, client.returncode) == (b"", 1)
+        assert len(errors.splitlines()) == 1 and b"dynamo.backend.generate" in errors
+
+
 def test_the_document_quotes_the_examples() -> None:
     document = (ROOT / "docs" / "runtime.md").read_text()
     for name in ("worker.py", "client.py", "kv_client.py"):

@@ -54,10 +54,14 @@ class Fleet:
             return ("--nats", self._nats_url)
         return ("--nats", self.nats.url) if self._with_nats else ()
 
+    def url(self, port: int) -> str:
+        """Of the engine at a port, as the router gets it."""
+        return f"grpc://127.0.0.1:{port}"
+
     async def start_router(self, *more: str) -> None:
         """Serve, also again after the one before was stopped."""
         stack = self._stack
-        workers = [f"grpc://127.0.0.1:{port}" for port in self.ports]
+        workers = [self.url(port) for port in self.ports]
         self.router = await stack.enter_async_context(
             command(
                 self.folder / "serve",

@@ -73,7 +73,7 @@ def model_files(folder: str | Path) -> dict[str, Any]:
 def tokenizer_files(folder: str) -> dict[str, Any]:
     """`model_files` for Dynamo's frontend: ConfigError if there can be no checksums."""
     if _blake3() is None:
-        text = "model_path needs blake3: pip install 'dynamo-router[dynamo]'"
+        text = "model_path needs blake3: pip install blake3"
         raise ConfigError(text, key="model_path")
     return model_files(folder)
 
@@ -112,7 +112,7 @@ def _check(file: CardFile, path: Path) -> None:
     if not file.checksum.startswith(_PREFIX):
         raise WrongFileError(f"the checksum of {path} is no blake3")
     if (checksum := _checksum(data)) is None:
-        raise WrongFileError("its files cannot be checked: pip install 'dynamo-router[dynamo]'")
+        raise WrongFileError("its files cannot be checked: pip install blake3")
     if checksum != file.checksum:
         raise WrongFileError(f"{path} has another checksum than the card says")
 

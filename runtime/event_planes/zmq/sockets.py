@@ -37,7 +37,7 @@ def import_zmq(module: str = "zmq") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        text = "event_plane: zmq needs pyzmq: pip install 'dynamo-router[zmq]'"
+        text = "event_plane: zmq needs pyzmq: pip install pyzmq"
         raise ConfigError(text, key="event_plane") from None
 
 

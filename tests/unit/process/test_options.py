@@ -12,7 +12,7 @@ from dynamo_router.process.options import MOST_SHOWN, SettingsCommand
 from dynamo_router.process.settings import GROUP, OptionSpec
 
 ROOT = cli._build_root()
-SERVING = ("serve", "frontend", "mocker", "config", "worker vllm", "worker trtllm")
+SERVING = ("serve", "frontend", "mocker", "config", "doctor", "worker vllm", "worker trtllm")
 
 
 def run(*words: str, **environ: str) -> Result:

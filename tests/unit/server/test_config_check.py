@@ -68,6 +68,23 @@ def test_settings_without_effect(flags: dict[str, object], named: list[str]) -> 
     assert vain(**flags) == named
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, None),
+        ({"event_sources": "zmq"}, None),
+        ({"event_sources": "grpc"}, "event_sources is grpc"),
+        ({"event_sources": "none"}, "KV events are not used"),
+        ({"router.use_kv_events": False}, "KV events are not used"),
+    ],
+)
+def test_a_stream_that_is_not_read_is_named(settings: dict[str, object], why: str | None) -> None:
+    workers = ("openai+http://a:1?events=tcp://a:2", "grpc://b:1", "grpc+dns://c:1")
+    lines = vain_settings(resolve(ServeConfig, {"workers": workers, **settings}, environ={}))
+    wanted = f"events=tcp://a:2 of worker a:1 has no effect: {why}"
+    assert lines == ([] if why is None else [wanted])
+
+
 def test_what_is_of_grpc_alone_has_no_effect_on_a_frontend() -> None:
     flags = {"discovery": "file", "peers.max_questions": 5, "peers.max_requests": 5}
     resolved = resolve(ModelFrontendConfig, flags, environ={})
