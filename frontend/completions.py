@@ -16,6 +16,7 @@ from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
+from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
@@ -53,6 +54,7 @@ COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
     CHAT_ROUTE,
     COMPLETIONS_ROUTE,
+    *AGENT_ROUTES,
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
@@ -65,7 +67,7 @@ IDS_KEYS = {
     "POST /detokenize": b"tokens",
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
-MOST_JSON_PARTS = {CHAT_ROUTE: 128 << 10}
+MOST_JSON_PARTS = dict.fromkeys((CHAT_ROUTE, *AGENT_ROUTES), 128 << 10)
 """Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
 1536 tools of eight properties have 114,000."""
 MOST_DETOKENIZED = 128 << 10
@@ -127,6 +129,7 @@ class Completions:
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
+            **AgentRoutes(self._prompts, self._answer_chat).routes,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,

@@ -10,7 +10,7 @@ from .errors import (
     too_long,
     unknown_model,
 )
-from .guides import Guide, refused_guide
+from .guides import Guide, JsonSchema, ResponseFormat, refused_guide
 from .requests import (
     LONG_BODY,
     ChatRequest,
@@ -21,3 +21,13 @@ from .requests import (
     read_request,
 )
 from .tools import ToolChoice
+from .translation import (
+    ChatFields,
+    Turns,
+    as_type,
+    errors_named,
+    read_entry,
+    read_json,
+    refused_field,
+    wrong_field,
+)
