@@ -129,7 +129,7 @@ class Completions:
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
-            **AgentRoutes(self._prompts, self._answer_chat).routes,
+            **AgentRoutes(self._prompts, text, lambda: self.parsers, self._answer_chat).routes,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,

@@ -4,6 +4,8 @@ Clients retry 408, 409, 429 and from 500 on, and obey retry-after.
 """
 
 import re
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -106,13 +108,15 @@ def bad_body(error: BaseException) -> ApiError:
     return ApiError(400, f"{found[1]}: {text[: found.start()]}", param=found[1] or None)
 
 
-def error_answer(error: BaseException) -> ErrorAnswer:
-    """Any error as an answer in OpenAI's shape."""
+def error_answer(
+    error: BaseException, body: Callable[[ApiError], Any] = attrgetter("body")
+) -> ErrorAnswer:
+    """Any error as an answer in OpenAI's shape, or in that of `body`."""
     found = bad_body(error) if isinstance(error, BAD_BODY) else api_error(error)
     more = error.headers if isinstance(error, HttpError) else {}
     headers = {**found.headers, **more}
     foreseen = isinstance(error, _FORESEEN)
-    return ErrorAnswer(found.status, msgspec.json.encode(found.body), headers, foreseen)
+    return ErrorAnswer(found.status, msgspec.json.encode(body(found)), headers, foreseen)
 
 
 def unknown_model(model: str, known: list[str]) -> ApiError:

@@ -202,7 +202,6 @@ def _same_fields(
 ) -> dict[str, Any]:
     """What stands in each state of the response."""
     choice = "auto" if asked.tool_choice is None else asked.tool_choice
-    tools = [_tool(each) for each in asked.tools or ()]
     form: Any = {"type": "text"}
     if asked.text is not None and asked.text.format is not None:
         form = asked.text.format
@@ -231,7 +230,7 @@ def _same_fields(
         "temperature": asked.temperature,
         "text": {"format": form},
         "tool_choice": choice,
-        "tools": tools,
+        "tools": msgspec.Raw(asked.shown_tools),
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": asked.top_p,
         "truncation": "disabled",
@@ -239,10 +238,6 @@ def _same_fields(
         "user": asked.user,
     }
     return {name: msgspec.Raw(_encode(value)) for name, value in same.items()}
-
-
-def _tool(given: msgspec.Raw) -> dict[str, Any]:
-    return {"parameters": None, "strict": None, **msgspec.json.decode(given)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 All fields of OpenAI's are here, served or refused by name; see docs/frontend.md.
 """
 
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -67,7 +68,7 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     is_async: Any = msgspec.field(name="async", default=None)
 
 
-class ResponsesRequest(ChatFields, kw_only=True):
+class ResponsesRequest(ChatFields, kw_only=True, dict=True):
     """POST /v1/responses."""
 
     input: msgspec.Raw
@@ -107,6 +108,12 @@ class ResponsesRequest(ChatFields, kw_only=True):
     def seals_reasoning(self) -> bool:
         """Whether reasoning is to come with a text that later requests can have in its place."""
         return SEALED_REASONING in (self.include or ())
+
+    @cached_property
+    def shown_tools(self) -> bytes:
+        """As an answer repeats them; worked out once, where the request is read."""
+        names = {"parameters": None, "strict": None}
+        return _encode([{**names, **msgspec.json.decode(each)} for each in self.tools or ()])
 
     def to_chat(self) -> ChatRequest:
         """ApiError 400, naming the field, for the first that cannot be had."""
@@ -178,12 +185,14 @@ _HARMLESS_TOOL = {
     "is_async": (False,),
 }
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
+_encode = msgspec.json.Encoder().encode
 
 
 def read_responses(body: bytes) -> tuple[ResponsesRequest, ChatRequest]:
     """A request and its chat; ApiError 400 if it is none."""
     request = read_json(_DECODER.decode, body)
-    return request, request.to_chat()
+    chat, _ = request.to_chat(), request.shown_tools
+    return request, chat
 
 
 def _check(where: str, given: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:

@@ -49,6 +49,8 @@ FRONTEND_RULES = {
     "POST /v1/chat/completions": _any_of(_CLIENT),
     "POST /v1/completions": _any_of(_CLIENT),
     "POST /v1/responses": _any_of(_CLIENT),
+    "POST /v1/messages": _any_of(_CLIENT),
+    "POST /v1/messages/count_tokens": _any_of(_CLIENT),
     "POST /v1/embeddings": _any_of(_CLIENT),
     "GET /v1/models": Rule(ALL_ROLES),
     "GET /v1/models/{id}": Rule(ALL_ROLES),

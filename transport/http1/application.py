@@ -172,15 +172,19 @@ class Application:
         routes: Routes,
         form: ErrorForm,
         *,
+        form_of: Callable[[str], ErrorForm] | None = None,
         admit: Admit = lambda asked: None,
         max_body_bytes: int,
         on_long_body: Callable[[], None] = lambda: None,
         bodies: SharedBound | None = None,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
+        """`form_of` has the form of errors by the path, where not all have the same.
+
+        `on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
         counts those of all requests, `on_refused` is called for each that finds no room there."""
-        self._routes, self._form, self._admit = RouteTable(routes), form, admit
+        self._routes, self._admit = RouteTable(routes), admit
+        self._form_of = form_of or (lambda path: form)
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
         self._bodies = bodies or SharedBound("bodies", sys.maxsize, 1.0, LimitHits())
         self._on_refused = on_refused
@@ -214,7 +218,7 @@ class Application:
         except ClientLeftError:
             return
         except Exception as error:
-            answer = self._form(error)
+            answer = self._form_of(path)(error)
             told = {**answer.headers, "x-request-id": request_id}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
