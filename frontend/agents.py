@@ -7,13 +7,21 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ..transport.http1 import ErrorForm, Handler, HttpCall, answer_json
-from . import anthropic, responses
 from .answer_form import AnswerKind
+from .anthropic import (
+    MESSAGES_NAMES,
+    MessagesAnswer,
+    Thinking,
+    messages_error,
+    read_count,
+    read_messages,
+)
 from .engine_requests import PromptReader
 from .openai import ApiError, ChatRequest, error_answer, errors_named
 from .origin import tenant_of
 from .parsers import ModelParsers
 from .processor import ModelText
+from .responses import RESPONSES_NAMES, ResponsesAnswer, read_responses
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_ROUTE = "POST /v1/responses"
@@ -26,12 +34,12 @@ AnswerChat = Callable[[HttpCall, ChatRequest, AnswerKind], Awaitable[None]]
 """Has a chat answered, in the shape of an API."""
 
 
-MESSAGES = AnswerKind("msg_", anthropic.MessagesAnswer)
+MESSAGES = AnswerKind("msg_", MessagesAnswer)
 
 
 def error_form_of(path: str) -> ErrorForm:
     """How errors of requests to this path are written."""
-    return anthropic.messages_error if path.startswith(MESSAGES_PATH) else error_answer
+    return messages_error if path.startswith(MESSAGES_PATH) else error_answer
 
 
 class AgentRoutes:
@@ -55,26 +63,26 @@ class AgentRoutes:
         }
 
     async def _respond(self, call: HttpCall) -> None:
-        with errors_named(responses.CHAT_NAMES):
-            asked, chat = await self._prompts.read_by(responses.read_responses, call.body)
-            kind = AnswerKind("resp_", partial(responses.ResponsesAnswer, asked))
+        with errors_named(RESPONSES_NAMES):
+            asked, chat = await self._prompts.read_by(read_responses, call.body)
+            kind = AnswerKind("resp_", partial(ResponsesAnswer, asked))
             await self._answer(call, chat, kind)
 
     async def _message(self, call: HttpCall) -> None:
-        with errors_named(anthropic.CHAT_NAMES):
-            asked, chat = await self._prompts.read_by(anthropic.read_messages, call.body)
+        with errors_named(MESSAGES_NAMES):
+            asked, chat = await self._prompts.read_by(read_messages, call.body)
             self._switch_thinking(asked.thinking, chat)
             await self._answer(call, chat, MESSAGES)
 
     async def _count(self, call: HttpCall) -> None:
-        with errors_named(anthropic.CHAT_NAMES):
-            asked, chat = await self._prompts.read_by(anthropic.read_count, call.body)
+        with errors_named(MESSAGES_NAMES):
+            asked, chat = await self._prompts.read_by(read_count, call.body)
             self._switch_thinking(asked.thinking, chat)
             tenant = tenant_of(call.headers, chat)
             tokens = await self._prompts.of_chat(chat, tenant, len(call.body))
             await answer_json(call, {"input_tokens": len(tokens)})
 
-    def _switch_thinking(self, thinking: anthropic.Thinking | None, chat: ChatRequest) -> None:
+    def _switch_thinking(self, thinking: Thinking | None, chat: ChatRequest) -> None:
         """Have the model think or not; ApiError 400 where this one cannot."""
         if thinking is None or thinking.type == "adaptive":
             return

@@ -2,4 +2,4 @@
 
 from .answers import MessagesAnswer
 from .errors import messages_error
-from .requests import CHAT_NAMES, CountRequest, MessagesRequest, Thinking, read_count, read_messages
+from .requests import MESSAGES_NAMES, Thinking, read_count, read_messages

@@ -22,7 +22,7 @@ from ..openai import (
 )
 from .blocks import CacheControl, add_messages, text_of
 
-CHAT_NAMES = {
+MESSAGES_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",

@@ -25,7 +25,7 @@ from .items import add_input
 MOST_METADATA, MOST_KEY, MOST_VALUE = 16, 64, 512
 """Entries, and characters of each: OpenAI's."""
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
-CHAT_NAMES = {
+RESPONSES_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
