@@ -20,6 +20,7 @@ from ..workers.dialects import encode_bias
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
+from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
@@ -37,9 +38,9 @@ from .openai import (
     answer_too_long,
     api_error,
     check_messages,
+    engine_refusal,
     first_beyond,
     prompt_too_long,
-    refused_field,
 )
 from .origin import Origin, origin_of, tenant_of
 from .parsers import (
@@ -59,6 +60,7 @@ COMPLETIONS_ROUTE = "POST /v1/completions"
 MODEL_ROUTES = (
     CHAT_ROUTE,
     COMPLETIONS_ROUTE,
+    *AGENT_ROUTES,
     "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
@@ -72,7 +74,7 @@ IDS_KEYS = {
     "POST /detokenize": b"tokens",
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
-MOST_JSON_PARTS = {CHAT_ROUTE: 128 << 10}
+MOST_JSON_PARTS = dict.fromkeys((CHAT_ROUTE, *AGENT_ROUTES), 128 << 10)
 """Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
 1536 tools of eight properties have 114,000."""
 UNKNOWN_LEFT = 1024
@@ -138,6 +140,7 @@ class Completions:
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
+            **AgentRoutes(self._prompts, text, lambda: self.parsers, self._answer_chat).routes,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
@@ -363,7 +366,7 @@ class Completions:
             with held:
                 await run(_OpenRequest(call, request, choices, origin, form))
         except (InvalidRequestError, EngineCallError) as error:
-            raise refused_field(error, _fields_of(request, guide)) from None
+            raise engine_refusal(error, _fields_of(request, guide)) from None
 
     async def _whole(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened

@@ -111,9 +111,12 @@ class PromptReader:
 
     async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
         """A request of this kind, read off the event loop if it is large."""
-        work = partial(read_request, body, kind)
-        found: SomeRequest = await self._run(work, len(body))
+        found: SomeRequest = await self.read_by(partial(read_request, kind=kind), body)
         return found
+
+    async def read_by(self, read: Callable[[bytes], T], body: bytes) -> T:
+        """What `read` makes of a body, off the event loop if it is large."""
+        return await self._run(partial(read, body), len(body))
 
     async def as_json(self, lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
         """Lists of numbers; long ones off the event loop."""

@@ -18,6 +18,7 @@ from ..server.server_parts import ServerParts
 from ..server.services import AdminAt, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
 from ..transport.http1 import Routes
 from ..workers.records import STATIC
+from .agents import error_form_of
 from .completions import MODEL_ROUTES, Completions
 from .config import FrontendConfig, ModelFrontendConfig
 from .models import ModelManager, ModelRoutes, OneModel
@@ -45,6 +46,7 @@ def openai_server(
         key=key,
         admin_at=admin_at,
         form=error_answer,
+        form_of=error_form_of,
         workers=workers,
         drains=True,
     )

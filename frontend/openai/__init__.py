@@ -7,12 +7,12 @@ from .errors import (
     answer_too_long,
     api_error,
     bad_body,
+    engine_refusal,
     error_answer,
     prompt_too_long,
-    refused_field,
     unknown_model,
 )
-from .guides import Guide
+from .guides import Guide, JsonSchema, ResponseFormat
 from .requests import (
     LONG_BODY,
     ChatRequest,
@@ -23,3 +23,13 @@ from .requests import (
     read_request,
 )
 from .tools import ToolChoice
+from .translation import (
+    ChatFields,
+    Turns,
+    as_type,
+    errors_named,
+    read_entry,
+    read_json,
+    refused_field,
+    wrong_field,
+)

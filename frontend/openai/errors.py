@@ -5,7 +5,8 @@ retry-after.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -107,7 +108,7 @@ _WORDS = {
 """What engines call what some of them cannot do."""
 
 
-def refused_field(error: Exception, asked: Mapping[str, str]) -> Exception:
+def engine_refusal(error: Exception, asked: Mapping[str, str]) -> Exception:
     """An engine's refusal as a refusal of the field that asked for it; else `error`. `asked`:
     fields by what they ask for, as in _WORDS."""
     found = api_error(error)
@@ -136,13 +137,15 @@ def bad_body(error: BaseException) -> ApiError:
     return ApiError(400, f"{found[1]}: {text[: found.start()]}", param=found[1] or None)
 
 
-def error_answer(error: BaseException) -> ErrorAnswer:
-    """Any error as an answer in OpenAI's shape."""
+def error_answer(
+    error: BaseException, body: Callable[[ApiError], Any] = attrgetter("body")
+) -> ErrorAnswer:
+    """Any error as an answer in OpenAI's shape, or in that of `body`."""
     found = bad_body(error) if isinstance(error, BAD_BODY) else api_error(error)
     more = error.headers if isinstance(error, HttpError) else {}
     headers = {**found.headers, **more}
     foreseen = isinstance(error, _FORESEEN)
-    return ErrorAnswer(found.status, msgspec.json.encode(found.body), headers, foreseen)
+    return ErrorAnswer(found.status, msgspec.json.encode(body(found)), headers, foreseen)
 
 
 def unknown_model(model: str, known: list[str]) -> ApiError:

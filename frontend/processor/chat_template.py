@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2 import nodes as jinja_nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -38,6 +39,8 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not parse: {error}") from None
         self.takes_parts = _loops_over_content(tree)
         """whether it wants a message's content as a list of parts, where it has some"""
+        self.variables = frozenset(find_undeclared_variables(tree))
+        """what it reads of its context"""
 
     def render(
         self,

@@ -22,6 +22,8 @@ from .roles import CLOSED, RULES
 JSON = "application/json"
 _READING = ("GET", "HEAD")
 _METRICS = "GET /metrics"
+_API_KEY = "x-api-key"
+"""Where Anthropic's clients have their token."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 """What a web page can send to another site without asking it first."""
@@ -159,12 +161,14 @@ class HttpGuard:
 
 
 def _authorization(asked: Asked) -> str | None:
-    """The authorization header; of several, none that could be believed."""
-    if "authorization" not in asked.headers:
+    """The authorization header, or else the token in x-api-key; of several, none that could be
+    believed."""
+    name = next((each for each in ("authorization", _API_KEY) if each in asked.headers), None)
+    if name is None:
         return None
-    if sum(name == b"authorization" for name, _ in asked.scope["headers"]) > 1:
+    if sum(each == name.encode() for each, _ in asked.scope["headers"]) > 1:
         return ""
-    return asked.headers["authorization"]
+    return f"Bearer {asked.headers[name]}" if name == _API_KEY else asked.headers[name]
 
 
 @lru_cache(256)  # a client has the same one in all of its requests

@@ -48,6 +48,9 @@ _TRTLLM, _ROUTER = "/trtllm.TrtllmService", "/dynamo_router.v1.RouterService"
 FRONTEND_RULES = {
     "POST /v1/chat/completions": _any_of(_CLIENT),
     "POST /v1/completions": _any_of(_CLIENT),
+    "POST /v1/responses": _any_of(_CLIENT),
+    "POST /v1/messages": _any_of(_CLIENT),
+    "POST /v1/messages/count_tokens": _any_of(_CLIENT),
     "POST /v1/embeddings": _any_of(_CLIENT),
     "POST /v1/rerank": _any_of(_CLIENT),
     "POST /v2/rerank": _any_of(_CLIENT),

@@ -34,12 +34,13 @@ class HttpServer:
         workers: int,
         admin_at: AdminAt = lambda port: (None, False),
         form: ErrorForm = plain_error,
+        form_of: Callable[[str], ErrorForm] | None = None,
         drains: bool = False,
     ) -> None:
         """`name` is that of the ready line, `key` the setting of the port; 0 takes a free one. For
         `workers` a share of the open files is kept. Without `admin_at` it has no admin routes.
-        `form` is that of errors. `drains`: it carries the requests of clients, and takes no more of
-        them when it drains."""
+        `form` is that of errors, `form_of` that of errors by their path. `drains`: it carries the
+        requests of clients, and takes no more of them when it drains."""
         limits, hits = parts.config.peers, parts.hits
         self._name, self._host, self._wanted, self._key = name, parts.config.host, port, key
         self._reuse_port, self._admin_at, self._drains = parts.shares_ports, admin_at, drains
@@ -53,6 +54,7 @@ class HttpServer:
         application = Application(
             {**routes, **IndexRoute(routes).routes},
             form,
+            form_of=form_of,
             admit=self._guard.admit,
             max_body_bytes=limits.max_body_bytes,
             on_long_body=lambda: hits.hit("max_body_bytes"),

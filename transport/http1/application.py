@@ -210,6 +210,7 @@ class Application:
         routes: Routes,
         form: ErrorForm,
         *,
+        form_of: Callable[[str], ErrorForm] | None = None,
         admit: Admit = lambda asked: None,
         max_body_bytes: int,
         on_long_body: Callable[[], None] = lambda: None,
@@ -218,10 +219,13 @@ class Application:
         off_loop: OffLoop | None = None,
         origins: Origins | None = None,
     ) -> None:
-        """`on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
+        """`form_of` has the form of errors by the path, where not all have the same.
+
+        `on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
         counts those of all requests, `on_refused` is called for each that finds no room there.
         `off_loop` unpacks long bodies; without `origins` pages of others use no route."""
-        self._routes, self._form, self._admit = RouteTable(routes), form, admit
+        self._routes, self._admit = RouteTable(routes), admit
+        self._form_of = form_of or (lambda path: form)
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
         self._bodies = bodies or SharedBound("bodies", sys.maxsize, 1.0, LimitHits())
         self._on_refused, self._off_loop, self._origins = on_refused, off_loop, origins
@@ -276,7 +280,7 @@ class Application:
         except ClientLeftError:
             record.error = "the client left"
         except Exception as error:
-            answer = self._form(error)
+            answer = self._form_of(path)(error)
             record.error = str(error) if answer.foreseen else type(error).__name__
             told = {**answer.headers, **told}
             if not answer.foreseen:

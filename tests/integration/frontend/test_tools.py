@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from support.fake_engine import FakeEngine, chunk, complete
+from support.api_clients.said import say
+from support.fake_engine import FakeEngine
 from support.servers.openai_serving import BLOCK, Served, openai_serving
 
 from dynamo_router.base.errors import ConfigError
@@ -35,23 +36,6 @@ async def served(engine: FakeEngine) -> AsyncIterator[Served]:
     config = FrontendConfig(http_frontend=0, reasoning_parser="qwen3", tool_call_parser="hermes")
     async with openai_serving(engine, frontend=config) as made:
         yield made
-
-
-async def say(served: Served, engine: FakeEngine, text: str) -> None:
-    """Have the engine say this text, a token at a time."""
-    ids = (await served.post("/tokenize", {"prompt": text, "add_special_tokens": False}))[1][
-        "tokens"
-    ]
-
-    async def script(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
-        if request.streaming:
-            for token_id in ids:
-                yield chunk(request, token_id)
-        last = complete(request, *ids)
-        last.complete.finish_reason = "stop"
-        yield last
-
-    engine.script = script
 
 
 async def test_a_whole_answer(served: Served, engine: FakeEngine) -> None:
