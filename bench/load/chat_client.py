@@ -20,7 +20,7 @@ WORDS = (
 
 
 def new_text(rng: np.random.Generator, chars: int) -> str:
-    """Words of at least so many characters."""
+    """Words of at least `chars` characters."""
     words: list[str] = []
     while chars > 0:
         words.append(WORDS[rng.integers(len(WORDS))])

@@ -69,7 +69,7 @@ class FrontsBenchConfig:
 class PathBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 
-    requests: int = option(200, "Requests per way, load and round; with --long so many chats.")
+    requests: int = option(200, "Requests per way, load and round; with --long, chats.")
     rounds: int = option(7, "Rounds, after one to warm up; medians of them are reported.")
     concurrency: tuple[int, ...] = option((1, 16, 64), "Requests at a time; may be repeated.")
     output_tokens: tuple[int, ...] = option((1, 32), "Tokens of an answer; may be repeated.")

@@ -1,4 +1,5 @@
-"""docs/observability.md names every metric, alert and log field that there is, and no other."""
+"""docs/metrics.md and docs/observability.md name every metric, alert and log field that there is, and
+no other."""
 
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from dynamo_router.server.dispatch import AccessLog, Request, log_answer
 from dynamo_router.server.dispatch.observers import NoObserver
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
+METRICS = (ROOT / "docs" / "metrics.md").read_text()
 GONE = StatusCode.UNAVAILABLE
 METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| .+ \|")
 SILENT = {
@@ -30,7 +32,7 @@ SILENT = {
 
 def documented() -> dict[str, tuple[str, str]]:
     """(type, labels) of each metric, as its row in the table says."""
-    rows = [METRIC.fullmatch(line) for line in DOC.split("## Log")[0].splitlines()]
+    rows = [METRIC.fullmatch(line) for line in METRICS.splitlines()]
     found = [(row[1], (row[2], row[3])) for row in rows if row is not None]
     assert len(dict(found)) == len(found), "a metric is there twice"
     return dict(found)

@@ -20,7 +20,7 @@ deltas = st.lists(
 def test_the_short_way_writes_the_same(
     kind: Literal["chat", "completion"], said: list[tuple[int, str, str | None]], model: str
 ) -> None:
-    short, long = (Answer("cmpl-1:0", 5, model, None, kind) for _ in range(2))
+    short, long = (Answer("cmpl-1:0", 5, model, None, None, kind) for _ in range(2))
     for index, text, reason in said:
         written = short.chunk(index, Delta(text, reason))
         told = json.loads(long.chunk(index, Delta(text, reason), Usage()))
