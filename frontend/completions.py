@@ -74,7 +74,7 @@ IDS_KEYS = {
     "POST /detokenize": b"tokens",
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
-MOST_JSON_PARTS = dict.fromkeys((CHAT_ROUTE, *AGENT_ROUTES), 128 << 10)
+MOST_JSON_PARTS: dict[str, int] = dict.fromkeys((CHAT_ROUTE, *AGENT_ROUTES), 128 << 10)
 """Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
 1536 tools of eight properties have 114,000."""
 UNKNOWN_LEFT = 1024

@@ -1,5 +1,4 @@
-"""docs/metrics.md and docs/observability.md name every metric, alert and log field that there is, and
-no other."""
+"""Metrics, alerts and log fields: docs/metrics.md and docs/observability.md name all, and no other."""
 
 import re
 from pathlib import Path
