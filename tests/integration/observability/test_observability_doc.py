@@ -1,4 +1,4 @@
-"""Metrics, alerts and log fields: docs/metrics.md and docs/observability.md name all, and no other."""
+"""docs/metrics.md and docs/observability.md name every metric, alert and log field, no other."""
 
 import re
 from pathlib import Path
