@@ -33,7 +33,8 @@ def mock_fleet_arguments(
     tiers: TierConfig | None = None,
 ) -> list[str]:
     """The arguments of a `serve` with mock engines of its own, on free ports."""
-    mocks = {"num_gpu_blocks": num_gpu_blocks, "speedup_ratio": speedup_ratio}
+    # Prompts of any length that a cache holds, as in simulations.
+    mocks = {"num_gpu_blocks": num_gpu_blocks, "speedup_ratio": speedup_ratio, "max_model_len": 0}
     if tiers is not None:
         sizes = ("host_blocks", "disk_blocks", "host_bandwidth_gbps", "disk_bandwidth_gbps")
         mocks |= {key: getattr(tiers, key) for key in sizes}

@@ -96,7 +96,6 @@ class Servers:
             speedup_ratio=SPEEDUP,
         )
         fleet += ["--http-frontend", "0", "--model-id", MODEL, "--model-path", self._model_path]
-        fleet += ["--mocker-options", "max_model_len=0"]  # chats of 100,000 tokens fit
         serve = await self._serve(fleet)
         engines = _only(children_of(serve.pid), "mocker")
         openai = _OPENAI.search(serve.ready_line)

@@ -318,7 +318,7 @@ def test_a_hold_of_ones_own_is_asked() -> None:
 def simulate(rows: list[TraceRequest], *, hold: bool, speedup: float, seed: int = 0) -> RequestLog:
     config = KvRouterConfig(admission=AdmissionConfig(hold=hold))
     trace = SimulatedTrace(rows, block_size=64, arrival_speedup=speedup, seed=seed)
-    engine = EngineConfig(num_gpu_blocks=2000, max_num_batched_tokens=2048)
+    engine = EngineConfig(num_gpu_blocks=2000, max_num_batched_tokens=2048, max_model_len=0)
     simulation = Simulation(
         trace,
         FleetSpec(workers=2, engine=engine),
