@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -93,13 +94,19 @@ class Answer:
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        request, options = self.request, None
-        if request is not None:
-            options = request.stream_options
-        self.with_logprobs = request is not None and request.logprobs_wanted is not None
-        self.with_usage = options is not None and options.include_usage
-        self.usage_in_each = options is not None and options.continuous_usage_stats
+    @cached_property
+    def with_logprobs(self) -> bool:
+        return self.request is not None and self.request.logprobs_wanted is not None
+
+    @cached_property
+    def with_usage(self) -> bool:
+        options = None if self.request is None else self.request.stream_options
+        return options is not None and options.include_usage
+
+    @property
+    def usage_in_each(self) -> bool:
+        options = None if self.request is None else self.request.stream_options
+        return options is not None and options.continuous_usage_stats
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""

@@ -70,7 +70,8 @@ class CodeTrace:
     ) -> Counter[Function]:
         """The calls of Python functions that one action makes, the median of so many repetitions;
         with `until` those before the first return of that function. Functions in the folders
-        `leave_out` do not count, nor does what they call: mock engines are the other side.
+        and files `leave_out` do not count, nor does what they call: mock engines are the other
+        side.
 
         Functions that ran in less than half of the repetitions have a median of 0, and are left
         out: what the action needs runs each time, while probes and timers of the background run
@@ -78,7 +79,8 @@ class CodeTrace:
         by it for the first time.
         """
         self._last = until
-        self._left_out = tuple(f"{folder}/" for folder in ("tests", *leave_out))
+        names = ("tests", *leave_out)
+        self._left_out = tuple(name if name.endswith(".py") else f"{name}/" for name in names)
         found = [await self._record(action) for _ in range(times)]
         functions = set().union(*found)
         return +Counter({each: median_low(calls[each] for calls in found) for each in functions})

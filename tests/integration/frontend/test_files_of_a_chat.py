@@ -14,7 +14,7 @@ SENT = Function("transport/http2/client_channel.py", "ClientConnection.request")
 ENGINES = "engines"
 DECIDE = ("router", "slots", "indexer")
 """Where it goes is one call, `KvRouter.decide`: the walk of a decision is one of its own."""
-OBSERVE = ("server/dashboard", "server/metrics")
+OBSERVE = ("server/dashboard", "server/metrics", "server/answer_watch.py", "base/request_record.py")
 """These look at requests from aside, and at some of them more closely than at others."""
 MOST_TO_CARRY = 35
 MOST_IN_ALL = 60
