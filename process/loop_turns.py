@@ -28,6 +28,7 @@ class LoopTurns:
         self._most_s = most_s
         self._begun_s = 0.0  # in this turn
         self._counts = False  # whether its end is awaited
+        self._queued = False  # whether anything waited since the loop was idle
         self._turns: Turns[_Waiter] = Turns()
 
     @property
@@ -47,6 +48,7 @@ class LoopTurns:
         caller = current_account()
         waiter = _Waiter(asyncio.get_running_loop().create_future(), seconds)
         self._turns.put(caller, seconds, waiter)
+        self._queued = True
         try:
             await waiter.future
         finally:
@@ -54,12 +56,17 @@ class LoopTurns:
 
     def _on_next_turn(self) -> None:
         self._begun_s = 0.0
+        if self._queued:
+            self._begin_next()
+        self._counts = self._begun_s > 0
+        if self._counts:
+            asyncio.get_running_loop().call_soon(self._on_next_turn)
+        elif self._queued:
+            self._queued = False
+            self._turns.rest()
+
+    def _begin_next(self) -> None:
         while self._begun_s < self._most_s and (waiter := self._turns.take()) is not None:
             if not waiter.future.done():
                 self._begun_s += waiter.seconds
                 waiter.future.set_result(None)
-        self._counts = self._begun_s > 0
-        if self._counts:
-            asyncio.get_running_loop().call_soon(self._on_next_turn)
-        else:
-            self._turns.rest()
