@@ -234,5 +234,5 @@ class Handoffs:
             sequence_hashes=sequence,
             now=now,
             followed_after_s=after,
-            handoff=state,
+            handoff=handoff,
         )
