@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...base.errors import InvalidRequestError, NoWorkersError
+from ...base.errors import ConfigError, InvalidRequestError, NoWorkersError
 from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
@@ -92,6 +92,9 @@ class Simulation:
         self._delay = fleet.event_delay_s
         self._hints = fleet.session_hints
         self._handoffs = None
+        if apart and not self.router.uses_caches:
+            text = "prefill and decode workers need a policy that looks at caches"
+            raise ConfigError(text, key="compare")
         if apart:
             self._handoffs = Handoffs(
                 roles,

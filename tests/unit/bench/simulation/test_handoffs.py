@@ -121,7 +121,7 @@ def trace(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("mode", ["always", "conditional"])
 @pytest.mark.parametrize("blocks", [16384, 96])
-@pytest.mark.parametrize("policies", ["kv", "round-robin"])
+@pytest.mark.parametrize("policies", ["kv", "dynamo:1"])
 def test_every_request_is_answered_once(trace: str, mode: str, blocks: int, policies: str) -> None:
     config = SimulationConfig(
         num_gpu_blocks=blocks,
