@@ -146,9 +146,17 @@ class Handoffs:
         self.handoff_s: NDArray[np.float64] = np.full(size, np.nan)
         self.cached: NDArray[np.int64] = np.zeros(size, np.int64)
 
+    def __repr__(self) -> str:
+        return (
+            f"<{len(self._computing)} prefills, {len(self._dispatches)} dispatches, "
+            f"{len(self._network)} transfers, {len(self._legs)} without a first token, "
+            f"{len(self.blocked)} blocked>"
+        )
+
     @property
-    def is_busy(self) -> bool:
-        return bool(self._dispatches or len(self._network) or self.blocked)
+    def is_moving(self) -> bool:
+        """Whether a request or a prompt is under way between engines."""
+        return bool(self._dispatches or len(self._network))
 
     @property
     def next_time(self) -> float:
@@ -161,6 +169,8 @@ class Handoffs:
         pair = self._decode.place_pair(placement, self.prefill, self.rule)
         if pair.prefill is None:
             return pair.decode
+        self._fleet.check_lengths(
+            self._trace.requests[place].input_length, self._trace.output_tokens(place))
         source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
         self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
         self._computing[place] = _Legs(source, target, pair.decode.cached_tokens)

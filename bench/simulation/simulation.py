@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...base.errors import ConfigError, InvalidRequestError, NoWorkersError
+from ...base.errors import InvalidRequestError, NoWorkersError
 from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
@@ -29,6 +29,9 @@ from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
 from .replicas import ReplicaConfig, ReplicaNetwork
 from .request_log import FAILED, REJECTED, RequestLog
+
+MOST_ROUNDS = 10_000
+"""in which neither time passes nor an answer comes, before a run counts as stalled"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +95,6 @@ class Simulation:
         self._delay = fleet.event_delay_s
         self._hints = fleet.session_hints
         self._handoffs = None
-        if apart and not self.router.uses_caches:
-            text = "prefill and decode workers need a policy that looks at caches"
-            raise ConfigError(text, key="compare")
         if apart:
             self._handoffs = Handoffs(
                 roles,
@@ -161,10 +161,12 @@ class Simulation:
             handoffs = self._handoffs
             if handoffs is not None:
                 stack.enter_context(handoffs.prefill)
-            while self._due or self.fleet.is_busy or (handoffs is not None and handoffs.is_busy):
+            while self._due or self._is_moving or (handoffs is not None and handoffs.blocked):
                 self._pass_time(self._due[0][0] if self._due else math.inf)
                 # Not what we waited for, perhaps: an answer can call for the next turn before.
                 now = self._due[0][0] if self._due else math.inf
+                if now == math.inf and (self._is_moving or (handoffs and handoffs.blocked)):
+                    raise self._stalled()
                 while self._due and self._due[0][0] == now:
                     self._arrive(heapq.heappop(self._due)[1], now)
                     routed += 1
@@ -207,7 +209,7 @@ class Simulation:
         self._move(until)
 
     def _move(self, until: float) -> None:
-        now = -math.inf
+        now, before, rounds = -math.inf, -math.inf, 0
         while now < until and not (self._due and self._due[0][0] <= now):
             # While requests wait, any answer may be what they wait for, or the time alone.
             queues = [queue for queue in self._waiting if len(queue)]
@@ -220,8 +222,11 @@ class Simulation:
             if handoffs is not None:
                 asked_at = min(asked_at, max(handoffs.next_time, self._clock.time))
             now = self.fleet.advance(asked_at, to_answer=bool(queues) or handoffs is not None)
-            self._settle()
-            self._clock.time = now
+            answers = self._settle()
+            rounds = 0 if answers or now > before else rounds + 1
+            if rounds > MOST_ROUNDS:
+                raise self._stalled()
+            self._clock.time = before = now
             if handoffs is not None and now < math.inf:
                 handoffs.act(now)
             if self._event_driven:
@@ -252,8 +257,22 @@ class Simulation:
                     self._queued[place] = now - ticket.arrived
                     self._route(place, now)
 
-    def _settle(self) -> None:
-        """Tell the router what the engines have answered."""
+    @property
+    def _is_moving(self) -> bool:
+        """Whether anything goes on that is not an arrival."""
+        handoffs = self._handoffs
+        return self.fleet.is_busy or (handoffs is not None and handoffs.is_moving)
+
+    def _stalled(self) -> RuntimeError:
+        engines = range(len(self.fleet.stats()) // self.fleet.config.dp_size)
+        return RuntimeError(
+            f"the simulation stands still at {self._clock.time} s: {len(self._due)} arrivals to come, "
+            f"{sum(map(len, self._waiting))} requests queued; engines' held and cached blocks "
+            f"{[self.fleet.pools(engine) for engine in engines]}; hand-offs {self._handoffs}"
+        )
+
+    def _settle(self) -> int:
+        """Tell the router what the engines have answered; how many answers that were."""
         clock = self._clock
         emissions = self.fleet.take_emissions()
         handoffs, answers = self._handoffs, np.ones(len(emissions.times), np.bool_)
@@ -284,6 +303,7 @@ class Simulation:
         self._last[emissions.requests[lasts]] = emissions.times[lasts]
         self._cached[emissions.requests[lasts]] = cached_tokens[lasts]
         self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
+        return len(answers)
 
     def _arrive(self, place: int, now: float) -> None:
         """A request comes: it goes to an engine at once, or waits."""
@@ -344,7 +364,7 @@ class Simulation:
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
             if self._handoffs is not None:
-                if isinstance(error, NoWorkersError) and error.overloaded:
+                if isinstance(error, NoWorkersError) and error.overloaded and self._is_moving:
                     self._handoffs.blocked.appendleft(place)
                     return
                 self._handoffs.prefill.free(request_id)

@@ -116,16 +116,7 @@ class VirtualFleet:
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
         config, engine = self.config, self._engine(worker, rank)
-        if not 1 <= prompt_tokens <= config.max_input_len:
-            raise InvalidRequestError(
-                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
-                f"({config.length_key})"
-            )
-        if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
-            raise InvalidRequestError(
-                f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
-                f"{config.max_seq_len} ({config.length_key})"
-            )
+        self.check_lengths(prompt_tokens, output_tokens)
         if self._fleet.waiting(engine) >= config.max_waiting:
             raise NoWorkersError(f"worker {worker} has {config.max_waiting} requests waiting")
         self._fleet.submit(
@@ -140,6 +131,20 @@ class VirtualFleet:
             retention,
             handoff,
         )
+
+    def check_lengths(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raises InvalidRequestError if such a request can never run here."""
+        config = self.config
+        if not 1 <= prompt_tokens <= config.max_input_len:
+            raise InvalidRequestError(
+                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})"
+            )
+        if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
+            raise InvalidRequestError(
+                f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
+                f"{config.max_seq_len} ({config.length_key})"
+            )
 
     def settle_handoff(self, worker: int, request: int, state: Handoff, now: float) -> None:
         """A prompt has come to the engine where its request is ARRIVING, or was read from the one

@@ -41,7 +41,8 @@ cdef struct Engine:
     double speed           # how much faster its steps are than the timing says
     double clock           # when the next step may begin; the end of the running one
     uint8_t stepping
-    uint8_t stuck          # nothing can be computed before a prompt comes, or one is read
+    uint8_t stuck          # nothing can be computed before a request or a prompt comes, or one is read
+    uint32_t workless      # steps without work since the last one with some
     uint8_t every_token    # `pending` has them all; else a request's first and last ones
     Emission* pending      # what the running step brings
     uint32_t n_pending

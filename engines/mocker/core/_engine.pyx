@@ -78,7 +78,7 @@ cdef int engine_submit(
 
 
 cdef inline void wake(Engine* engine, double now) noexcept nogil:
-    engine.stuck = 0
+    engine.stuck = engine.workless = 0
     if not engine.stepping and engine.clock < now:
         engine.clock = now
 
@@ -88,6 +88,7 @@ cdef bint engine_settle_handoff(
 ) except -1:
     cdef size_t entries = engine.kv.journal.length
     cdef Sequence* sequence = queues_unpark(&engine.queues, request, state)
+    cdef int arrived
     if sequence == NULL:
         return False
     kv_pass_time(&engine.kv, now)
@@ -95,8 +96,12 @@ cdef bint engine_settle_handoff(
         kv_release(&engine.kv, sequence)
         sequence_free(sequence)
     else:
-        if kv_arrive(&engine.kv, sequence) < 0:
+        arrived = kv_arrive(&engine.kv, sequence)
+        if arrived <= 0:
+            kv_release(&engine.kv, sequence)
             sequence_free(sequence)
+            if arrived == 0:
+                raise RuntimeError(f"request {request} has lost the blocks kept for its prompt")
             raise MemoryError
         sequence.handoff = ARRIVED
         queues_add_first(&engine.queues, sequence)
@@ -203,8 +208,17 @@ cdef int engine_begin_step(
         return -1
     if step.arriving and record != NULL and note_arriving(engine, record, step.arriving) < 0:
         return -1
-    if engine.queues.parked != NULL and not (step.prefill or step.decodes or step.preempted):
-        engine.stuck = 1  # a step without work takes no time, and would be followed by another one
+    if engine.kv.journal.length > entries:
+        engine.kv.journal.messages += 1
+    # A step without work takes no time, and would be followed by another one. One that preempts may
+    # be, but there are no more of these in a row than requests that run.
+    if step.prefill or step.decodes:
+        engine.workless = 0
+    elif step.preempted and engine.workless < limits.max_num_seqs:
+        engine.workless += 1
+    else:
+        engine.stuck = 1
+        engine.took = 0
         return 0
     seconds = (
         timing_prefill_ms(timing, step.prefill)
@@ -223,8 +237,6 @@ cdef int engine_begin_step(
     engine.waited += seconds * waiting
     if waiting > engine.most_waiting:
         engine.most_waiting = waiting
-    if engine.kv.journal.length > entries:
-        engine.kv.journal.messages += 1
     return emit(engine, record)
 
 

@@ -74,9 +74,10 @@ cdef int kv_grow(
     KvManager* kv, Sequence* sequence, uint32_t tokens, uint32_t limit
 ) noexcept nogil
 # Hold what is cached of the prompt, and keep blocks for the rest of it, which is under way. The caller
-# knows that they fit. 0; -1: no memory.
+# knows that they fit. 1; 0, nothing done, if they do not; -1: no memory.
 cdef int kv_expect(KvManager* kv, Sequence* sequence) noexcept nogil
-# The rest has come: its blocks are as if it had been computed here. 0; -1: no memory.
+# The rest has come: its blocks are as if it had been computed here. 1; 0: there is no room, which
+# cannot be while they are kept; -1: no memory.
 cdef int kv_arrive(KvManager* kv, Sequence* sequence) noexcept nogil
 # Load what the tiers below the device have of the first `blocks` blocks that is next to what the
 # device has, as if a request came for it and went, from `now` on: blocks loaded; -1: no memory.

@@ -270,23 +270,22 @@ cdef int kv_expect(KvManager* kv, Sequence* sequence) noexcept nogil:
     cdef uint32_t full = sequence.known // kv.block_size, shared
     cdef uint32_t cached = kv_match(kv, sequence, full, &shared)
     sequence.computed = cached * kv.block_size
-    if kv_grow(kv, sequence, 0, kv.pool.capacity) < 0:
-        return -1
+    cdef int grown = kv_grow(kv, sequence, 0, kv.pool.capacity)
+    if grown <= 0:
+        return grown
     sequence.reserved = full - cached + (sequence.known % kv.block_size > 0)
     if free_blocks(kv, sequence.reserved) < 0:
         return -1
     kv.pool.active += sequence.reserved
     kv.pool.version += 1
-    return 0
+    return 1
 
 
 cdef int kv_arrive(KvManager* kv, Sequence* sequence) noexcept nogil:
     kv.pool.active -= sequence.reserved
     kv.pool.version += 1
     sequence.reserved = 0
-    if kv_grow(kv, sequence, sequence.known - sequence.computed, kv.pool.capacity) < 0:
-        return -1
-    return 0
+    return kv_grow(kv, sequence, sequence.known - sequence.computed, kv.pool.capacity)
 
 
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:

@@ -54,7 +54,9 @@ cdef bint queues_remove(Queues* queues, KvManager* kv, uint32_t request) noexcep
 cdef void queues_park(Queues* queues, Sequence* sequence) noexcept nogil
 # Take a parked request out; NULL if there is none of that id in that state.
 cdef Sequence* queues_unpark(Queues* queues, uint32_t request, int state) noexcept nogil
-# A parked request whose prompt has come runs next.
+# A request runs next: one that was preempted, or one whose prompt has arrived. Those that have
+# arrived come first, as they hold blocks: behind a request that waits for these, both would wait
+# for ever.
 cdef void queues_add_first(Queues* queues, Sequence* sequence) noexcept nogil
 # Plan a step and move the counters of the requests in it; -1: no memory.
 cdef int plan_step(

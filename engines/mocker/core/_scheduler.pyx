@@ -74,10 +74,13 @@ cdef Sequence* queues_unpark(Queues* queues, uint32_t request, int state) noexce
 
 
 cdef void queues_add_first(Queues* queues, Sequence* sequence) noexcept nogil:
-    sequence.next = queues.waiting
-    if queues.waiting == NULL:
+    cdef Sequence** link = &queues.waiting
+    while link[0] != NULL and link[0].handoff == ARRIVED:
+        link = &link[0].next
+    sequence.next = link[0]
+    if sequence.next == NULL:
         queues.last_waiting = sequence
-    queues.waiting = sequence
+    link[0] = sequence
     queues.n_waiting += 1
 
 
@@ -222,12 +225,15 @@ cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) 
             return 0
         full = sequence.known // limits.block_size
         cached = kv_match(kv, sequence, full, &shared)
+        limit = limits.admission if queues.n_running or queues.parked else kv.pool.capacity
         if sequence.handoff == HANDED_OVER:
             wanted = full - shared + (sequence.known % limits.block_size > 0)
-            if kv.pool.active + wanted > limits.admission:
+            if kv.pool.active + wanted > limit:
                 return 0
-            if kv_expect(kv, sequence) < 0:
-                return -1
+            grown = kv_expect(kv, sequence)
+            if grown <= 0:
+                sequence.computed = 0
+                return grown
             sequence.cached = <int>sequence.computed
             sequence.handoff = ARRIVING
             take_waiting(queues)
@@ -242,7 +248,6 @@ cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) 
             if not limits.chunked:
                 return 0
             wanted = step.budget
-        limit = limits.admission if queues.n_running or queues.parked else kv.pool.capacity
         # All of it must fit, not its first chunk alone: an engine that admits by the chunk
         # overcommits, and then preempts what it has begun.
         if kv.pool.active + full - shared + (sequence.known % limits.block_size > 0) > limit:
@@ -383,11 +388,7 @@ cdef int grow_or_preempt(
         kv_release(kv, victim)
         victim.computed = 0
         victim.preemptions += 1
-        victim.next = queues.waiting
-        if queues.waiting == NULL:
-            queues.last_waiting = victim
-        queues.waiting = victim
-        queues.n_waiting += 1
+        queues_add_first(queues, victim)
         step.preempted += 1
         if victim == sequence:
             return 0

@@ -144,6 +144,14 @@ cdef class Fleet:
                         break
         if status < 0:
             raise MemoryError
+        for i in range(self.size):
+            if self.engines[i].stuck and self.engines[i].queues.parked == NULL:
+                raise RuntimeError(
+                    f"engine {i} stands still at {self.engines[i].clock} s: "
+                    f"{self.engines[i].queues.n_waiting} requests wait and none fits, though "
+                    f"{self.engines[i].kv.pool.active} blocks are held of "
+                    f"{self.engines[i].kv.pool.capacity}"
+                )
         return min(until, self.record.stop)
 
     def announce(self, uint32_t engine, double now):

@@ -84,6 +84,30 @@ def test_a_request_that_finds_no_capacity_holds_nothing_until_it_does() -> None:
     assert fleet.take_emissions().requests.tolist() == [1, 2], "answered, then given its blocks"
 
 
+def test_a_prompt_that_came_decodes_before_a_request_that_was_preempted_for_its_blocks() -> None:
+    fleet = two_engines(blocks=22)
+    submit(fleet, 0, 1, 40, Handoff.NONE, 0.0)
+    submit(fleet, 0, 2, 20, Handoff.HANDED_OVER, 0.0)
+    fleet.advance(math.inf, to_answer=True)
+    assert fleet.take_emissions().kinds.tolist() == [4]
+    fleet.advance(math.inf)  # the first takes the last block, and then waits for more of them
+    fleet.take_emissions()
+    fleet.settle_handoff(0, 2, Handoff.ARRIVING, 60.0)
+    fleet.advance(math.inf)
+    assert fleet.take_emissions().requests.tolist() == [2, 2, 1]
+    assert not fleet.is_busy and fleet.pools(0)[0] == 0
+
+
+def test_a_prompt_as_long_as_the_cache_is_taken_over_by_an_idle_engine() -> None:
+    fleet = VirtualFleet(EngineConfig(block_size=BLOCK, num_gpu_blocks=11, watermark=0.2), 1)
+    submit(fleet, 0, 1, 1, Handoff.HANDED_OVER, 0.0)
+    fleet.advance(math.inf)
+    assert fleet.take_emissions().kinds.tolist() == [4]
+    fleet.settle_handoff(0, 1, Handoff.ARRIVING, 1.0)
+    fleet.advance(math.inf)
+    assert fleet.take_emissions().kinds.tolist() == [3] and fleet.pools(0)[0] == 0
+
+
 sizes = st.floats(1, 1e9)
 
 
@@ -121,7 +145,7 @@ def trace(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("mode", ["always", "conditional"])
 @pytest.mark.parametrize("blocks", [16384, 96])
-@pytest.mark.parametrize("policies", ["kv", "dynamo:1"])
+@pytest.mark.parametrize("policies", ["kv", "dynamo:1", "round-robin"])
 def test_every_request_is_answered_once(trace: str, mode: str, blocks: int, policies: str) -> None:
     config = SimulationConfig(
         num_gpu_blocks=blocks,
