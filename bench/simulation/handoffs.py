@@ -170,7 +170,8 @@ class Handoffs:
         if pair.prefill is None:
             return pair.decode
         self._fleet.check_lengths(
-            self._trace.requests[place].input_length, self._trace.output_tokens(place))
+            self._trace.requests[place].input_length, self._trace.output_tokens(place)
+        )
         source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
         self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
         self._computing[place] = _Legs(source, target, pair.decode.cached_tokens)

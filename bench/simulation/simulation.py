@@ -213,7 +213,8 @@ class Simulation:
         while now < until and not (self._due and self._due[0][0] <= now):
             # While requests wait, any answer may be what they wait for, or the time alone.
             queues = [queue for queue in self._waiting if len(queue)]
-            asked_at = until
+            # A request that was turned away meanwhile can have called for the next turn.
+            asked_at = min(until, self._due[0][0]) if self._due else until
             for queue in queues:
                 asked_at = min(asked_at, self._clock.time + queue.ask_again_s)
             if self._network is not None and (self.fleet.is_busy or until < math.inf):
