@@ -267,8 +267,8 @@ class Simulation:
     def _stalled(self) -> RuntimeError:
         engines = range(len(self.fleet.stats()) // self.fleet.config.dp_size)
         return RuntimeError(
-            f"the simulation stands still at {self._clock.time} s: {len(self._due)} arrivals to come, "
-            f"{sum(map(len, self._waiting))} requests queued; engines' held and cached blocks "
+            f"the simulation stands still at {self._clock.time} s: {len(self._due)} arrivals to "
+            f"come, {sum(map(len, self._waiting))} requests queued; held and cached blocks "
             f"{[self.fleet.pools(engine) for engine in engines]}; hand-offs {self._handoffs}"
         )
 
@@ -292,7 +292,7 @@ class Simulation:
                     answers[i] = False
                     continue
                 if handoffs.remote[place]:
-                    cached = cached_tokens[i] = handoffs.cached[place]
+                    cached = cached_tokens[i] = int(handoffs.cached[place])
             if kind & 1:
                 router.mark_prefill_complete(str(place), cached_tokens=cached)
             if kind & 2:

@@ -85,16 +85,17 @@ def test_a_request_that_finds_no_capacity_holds_nothing_until_it_does() -> None:
 
 
 def test_a_prompt_that_came_decodes_before_a_request_that_was_preempted_for_its_blocks() -> None:
-    fleet = two_engines(blocks=22)
+    fleet, now = two_engines(blocks=22), 0.0
     submit(fleet, 0, 1, 40, Handoff.NONE, 0.0)
     submit(fleet, 0, 2, 20, Handoff.HANDED_OVER, 0.0)
-    fleet.advance(math.inf, to_answer=True)
-    assert fleet.take_emissions().kinds.tolist() == [4]
-    fleet.advance(math.inf)  # the first takes the last block, and then waits for more of them
+    while fleet.stats()[0].steps < 33:  # in the last step before the first one needs a 13th block
+        now = fleet.advance(now + 0.001)
+    assert fleet.pools(0) == (22, 0)
+    fleet.settle_handoff(0, 2, Handoff.ARRIVING, now)
     fleet.take_emissions()
-    fleet.settle_handoff(0, 2, Handoff.ARRIVING, 60.0)
     fleet.advance(math.inf)
-    assert fleet.take_emissions().requests.tolist() == [2, 2, 1]
+    emissions = fleet.take_emissions()
+    assert emissions.requests.tolist() == [2, 2, 1] and emissions.preemptions.tolist() == [0, 0, 1]
     assert not fleet.is_busy and fleet.pools(0)[0] == 0
 
 

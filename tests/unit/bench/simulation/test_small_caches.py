@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dynamo_router.bench.simulation.handoffs import Handoffs, RoleConfig
@@ -59,7 +59,21 @@ def turns(seed: int, gap_ms: float, longest: int) -> list[Turn]:
         },
     ),
 )
-@settings(max_examples=400, deadline=None)
+@example(  # the last event is a request turned away, which calls for the next turn of its session
+    seed=57,
+    blocks=24,
+    prefill=1,
+    decode=1,
+    whole=0,
+    mode="always",
+    rule="forecast",
+    policy="kv",
+    gap_ms=0.0,
+    delay_s=0.0,
+    facts=False,
+    engine={},
+)
+@settings(max_examples=150, deadline=None)
 def test_every_run_ends_every_request_once_and_no_block_is_held_then(
     seed: int,
     blocks: int,
