@@ -28,7 +28,11 @@ class SimulateConfig:
     """What to simulate. Raises ConfigError, naming the key, on a bad value."""
 
     trace: str = field(metadata={"help": "The trace, a JSON lines file.", "positional": True})
-    workers: int = option(DEFAULT_WORKERS, "How many engines there are.")
+    workers: int | None = option(
+        None,
+        f"How many engines there are; not given: {DEFAULT_WORKERS}. With --prefill-workers and"
+        " --decode-workers: how many more that run whole requests; not given: none.",
+    )
     mode: str | None = option(None, "Simulate this policy alone, instead of --compare.")
     requests: int | None = option(None, "Use only the trace's first N requests.")
     arrival_speedup: float = option(
@@ -42,7 +46,7 @@ class SimulateConfig:
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "workers")
+        require_at_least(self, 0 if self.simulation.roles.engines else 1, "workers")
         if self.mode is not None and self.simulation.compare is not None:
             raise bad_setting(
                 "mode", "--mode names one policy, --compare several: give one of them"
@@ -73,13 +77,13 @@ def run(config: SimulateConfig) -> int:
     runs = compare_policies(
         simulation,
         load,
-        workers=config.workers,
+        workers=config.workers or (0 if simulation.roles.engines else DEFAULT_WORKERS),
         names=simulation.compare or config.mode or DEFAULT_COMPARE,
         base=simulation.router(),
         on_result=on_result,
     )
     sent = f"{runs[0].requests} requests at {load.arrival_speedup:g}x"
-    title = f"{load.trace}: {sent}, {config.workers} engines"
+    title = f"{load.trace}: {sent}, {runs[0].workers} engines"
     output.print(comparison_table(runs, title=title))
     output.print(_legend(simulation, runs[0]))
     for each in runs:
@@ -113,6 +117,7 @@ _COLUMNS = (
     _Column("waiting", lambda run: run.waiting_mean, 2),
     _Column("queued", lambda run: float(run.queued), 0),
     _Column("rejected", lambda run: float(run.rejected), 0),
+    _Column("remote", lambda run: run.remote_prefill_share, 2),
     _Column("errors", lambda run: float(run.errors), 0),
 )
 _SEARCHED = (_Column("capacity/s", lambda run: run.capacity, 2),)

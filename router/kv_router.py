@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from ..base.clock import Clock, SystemClock
-from ..base.errors import InvalidRequestError
+from ..base.errors import InvalidRequestError, NoWorkersError
 from ..base.identity import WorkerWithDpRank, as_worker
 from ..indexer.hashing import Integers
 from ..indexer.prefix_index import TierOverlap
@@ -16,10 +18,12 @@ from .admission import NO_OBJECTIVES, LoadLimits, Objectives
 from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
+from .disagg import PairRule
 from .explain import explain
+from .pairs import PairDecision, Side, choose_pair
 from .placement import Computed, Placement
 from .policies import PolicyChoice
-from .policy import Decision, Explanation, Policy, ResidualState, choose
+from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .steps import Steps, finish
 from .views import PotentialLoad, WorkerView, views_in_steps
@@ -208,9 +212,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         source, limits = self._source, self.limits
         with self._lock:
             now = self._expire()
-            if request_id is not None and self.slots.worker_of(request_id) is not None:
-                text = f"request id {request_id!r} is in use"
-                raise InvalidRequestError(text, field="request_id")
+            self._require_free(request_id)
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
             candidates.below_share = limits.share_of(tenant, now)
             preferred = source.preferred(preferred_worker, config)
@@ -231,29 +233,17 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 temperature=temperature,
                 preferred=preferred,
             )
-            decision = decision_of(candidates, number, self.registry.worker(number), request_id)
-            if request_id is not None:
-                saved = candidates.saved_prefill_blocks
-                booked = self.slots.add_request(
-                    request_id,
-                    number,
-                    candidates.sequence_hashes,
-                    isl=prompt.isl,
-                    overlap_blocks=0 if saved is None else int(saved[number]),
-                    now=now,
-                    expected_output_tokens=expected_output_tokens,
-                    track_prefill=config.router_track_prefill_tokens,
-                    owner=owner,
-                )
-                if booked:
-                    self._learner.on_booked(request_id, number, candidates)
-                    if weighted or tenant or limits.tenants.enabled:
-                        limits.on_given(request_id, number, takers, tenant, candidates)
-                else:
-                    decision = decision._replace(request_id=None)
-                if policy.needs_overlaps:
-                    source.on_booked(request_id, decision.worker, prompt, now)
-            return decision
+            return self._book(
+                request_id,
+                number,
+                candidates,
+                prompt,
+                takers,
+                config,
+                expected_output_tokens,
+                tenant,
+                owner,
+            )
 
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
@@ -283,6 +273,58 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if session is not None:
             self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
         return decision
+
+    def place_pair(self, placement: Placement, prefill: "KvRouter", rule: PairRule) -> PairDecision:
+        """The same in front of decode workers, with prefill workers, which `prefill` routes to.
+
+        A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
+        `mark_prefill_complete` and `free` on each. A request with a session goes to the session's
+        decode worker. Raises what `decide` does; overloaded while no decode worker has room for
+        the prompt, of which no prefill should begin then.
+        """
+        if prefill is self:
+            raise ValueError("prefill workers have a router of their own")
+        prompt, request_id = placement.prompt, placement.request_id or None
+        if self.uses_caches or prefill.uses_caches:
+            prompt.hashed()
+        with self._lock, prefill._lock:
+            self._require_free(request_id)
+            prefill._require_free(request_id)
+            decodes = self._side(placement)
+            takers = decodes.candidates.eligible
+            try:
+                prefills = prefill._side(Placement(prompt, excluded=placement.excluded))
+            except NoWorkersError:
+                prefills = None
+            verdict, target, source = choose_pair(
+                rule,
+                decodes,
+                prefills,
+                placement.expected_output_tokens,
+                prefill.limits.config.queue_threshold,
+            )
+            decode = self._book(
+                request_id,
+                target.number,
+                target.candidates,
+                prompt,
+                takers,
+                self.config,
+                placement.expected_output_tokens,
+                placement.tenant,
+                placement.owner,
+                is_expected=source is not None,
+            )
+            first = None
+            if source is not None:
+                number, found = source.number, source.candidates
+                first = prefill._book(
+                    request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
+                )
+            rule.note(verdict)
+        if placement.session is not None:
+            self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
+        return PairDecision(decode, first, verdict.reason, verdict.local_s, verdict.remote_s)
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""
@@ -418,6 +460,90 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             entry = self.registry.entry(worker_id)
             for rank in () if entry is None else entry.ranks:
                 self.index.forget_predictions(rank, self.registry.number(rank))
+
+    def _side(self, placement: Placement) -> Side:
+        """The workers that a leg of a request may go to; NoWorkersError if there are none."""
+        source, limits, now = self._source, self.limits, self._expire()
+        policy = self._policy
+        candidates = source.candidates(
+            placement.prompt, self.config, now, with_caches=policy.needs_overlaps
+        )
+        candidates.below_share = limits.share_of(placement.tenant, now)
+        pinned, preferred = placement.pinned, None
+        if pinned is None and placement.session is not None:
+            bound = self.sessions.wanted(placement.session, placement.excluded)
+            if bound is not None:
+                pinned, preferred = bound.pinned, bound.preferred
+        number = source.pin(pinned, candidates)
+        takers = candidates.eligible
+        if placement.excluded:
+            source.exclude(placement.excluded, candidates, even_inhibited=placement.retried)
+        eligible = candidates.eligible
+        if placement.allowed:
+            eligible = eligible & source.mask(placement.allowed)
+        if number is not None:
+            only = np.zeros_like(eligible)
+            only[number] = eligible[number]
+            eligible = only
+        if not eligible.any():
+            raise NoWorkersError("no worker that the request may go to takes requests now")
+        if limits.any_busy and (busy := limits.busy_of(takers, now)) is not None:
+            eligible = eligible & ~busy
+            if not eligible.any():
+                raise NoWorkersError("every worker is busy", overloaded=True)
+        avoided = limits.avoided(takers) if self.registry.is_weighted or limits.caps else None
+        if avoided is not None and (others := eligible & ~avoided).any():
+            eligible = others
+        candidates.eligible = eligible
+        wanted = source.preferred(preferred, self.config)
+        return Side(candidates, policy, self._rng, self.registry, wanted)
+
+    def _require_free(self, request_id: str | None) -> None:
+        if request_id is not None and self.slots.worker_of(request_id) is not None:
+            text = f"request id {request_id!r} is in use"
+            raise InvalidRequestError(text, field="request_id")
+
+    def _book(
+        self,
+        request_id: str | None,
+        number: int,
+        candidates: Candidates,
+        prompt: Prompt,
+        takers: Mask,
+        config: KvRouterConfig,
+        expected_output_tokens: int | None,
+        tenant: str,
+        owner: str | None,
+        is_expected: bool = False,
+    ) -> Decision:
+        """The decision for a worker, booked there if it has an id. `takers` might have had it too.
+        `is_expected`: another worker computes its prompt before it comes."""
+        decision = decision_of(candidates, number, self.registry.worker(number), request_id)
+        if request_id is None:
+            return decision
+        saved, limits = candidates.saved_prefill_blocks, self.limits
+        booked = self.slots.add_request(
+            request_id,
+            number,
+            candidates.sequence_hashes,
+            isl=prompt.isl,
+            overlap_blocks=0 if saved is None else int(saved[number]),
+            now=candidates.now,
+            expected_output_tokens=expected_output_tokens,
+            track_prefill=config.router_track_prefill_tokens and not is_expected,
+            owner=owner,
+        )
+        if not booked:
+            decision = decision._replace(request_id=None)
+        elif is_expected:
+            self._learner.on_expected(request_id, number, candidates)
+        else:
+            self._learner.on_booked(request_id, number, candidates)
+        if booked and (self.registry.is_weighted or tenant or limits.tenants.enabled):
+            limits.on_given(request_id, number, takers, tenant, candidates)
+        if candidates.overlaps is not None:
+            self._source.on_booked(request_id, decision.worker, prompt, candidates.now)
+        return decision
 
     def _expire(self) -> float:
         """Drop what is too old; the time at which that was done. Under the lock."""

@@ -15,12 +15,14 @@ from ...process.setting_checks import (
     require_positive,
     require_share,
 )
-from ...process.settings import option, resolve
+from ...process.settings import bad_setting, option, resolve
 from ...router.config import KvRouterConfig
+from ...router.disagg import DisaggConfig
 from ...server.config import ServeConfig
 from ..results import ObjectiveConfig
 from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
 from .capacity import CapacityConfig
+from .handoffs import RoleConfig
 from .replicas import ReplicaConfig
 
 DEFAULT_COMPARE = "kv,round-robin"
@@ -114,6 +116,8 @@ class SimulationConfig:
     objectives: ObjectiveConfig = field(default_factory=ObjectiveConfig, metadata={"inline": True})
     search: CapacityConfig = field(default_factory=CapacityConfig, metadata={"inline": True})
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig, metadata={"inline": True})
+    roles: RoleConfig = field(default_factory=RoleConfig, metadata={"inline": True})
+    disagg: DisaggConfig = field(default_factory=DisaggConfig, metadata={"inline": True})
     plot: str | None = option(None, "Write plots into this folder.")
 
     def __post_init__(self) -> None:
@@ -123,6 +127,21 @@ class SimulationConfig:
         parse_speeds(self.worker_speeds)
         self.engine_config()  # which checks the rest
         self.router()
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        if not self.roles.engines:
+            if self.disagg != DisaggConfig():
+                raise bad_setting("disagg", "it needs --prefill-workers and --decode-workers")
+            return
+        for key, value, needed in (
+            ("engine", self.engine, "vllm"),
+            ("dp_size", self.dp_size, 1),
+            ("event_loss", self.event_loss, 0.0),
+            ("routers", self.replicas.routers, 1),
+        ):
+            if value != needed:
+                raise bad_setting(key, f"must be {needed} with prefill and decode workers")
 
     def router(self) -> KvRouterConfig:
         """The settings of the router under test, but for what a policy's name says."""

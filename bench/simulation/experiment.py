@@ -35,13 +35,14 @@ class Experiment:
 
     def __init__(self, config: SimulationConfig, load: Load, workers: int) -> None:
         self.config, self.load, self.workers = config, load, workers
+        self.engines = workers + config.roles.engines
         self._turns = read_turns(
             load.trace, trace_block_size=load.trace_block_size, limit=load.requests
         )
         self._bounds = hit_rate_bounds(
             [turn.request for turn in self._turns],
             block_size=config.block_size,
-            fleet_blocks=workers * config.dp_size * config.num_gpu_blocks,
+            fleet_blocks=self.engines * config.dp_size * config.num_gpu_blocks,
             trace_block_size=load.trace_block_size,
         )
         self._trace: tuple[int, SimulatedTrace] | None = None
@@ -135,6 +136,8 @@ class Experiment:
             event_loss=config.event_loss,
             told=config.engine_facts,
             session_hints=config.session_hints,
+            roles=config.roles,
+            disagg=config.disagg,
         )
         log = Simulation(
             trace,
@@ -150,7 +153,7 @@ class Experiment:
             config,
             mode=variant.mode,
             policy=variant.policy,
-            workers=self.workers,
+            workers=self.engines,
             seed=seed,
             details={
                 "trace": load.trace,
@@ -174,6 +177,11 @@ class Experiment:
                 "event_delay_ms": config.event_delay_ms,
                 "event_loss": config.event_loss,
                 **asdict(config.objectives),
+                **(
+                    {**asdict(config.roles), **asdict(config.disagg)}
+                    if config.roles.engines
+                    else {}
+                ),
             },
         )
         return Result(run, log, trace, time.process_time() - started)

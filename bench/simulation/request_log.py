@@ -35,6 +35,9 @@ class RequestLog:
     queued_s: NDArray[np.float64]  # how long it waited in the router before it was sent
     queue_max: int  # most requests that waited there at a time
     first_failure: str
+    remote: NDArray[np.bool_] | None = None  # whose prompt a prefill worker computed
+    handoff_s: NDArray[np.float64] | None = None  # from its end to the first token; nan: not remote
+    transfer_s: NDArray[np.float64] | None = None  # of that, while its blocks were under way
 
     @property
     def served(self) -> NDArray[np.bool_]:

@@ -25,6 +25,8 @@ class SimulatedRun(Run):
     idle, with the blocks in its cache that it found there. Requests waiting are those an engine has
     not admitted: per engine, their mean over the whole run and the most at any time. Queued are
     those that waited in the router before that, how long they did, and the most at a time.
+    `remote_prefill_share` is the share of served requests whose prompt a prefill worker computed;
+    `handoff_ms` are from the end of that to the first token, `transfer_ms` the transfer's part.
     """
 
     hit_rate_pooled_lru: float = 0.0
@@ -42,6 +44,9 @@ class SimulatedRun(Run):
     queued_ms: Summary = Summary()
     queue_max: int = 0
     preemptions: int = 0
+    remote_prefill_share: float = 0.0
+    handoff_ms: Summary = Summary()
+    transfer_ms: Summary = Summary()
 
 
 def summarise_run(
@@ -75,6 +80,8 @@ def summarise_run(
     by_worker = np.bincount(log.worker[served], prompt[served], minlength=workers)
     share = _ratio(log.cached_tokens[served].sum(), prompt[served].sum())
     gaps, counts = log.gaps
+    remote = served & log.remote if log.remote is not None else np.zeros(len(trace), np.bool_)
+    none = np.zeros(0)
     engine_seconds = log.end_s * len(log.engines)
     return SimulatedRun(
         mode=mode,
@@ -106,6 +113,9 @@ def summarise_run(
         queued_ms=summarise(log.queued_s[log.queued_s > 0] * 1e3),
         queue_max=log.queue_max,
         preemptions=int(log.preemptions.sum()),
+        remote_prefill_share=_ratio(remote.sum(), served.sum()) or 0.0,
+        handoff_ms=summarise(none if log.handoff_s is None else log.handoff_s[remote] * 1e3),
+        transfer_ms=summarise(none if log.transfer_s is None else log.transfer_s[remote] * 1e3),
         details={
             **details,
             "first_failure": log.first_failure or None,

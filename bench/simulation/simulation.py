@@ -19,14 +19,19 @@ from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
 from ...router.decider import new_queue, ticket_of
+from ...router.disagg import DisaggConfig
 from ...router.kv_router import KvRouter
 from ...router.placement import Placement
 from ...server.prefetch import PrefetchPlan, ask_held, ask_sent
 from ...workers.retention import Span, returning_spans
+from .handoffs import Handoffs, RoleConfig
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
 from .replicas import ReplicaConfig, ReplicaNetwork
 from .request_log import FAILED, REJECTED, RequestLog
+
+MOST_ROUNDS = 10_000
+"""in which neither time passes nor an answer comes, before a run counts as stalled"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class FleetSpec:
     event_delay_s: float = 0.0
     event_loss: float = 0.0
     session_hints: bool = False  # each request says how much of it will return
+    roles: RoleConfig = RoleConfig()  # engines beside the workers: see Handoffs
+    disagg: DisaggConfig = DisaggConfig()
     told: bool = True  # the router knows the engines' blocks and budgets
 
 
@@ -74,9 +81,12 @@ class Simulation:
         self.router = self.routers[0]
         self._index = self.router.index if self.router.uses_caches else None
         self._event_driven = isinstance(self._index, EventIndex)
+        roles = fleet.roles
+        whole, apart = fleet.workers, roles.engines > 0 and fleet.disagg.disagg != "off"
+        decoding = roles.decode_workers + whole if apart else roles.engines + whole
         self.fleet = VirtualFleet(
             fleet.engine,
-            fleet.workers,
+            roles.engines + whole,
             speeds=fleet.speeds,
             record_events=self._event_driven,
             event_loss=fleet.event_loss,
@@ -84,9 +94,24 @@ class Simulation:
         )
         self._delay = fleet.event_delay_s
         self._hints = fleet.session_hints
-        for worker in range(fleet.workers):
+        self._handoffs = None
+        if apart:
+            self._handoffs = Handoffs(
+                roles,
+                fleet.disagg,
+                new_router(self._clock),
+                self.router,
+                self.fleet,
+                trace,
+                frozenset(range(roles.decode_workers, decoding)),
+            )
+        self._decoding = decoding
+        for worker in range(roles.engines + whole):
             told = fleet.engine if fleet.told else None
-            for router in self.routers:
+            routers = self.routers
+            if self._handoffs is not None and worker >= decoding:
+                routers = [self._handoffs.prefill]
+            for router in routers:
                 router.add_worker(
                     worker,
                     dp_size=fleet.engine.dp_size,
@@ -133,10 +158,15 @@ class Simulation:
         with ExitStack() as stack:
             for router in self.routers:
                 stack.enter_context(router)
-            while self._due or self.fleet.is_busy:
+            handoffs = self._handoffs
+            if handoffs is not None:
+                stack.enter_context(handoffs.prefill)
+            while self._due or self._is_moving or (handoffs is not None and handoffs.blocked):
                 self._pass_time(self._due[0][0] if self._due else math.inf)
                 # Not what we waited for, perhaps: an answer can call for the next turn before.
                 now = self._due[0][0] if self._due else math.inf
+                if now == math.inf and (self._is_moving or (handoffs and handoffs.blocked)):
+                    raise self._stalled()
                 while self._due and self._due[0][0] == now:
                     self._arrive(heapq.heappop(self._due)[1], now)
                     routed += 1
@@ -161,6 +191,9 @@ class Simulation:
             queued_s=self._queued,
             queue_max=self._queue_max,
             first_failure=self._first_failure,
+            remote=None if handoffs is None else handoffs.remote,
+            handoff_s=None if handoffs is None else handoffs.handoff_s,
+            transfer_s=None if handoffs is None else handoffs.transfer_s,
         )
 
     def _pass_time(self, until: float) -> None:
@@ -176,20 +209,33 @@ class Simulation:
         self._move(until)
 
     def _move(self, until: float) -> None:
-        now = -math.inf
+        now, before, rounds = -math.inf, -math.inf, 0
         while now < until and not (self._due and self._due[0][0] <= now):
             # While requests wait, any answer may be what they wait for, or the time alone.
             queues = [queue for queue in self._waiting if len(queue)]
-            asked_at = until
+            # A request that was turned away meanwhile can have called for the next turn.
+            asked_at = min(until, self._due[0][0]) if self._due else until
             for queue in queues:
                 asked_at = min(asked_at, self._clock.time + queue.ask_again_s)
             if self._network is not None and (self.fleet.is_busy or until < math.inf):
                 asked_at = min(asked_at, max(self._network.next_time, self._clock.time))
-            now = self.fleet.advance(asked_at, to_answer=bool(queues))
-            self._settle()
-            self._clock.time = now
+            handoffs = self._handoffs
+            if handoffs is not None:
+                asked_at = min(asked_at, max(handoffs.next_time, self._clock.time))
+            now = self.fleet.advance(asked_at, to_answer=bool(queues) or handoffs is not None)
+            answers = self._settle()
+            rounds = 0 if answers or now > before else rounds + 1
+            if rounds > MOST_ROUNDS:
+                raise self._stalled()
+            self._clock.time = before = now
+            if handoffs is not None and now < math.inf:
+                handoffs.act(now)
             if self._event_driven:
-                message = self.fleet.collect(now - self._delay)
+                if handoffs is not None:
+                    message = self.fleet.collect(now - self._delay, self._decoding)
+                    if message is not None:
+                        handoffs.prefill.apply_event(message)
+                message = self.fleet.collect(now - self._delay, 0, self._decoding)
                 if message is not None:
                     for router in self.routers:
                         router.apply_event(message)
@@ -197,17 +243,43 @@ class Simulation:
                         self._recovery.notice(now)
             if self._network is not None and now < math.inf:
                 self._network.act(now)
+            if handoffs is not None:
+                for place in [handoffs.blocked.popleft() for _ in range(len(handoffs.blocked))]:
+                    if handoffs.blocked:
+                        handoffs.blocked.append(place)
+                        continue
+                    self._queued[place] = now - self._arrival[place]
+                    self._route(place, now)
+                if handoffs.blocked:
+                    continue
             for queue in self._waiting:
                 while (ticket := queue.next()) is not None:
                     place = int(ticket.request_id)
                     self._queued[place] = now - ticket.arrived
                     self._route(place, now)
 
-    def _settle(self) -> None:
-        """Tell the router what the engines have answered."""
+    @property
+    def _is_moving(self) -> bool:
+        """Whether anything goes on that is not an arrival."""
+        handoffs = self._handoffs
+        return self.fleet.is_busy or (handoffs is not None and handoffs.is_moving)
+
+    def _stalled(self) -> RuntimeError:
+        engines = range(len(self.fleet.stats()) // self.fleet.config.dp_size)
+        return RuntimeError(
+            f"the simulation stands still at {self._clock.time} s: {len(self._due)} arrivals to "
+            f"come, {sum(map(len, self._waiting))} requests queued; held and cached blocks "
+            f"{[self.fleet.pools(engine) for engine in engines]}; hand-offs {self._handoffs}"
+        )
+
+    def _settle(self) -> int:
+        """Tell the router what the engines have answered; how many answers that were."""
         clock = self._clock
         emissions = self.fleet.take_emissions()
-        for time, place, kind, cached in zip(
+        handoffs, answers = self._handoffs, np.ones(len(emissions.times), np.bool_)
+        cached_tokens = emissions.cached_tokens
+        for i, time, place, kind, cached in zip(
+            range(len(answers)),
             emissions.times.tolist(),
             emissions.requests.tolist(),
             emissions.kinds.tolist(),
@@ -215,21 +287,32 @@ class Simulation:
             strict=True,
         ):
             clock.time, router = time, self._router_of(place)
+            if handoffs is not None:
+                if handoffs.on_answer(place, kind, cached, time):
+                    answers[i] = False
+                    continue
+                if handoffs.remote[place]:
+                    cached = cached_tokens[i] = int(handoffs.cached[place])
             if kind & 1:
                 router.mark_prefill_complete(str(place), cached_tokens=cached)
             if kind & 2:
                 router.free(str(place), output_tokens=self._trace.output_tokens(place))
                 self._call_follower(place, time)
-        firsts, lasts = (emissions.kinds & 1).astype(bool), (emissions.kinds & 2).astype(bool)
+        firsts = answers & (emissions.kinds & 1).astype(bool)
+        lasts = answers & (emissions.kinds & 2).astype(bool)
         self._first[emissions.requests[firsts]] = emissions.times[firsts]
         self._last[emissions.requests[lasts]] = emissions.times[lasts]
-        self._cached[emissions.requests[lasts]] = emissions.cached_tokens[lasts]
+        self._cached[emissions.requests[lasts]] = cached_tokens[lasts]
         self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
+        return len(answers)
 
     def _arrive(self, place: int, now: float) -> None:
         """A request comes: it goes to an engine at once, or waits."""
         router = self._router_of(place)
         queue = self._waiting[place % len(self.routers)]
+        if self._handoffs is not None and self._handoffs.blocked:
+            self._handoffs.blocked.append(place)
+            return
         if not self._queues or queue.is_open(None, self._trace.requests[place].tenant):
             self._route(place, now)
             return
@@ -251,14 +334,20 @@ class Simulation:
         request = trace.requests[place]
         output_tokens = trace.output_tokens(place)
         try:
-            decision = router.place(
-                Placement(
-                    trace.prompt(place),
-                    request_id,
-                    tenant=request.tenant,
-                    expected_output_tokens=output_tokens,
-                )
+            placement = Placement(
+                trace.prompt(place),
+                request_id,
+                tenant=request.tenant,
+                expected_output_tokens=output_tokens,
             )
+            if self._handoffs is None:
+                decision = router.place(placement)
+            else:
+                whole = self._handoffs.begin(placement, place, now)
+                if whole is None:
+                    self._worker[place] = self._handoffs.target_of(place)
+                    return
+                decision = whole
             self._prefetch(place, ask_sent(self.prefetches, router, request_id, decision), now)
             local, sequence = trace.hashes(place)
             self.fleet.submit(
@@ -275,6 +364,11 @@ class Simulation:
             )
             self._worker[place] = decision.worker.worker_id
         except (NoWorkersError, InvalidRequestError) as error:
+            if self._handoffs is not None:
+                if isinstance(error, NoWorkersError) and error.overloaded and self._is_moving:
+                    self._handoffs.blocked.appendleft(place)
+                    return
+                self._handoffs.prefill.free(request_id)
             router.free(request_id)
             self.prefetches.on_booked(request_id, None)
             self._turn_away(place, now, error)

@@ -6,14 +6,16 @@ Entered by simulations through virtual engines; the command `mocker` and tests r
 from .config import ENGINE_TYPES, EVEN_SPEEDS, PREEMPTION_MODES, EngineConfig, parse_speeds
 from .own_model import OWN_MODEL
 from .tiers import TierConfig
-from .virtual import EngineStats, VirtualFleet
+from .virtual import Emitted, EngineStats, Handoff, VirtualFleet
 
 __all__ = [
     "ENGINE_TYPES",
     "EVEN_SPEEDS",
     "PREEMPTION_MODES",
     "EngineConfig",
+    "Emitted",
     "EngineStats",
+    "Handoff",
     "OWN_MODEL",
     "TierConfig",
     "VirtualFleet",

@@ -6,7 +6,7 @@ decided by a seed: a message is what one step says, and a lost one leaves a gap 
 """
 
 from collections.abc import Sequence
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,16 @@ class Emitted(IntFlag):
 
     FIRST = 1
     LAST = 2
+    WAITS = 4  # none: it has blocks for a prompt that is handed over, whose transfer may begin
+
+
+class Handoff(IntEnum):
+    """How far a request has come whose prompt one engine computes and another one decodes."""
+
+    NONE = 0
+    HANDS_OVER = 1  # its prompt is computed, and kept until it is read
+    HANDED_OVER = 2  # it waits for blocks at the other engine
+    ARRIVING = 3  # it has them
 
 
 class Emissions(NamedTuple):
@@ -97,6 +107,7 @@ class VirtualFleet:
         now: float,
         followed_after_s: float | None = None,
         retention: Sequence[Span] | None = None,
+        handoff: Handoff = Handoff.NONE,
     ) -> None:
         """Queue a request; the hashes are those of every full block of prompt and output.
 
@@ -105,16 +116,7 @@ class VirtualFleet:
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
         config, engine = self.config, self._engine(worker, rank)
-        if not 1 <= prompt_tokens <= config.max_input_len:
-            raise InvalidRequestError(
-                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
-                f"({config.length_key})"
-            )
-        if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
-            raise InvalidRequestError(
-                f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
-                f"{config.max_seq_len} ({config.length_key})"
-            )
+        self.check_lengths(prompt_tokens, output_tokens)
         if self._fleet.waiting(engine) >= config.max_waiting:
             raise NoWorkersError(f"worker {worker} has {config.max_waiting} requests waiting")
         self._fleet.submit(
@@ -127,7 +129,28 @@ class VirtualFleet:
             now,
             -1.0 if followed_after_s is None else followed_after_s,
             retention,
+            handoff,
         )
+
+    def check_lengths(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raises InvalidRequestError if such a request can never run here."""
+        config = self.config
+        if not 1 <= prompt_tokens <= config.max_input_len:
+            raise InvalidRequestError(
+                f"the prompt has {prompt_tokens} tokens, the limit is {config.max_input_len} "
+                f"({config.length_key})"
+            )
+        if output_tokens < 1 or prompt_tokens + output_tokens > config.max_seq_len:
+            raise InvalidRequestError(
+                f"{prompt_tokens} prompt tokens and {output_tokens} more: the limit is "
+                f"{config.max_seq_len} ({config.length_key})"
+            )
+
+    def settle_handoff(self, worker: int, request: int, state: Handoff, now: float) -> None:
+        """A prompt has come to the engine where its request is ARRIVING, or was read from the one
+        that HANDS_OVER. KeyError if there is none."""
+        if not self._fleet.settle_handoff(self._engine(worker, 0), request, state, now):
+            raise KeyError(request)
 
     def prefetch(
         self, worker: int, local_hashes: Hashes, sequence_hashes: Hashes, now: float, rank: int = 0
@@ -170,9 +193,14 @@ class VirtualFleet:
             0,
         )
 
-    def collect(self, published_until: float) -> bytes | None:
-        """What was published until then and not lost, as a message of the event plane."""
-        return self._fleet.collect(published_until)
+    def collect(
+        self, published_until: float, first: int = 0, end: int | None = None
+    ) -> bytes | None:
+        """What was published until then and not lost, as a message of the event plane; of workers
+        `first` to `end`, without that."""
+        ranks = self.config.dp_size
+        last = self._fleet.size if end is None else end * ranks
+        return self._fleet.collect(published_until, first * ranks, last)
 
     def take_emissions(self) -> Emissions:
         """First and last tokens since the last call."""

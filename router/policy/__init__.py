@@ -4,7 +4,7 @@ Entered by KvRouter and by authors of policies, who derive from `Policy`; knows 
 on their way.
 """
 
-from .base import MODES, Candidates, HeardBooking, Mode, Policy, not_below_share
+from .base import MODES, Candidates, Foreseen, HeardBooking, Mode, Policy, not_below_share
 from .decision import CandidateTerms, Decision, Explanation
 from .draw import Rng, pick, pick_lowest
 from .dynamo_cost import (
@@ -39,6 +39,7 @@ __all__ = [
     "Floats",
     "ForecastParams",
     "ForecastPolicy",
+    "Foreseen",
     "GuardedPolicy",
     "HeardBooking",
     "LMetric",

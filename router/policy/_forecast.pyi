@@ -45,6 +45,10 @@ class Forecast:
     ) -> bool:
         """`blocks` are those in use there with this request; 0: unknown, as for their size."""
 
+    def expect(self, request_id: str, number: int, isl: int, now: float) -> bool:
+        """Book a request whose prompt of `isl` tokens is computed elsewhere: it decodes here, or
+        soon will. False if it is booked already."""
+
     def cached(self, request_id: str, tokens: int) -> bool:
         """The engine found so many tokens of a prompt; False if that teaches nothing."""
 
@@ -123,8 +127,10 @@ class Forecast:
         in_use: npt.NDArray[np.int64] | None,
         n: int,
         now: float,
+        only: int = -1,
     ) -> dict[int, dict[str, float]]:
-        """The terms of every worker's cost, for the worker numbers below n that are in use."""
+        """The terms of every worker's cost, for the worker numbers below n that are in use; `only`:
+        of that one, if it is."""
 
     def seconds_until_free(
         self,

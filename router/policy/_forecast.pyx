@@ -15,7 +15,8 @@ from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
-from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare, fade_speeds, model_init
+from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, fade_speeds
+from ._model cimport model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
@@ -131,6 +132,22 @@ cdef class Forecast:
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True
 
+    def expect(self, str request_id not None, uint32_t number, uint32_t isl, double now):
+        cdef EngineTimeline* timeline = self.timeline(number)
+        cdef uint32_t record
+        require_time(now)
+        if request_id in self.records:
+            return False
+        timeline_advance(timeline, self.bookings, &self.model.speed, now)
+        record = self.new_record(request_id)
+        self.bookings[record].worker = number
+        self.bookings[record].context = isl
+        self.bookings[record].booked_at = now
+        self.bookings[record].expected = True
+        timeline.requests += 1.0
+        timeline.context += isl
+        return True
+
     def cached(self, str request_id not None, uint32_t tokens):
         cdef EngineTimeline* timeline
         cdef Booking* booking
@@ -159,9 +176,13 @@ cdef class Forecast:
             return None
         record = found
         booking = &self.bookings[record]
+        timeline = &self.timelines[booking.worker]
+        if booking.expected:  # its prompt was computed elsewhere: only its answer says something
+            timeline_advance(timeline, self.bookings, &self.model.speed, now)
+            booking.expected = False
+            begin_answer(timeline, booking, now)
         if not booking.queued:
             return None
-        timeline = &self.timelines[booking.worker]
         self.late_s = NAN
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         position, steps = booking.step_end, booking.step
@@ -198,7 +219,7 @@ cdef class Forecast:
         booking = &self.bookings[<uint32_t>found]
         timeline = &self.timelines[booking.worker]
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
-        if not booking.queued:
+        if not (booking.queued or booking.expected):
             learn_decode(&self.model, timeline, booking, now, output_tokens, &foreseen_s, &took_s)
         told = booking.worker, foreseen_s, took_s
         self.drop(request_id)
@@ -288,6 +309,7 @@ cdef class Forecast:
         const int64_t[::1] in_use,
         uint32_t n,
         double now,
+        int64_t only=-1,
     ):
         cdef uint32_t number
         cdef Prompt prompt
@@ -304,7 +326,7 @@ cdef class Forecast:
                 estimates,
             )
             for number in range(n):
-                if self.timelines[number].present:
+                if self.timelines[number].present and (only < 0 or number == only):
                     found[number] = estimates[number]  # as a dict of its fields
         return found
 

@@ -216,6 +216,13 @@ cdef inline void learn_first_token(
     """Learn how long a first token took; the timeline was advanced to `now`."""
     model.first_tokens += 1
     model.ttft += RECENT * (now - booking.booked_at - model.ttft)
+    begin_answer(timeline, booking, now)
+
+
+cdef inline void begin_answer(
+    const EngineTimeline* timeline, Booking* booking, double now
+) noexcept nogil:
+    """Note where the timeline, which was advanced to `now`, stood at a first token."""
     booking.first_at = now
     booking.context_s = timeline.context_s
     booking.requests_s = timeline.requests_s

@@ -38,6 +38,7 @@ cdef struct Booking:            # a request in flight
     uint32_t before             # neighbours in the queue, NO_BOOKING at the ends
     uint32_t after
     bint queued                 # no first token was reported
+    bint expected               # its prompt is computed elsewhere, and no first token was reported
     double context              # prompt tokens
     double booked_at
     double foreseen_s           # time to first token that was foreseen then

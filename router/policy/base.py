@@ -1,7 +1,7 @@
 """What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -151,6 +151,22 @@ class HeardBooking(msgspec.Struct, frozen=True):
         return float(self.slots.potential_of(None, self.number))
 
 
+class Foreseen(NamedTuple):
+    """What a request is foreseen to meet on one worker, in seconds."""
+
+    wait_s: float
+    """until its prefill can begin"""
+    prefill_s: float
+    memory_s: float
+    """until its blocks have room"""
+    stalled_s: float
+    """that the requests there stand still while it is computed, summed over them"""
+    delay_s: float
+    """that prompts wait longer which are computed in a step with it"""
+    step_s: float
+    """of a step that computes a prompt, without its tokens"""
+
+
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.
 
@@ -205,6 +221,10 @@ class Policy:
         """How well it foresees, and whether that decides now; None where it foresees nothing."""
         return None
 
+    def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
+        """What the request would meet on that worker; None where nothing is foreseen."""
+        return None
+
     def cold_s(self, isl: int) -> float | None:
         """Seconds that such a prompt takes on an idle engine that has none of it cached; None where
         it is not known."""
@@ -246,6 +266,11 @@ class Policy:
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         """A request goes to a worker, chosen here or pinned. The candidates include it."""
+
+    def on_expected(self, request_id: str, number: int, candidates: Candidates) -> None:
+        """A request goes to a worker, its prompt computed by another one before: as `on_booked`,
+        unless overridden."""
+        self.on_booked(request_id, number, candidates)
 
     def on_heard(self, heard: HeardBooking) -> None:
         """Another router has sent a request to a worker: as `on_booked`, unless overridden."""

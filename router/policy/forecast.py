@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from ...base.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
-from .base import Candidates, HeardBooking, Policy
+from .base import Candidates, Foreseen, HeardBooking, Policy
 from .draw import Rng, nobody_left
 from .dynamo_cost import Blocks, Counts, Floats, Mask
 from .modes import LMetric
@@ -190,6 +190,30 @@ class ForecastPolicy(Policy):
                 row["onboard_s"] = float(host[number] * each[0] + disk[number] * each[1])
         return terms
 
+    def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
+        """See Policy; None while what it foresees does not come true."""
+        if not self._watch.trusted:
+            return None
+        terms = self._forecast.explain(
+            candidates.isl,
+            candidates.block_size,
+            self._saved(candidates),
+            candidates.potential_blocks,
+            candidates.active_blocks,
+            len(candidates.eligible),
+            candidates.now,
+            number,
+        )[number]
+        decoding = float(candidates.active_requests[number])
+        return Foreseen(
+            terms["wait_s"],
+            terms["prefill_s"],
+            terms["memory_s"],
+            terms["prefill_s"] * decoding,
+            terms["delay_s"],
+            self._forecast.learnt()[0][0],
+        )
+
     def residuals(self) -> ResidualState:
         """How well it foresees, and whether it decides."""
         return self._watch.state()
@@ -264,6 +288,11 @@ class ForecastPolicy(Policy):
             load = self._load(number, candidates)
             if load is not None:
                 self._loads[request_id], self._loaded[request_id] = load, load.lower
+
+    def on_expected(self, request_id: str, number: int, candidates: Candidates) -> None:
+        """A request will decode there whose prompt is computed elsewhere: nothing is to be learnt
+        of its first token."""
+        self._forecast.expect(request_id, number, candidates.isl, candidates.now)
 
     def on_heard(self, heard: HeardBooking) -> None:
         """A request of another router was: none of its blocks are taken to be loaded."""

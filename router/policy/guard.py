@@ -10,7 +10,7 @@ import numpy as np
 
 from ...base.errors import RouterError
 from ...workers.registry import WorkerEntry
-from .base import Candidates, HeardBooking, Policy
+from .base import Candidates, Foreseen, HeardBooking, Policy
 from .draw import Rng
 from .dynamo_cost import Counts, Floats, Mask
 from .residuals import ResidualState
@@ -84,6 +84,13 @@ class GuardedPolicy(Policy):
             self._note(error, "cold_s: ")
         return None
 
+    def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
+        try:
+            return self._inner.foresee(candidates, number)
+        except Exception as error:
+            self._note(error, "foresee: ")
+        return None
+
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         return self._seconds("hold", eligible, active_blocks, now)
 
@@ -101,6 +108,9 @@ class GuardedPolicy(Policy):
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
         self._tell("on_booked", request_id, number, candidates)
+
+    def on_expected(self, request_id: str, number: int, candidates: Candidates) -> None:
+        self._tell("on_expected", request_id, number, candidates)
 
     def on_heard(self, heard: HeardBooking) -> None:
         self._tell("on_heard", heard)

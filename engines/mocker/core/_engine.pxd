@@ -12,6 +12,7 @@ from ._timing cimport Timing
 cdef enum:
     FIRST_TOKEN = 1
     LAST_TOKEN = 2
+    WAITS_FOR_PROMPT = 4   # it has blocks for a prompt that is handed over: a transfer may begin
 
 cdef struct Emission:
     double time            # end of the step
@@ -40,6 +41,8 @@ cdef struct Engine:
     double speed           # how much faster its steps are than the timing says
     double clock           # when the next step may begin; the end of the running one
     uint8_t stepping
+    uint8_t stuck          # nothing can be computed before a request or a prompt comes, or one is read
+    uint32_t workless      # steps without work since the last one with some
     uint8_t every_token    # `pending` has them all; else a request's first and last ones
     Emission* pending      # what the running step brings
     uint32_t n_pending
@@ -64,7 +67,12 @@ cdef bint engine_is_busy(const Engine* engine) noexcept nogil
 cdef int engine_submit(
     Engine* engine, const Limits* limits, uint32_t request, uint32_t prompt, uint32_t output,
     const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
-    double follow, double now, object retention
+    double follow, double now, object retention, int handoff=*
+) except -1
+# The prompt of a request that waits for it has come (ARRIVING), or one that is kept was read
+# (HANDS_OVER); 0 if there is no such request. MemoryError.
+cdef bint engine_settle_handoff(
+    Engine* engine, uint32_t request, int state, double now
 ) except -1
 # Load what the tiers below the device have of these blocks, for a request that is expected; their
 # number. `request` is whose blocks the journal says they are. ValueError, MemoryError.

@@ -4,6 +4,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 from ._kv_manager cimport (
+    ARRIVED,
+    HANDS_OVER,
+    NO_HANDOFF,
+    kv_arrive,
     kv_expect_deadlines,
     kv_free,
     kv_init,
@@ -12,7 +16,8 @@ from ._kv_manager cimport (
     kv_release,
 )
 from ._retention cimport read_retention
-from ._scheduler cimport plan_step, queues_add, queues_free, sequence_free, sequence_new
+from ._scheduler cimport plan_step, queues_add, queues_add_first, queues_free, queues_park
+from ._scheduler cimport queues_unpark, sequence_free, sequence_new
 from ._timing cimport timing_attention_ms, timing_decode_ms, timing_prefill_ms
 
 
@@ -47,7 +52,7 @@ cdef uint32_t check_hashes(
 cdef int engine_submit(
     Engine* engine, const Limits* limits, uint32_t request, uint32_t prompt, uint32_t output,
     const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
-    double follow, double now, object retention
+    double follow, double now, object retention, int handoff=NO_HANDOFF
 ) except -1:
     cdef uint32_t n = check_hashes(sequence_hashes, local_hashes)
     cdef Sequence* sequence
@@ -66,10 +71,44 @@ cdef int engine_submit(
     except BaseException:
         sequence_free(sequence)
         raise
-    if not engine.stepping and engine.clock < now:
-        engine.clock = now
+    sequence.handoff = <uint8_t>handoff
+    wake(engine, now)
     queues_add(&engine.queues, sequence)
     return 0
+
+
+cdef inline void wake(Engine* engine, double now) noexcept nogil:
+    engine.stuck = engine.workless = 0
+    if not engine.stepping and engine.clock < now:
+        engine.clock = now
+
+
+cdef bint engine_settle_handoff(
+    Engine* engine, uint32_t request, int state, double now
+) except -1:
+    cdef size_t entries = engine.kv.journal.length
+    cdef Sequence* sequence = queues_unpark(&engine.queues, request, state)
+    cdef int arrived
+    if sequence == NULL:
+        return False
+    kv_pass_time(&engine.kv, now)
+    if state == HANDS_OVER:
+        kv_release(&engine.kv, sequence)
+        sequence_free(sequence)
+    else:
+        arrived = kv_arrive(&engine.kv, sequence)
+        if arrived <= 0:
+            kv_release(&engine.kv, sequence)
+            sequence_free(sequence)
+            if arrived == 0:
+                raise RuntimeError(f"request {request} has lost the blocks kept for its prompt")
+            raise MemoryError
+        sequence.handoff = ARRIVED
+        queues_add_first(&engine.queues, sequence)
+    if engine.kv.journal.length > entries:
+        engine.kv.journal.messages += 1
+    wake(engine, now)
+    return True
 
 
 cdef int64_t engine_prefetch(
@@ -152,7 +191,7 @@ cdef int move(
     cdef Step step
     if engine.stepping:
         return 0 if engine.clock > until else end_step(engine, record)
-    if not engine_is_busy(engine) or engine.clock >= until:
+    if engine.stuck or not engine_is_busy(engine) or engine.clock >= until:
         return 0
     return -1 if engine_begin_step(engine, limits, timing, record, &step) < 0 else 1
 
@@ -167,6 +206,20 @@ cdef int engine_begin_step(
     kv_pass_time(&engine.kv, engine.clock)
     if plan_step(&engine.queues, &engine.kv, limits, step) < 0 or not reserve(engine):
         return -1
+    if step.arriving and record != NULL and note_arriving(engine, record, step.arriving) < 0:
+        return -1
+    if engine.kv.journal.length > entries:
+        engine.kv.journal.messages += 1
+    # A step without work takes no time, and would be followed by another one. One that preempts may
+    # be, but there are no more of these in a row than requests that run.
+    if step.prefill or step.decodes:
+        engine.workless = 0
+    elif step.preempted and engine.workless < limits.max_num_seqs:
+        engine.workless += 1
+    else:
+        engine.stuck = 1
+        engine.took = 0
+        return 0
     seconds = (
         timing_prefill_ms(timing, step.prefill)
         + timing_attention_ms(timing, step.attended)
@@ -184,8 +237,6 @@ cdef int engine_begin_step(
     engine.waited += seconds * waiting
     if waiting > engine.most_waiting:
         engine.most_waiting = waiting
-    if engine.kv.journal.length > entries:
-        engine.kv.journal.messages += 1
     return emit(engine, record)
 
 
@@ -243,12 +294,50 @@ cdef int emit(Engine* engine, Record* record) noexcept nogil:
             emission.kind |= LAST_TOKEN
             emission.follow = sequence.follow
             kept -= 1
+            if sequence.handoff == HANDS_OVER:
+                queues_park(queues, sequence)
+                continue
             kv_release(&engine.kv, sequence)
             sequence_free(sequence)
     queues.n_running = kept
     if same:
         return put_gap(record, last_gap, same)
     return 0
+
+
+cdef int note_arriving(Engine* engine, Record* record, uint32_t requests) noexcept nogil:
+    """The requests that were parked last have blocks for their prompts, as of now."""
+    cdef Sequence* sequence = engine.queues.parked
+    cdef Emission* emission
+    while requests > 0:
+        if not reserve_emissions(record, 1):
+            return -1
+        emission = &record.emissions[record.n_emissions]
+        record.n_emissions += 1
+        emission.time = engine.clock
+        emission.follow = -1
+        emission.request = sequence.request
+        emission.kind = WAITS_FOR_PROMPT
+        emission.cached = sequence.cached
+        emission.preemptions = 0
+        sequence = sequence.next
+        requests -= 1
+    if record.to_answer and engine.clock < record.stop:
+        record.stop = engine.clock
+    return 0
+
+
+cdef inline bint reserve_emissions(Record* record, size_t wanted) noexcept nogil:
+    cdef size_t capacity
+    cdef Emission* grown
+    if record.n_emissions + wanted > record.emissions_capacity:
+        capacity = (record.n_emissions + wanted) * 2
+        grown = <Emission*>realloc(record.emissions, capacity * sizeof(Emission))
+        if grown == NULL:
+            return False
+        record.emissions = grown
+        record.emissions_capacity = capacity
+    return True
 
 
 cdef int put_gap(Record* record, double seconds, uint32_t count) noexcept nogil:
@@ -268,17 +357,10 @@ cdef int put_gap(Record* record, double seconds, uint32_t count) noexcept nogil:
 
 
 cdef int end_step(Engine* engine, Record* record) noexcept nogil:
-    cdef size_t capacity
-    cdef Emission* grown
     cdef uint32_t i
     engine.stepping = 0
-    if record.n_emissions + engine.n_pending > record.emissions_capacity:
-        capacity = (record.n_emissions + engine.n_pending) * 2
-        grown = <Emission*>realloc(record.emissions, capacity * sizeof(Emission))
-        if grown == NULL:
-            return -1
-        record.emissions = grown
-        record.emissions_capacity = capacity
+    if not reserve_emissions(record, engine.n_pending):
+        return -1
     for i in range(engine.n_pending):
         record.emissions[record.n_emissions] = engine.pending[i]
         record.n_emissions += 1

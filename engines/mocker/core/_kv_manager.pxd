@@ -36,6 +36,15 @@ cdef struct Sequence:      # what every step touches comes first: half a cache l
     Retention retention    # what is to be kept of it, once it is over
     int32_t cached         # prompt tokens found in the cache when it first ran; -1 before
     uint32_t preemptions
+    uint8_t handoff        # see Handoff
+    uint32_t reserved      # blocks on the device that are kept for what is handed over
+
+cdef enum Handoff:         # how far a request whose legs are at two engines has come
+    NO_HANDOFF = 0
+    HANDS_OVER = 1         # its prompt is computed here, and kept until it is read
+    HANDED_OVER = 2        # it comes with a prompt that was computed elsewhere, and waits for blocks
+    ARRIVING = 3           # it has them, and what they hold is under way
+    ARRIVED = 4            # it can decode
 
 cdef struct KvManager:
     Pool pool              # the device
@@ -64,6 +73,12 @@ cdef uint32_t kv_cached_tokens(const KvManager* kv, const Sequence* sequence) no
 cdef int kv_grow(
     KvManager* kv, Sequence* sequence, uint32_t tokens, uint32_t limit
 ) noexcept nogil
+# Hold what is cached of the prompt, and keep blocks for the rest of it, which is under way. The caller
+# knows that they fit. 1; 0, nothing done, if they do not; -1: no memory.
+cdef int kv_expect(KvManager* kv, Sequence* sequence) noexcept nogil
+# The rest has come: its blocks are as if it had been computed here. 1; 0: there is no room, which
+# cannot be while they are kept; -1: no memory.
+cdef int kv_arrive(KvManager* kv, Sequence* sequence) noexcept nogil
 # Load what the tiers below the device have of the first `blocks` blocks that is next to what the
 # device has, as if a request came for it and went, from `now` on: blocks loaded; -1: no memory.
 # 0 if they do not fit beside the blocks that are held.

@@ -266,6 +266,28 @@ cdef int kv_expect_deadlines(KvManager* kv) noexcept nogil:
     return pool_reserve_deadlines(&kv.pool) | tiers_reserve_deadlines(&kv.tiers)
 
 
+cdef int kv_expect(KvManager* kv, Sequence* sequence) noexcept nogil:
+    cdef uint32_t full = sequence.known // kv.block_size, shared
+    cdef uint32_t cached = kv_match(kv, sequence, full, &shared)
+    sequence.computed = cached * kv.block_size
+    cdef int grown = kv_grow(kv, sequence, 0, kv.pool.capacity)
+    if grown <= 0:
+        return grown
+    sequence.reserved = full - cached + (sequence.known % kv.block_size > 0)
+    if free_blocks(kv, sequence.reserved) < 0:
+        return -1
+    kv.pool.active += sequence.reserved
+    kv.pool.version += 1
+    return 1
+
+
+cdef int kv_arrive(KvManager* kv, Sequence* sequence) noexcept nogil:
+    kv.pool.active -= sequence.reserved
+    kv.pool.version += 1
+    sequence.reserved = 0
+    return kv_grow(kv, sequence, sequence.known - sequence.computed, kv.pool.capacity)
+
+
 cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
     cdef uint32_t index = sequence.held
     cdef const Span* span
@@ -274,6 +296,10 @@ cdef void kv_release(KvManager* kv, Sequence* sequence) noexcept nogil:
         kv.pool.active -= 1
         kv.pool.version += 1
         sequence.partial = 0
+    if sequence.reserved:
+        kv.pool.active -= sequence.reserved
+        kv.pool.version += 1
+        sequence.reserved = 0
     while index > 0:
         index -= 1
         span = span_of(&sequence.retention, index)

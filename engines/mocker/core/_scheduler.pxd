@@ -28,6 +28,7 @@ cdef struct Step:
     uint32_t decodes
     uint32_t preempted
     uint32_t budget        # tokens that are left
+    uint32_t arriving      # requests that were given blocks for a prompt that is handed over
 
 cdef struct Queues:
     Sequence** running     # in order of admission
@@ -38,6 +39,7 @@ cdef struct Queues:
     uint32_t n_waiting
     uint64_t blocked_at    # version of the pool at which the first waiting one did not fit
     Sequence* blocked      # that one
+    Sequence* parked       # prompts that are kept for a reader, and requests whose own are under way
 
 cdef Sequence* sequence_new(
     uint32_t request, uint32_t prompt, uint32_t output, const uint64_t* sequence_hashes,
@@ -48,6 +50,14 @@ cdef void queues_free(Queues* queues) noexcept nogil
 cdef void queues_add(Queues* queues, Sequence* sequence) noexcept nogil
 # Forget a request and let go of its blocks, wherever it stands; 0 if there is none.
 cdef bint queues_remove(Queues* queues, KvManager* kv, uint32_t request) noexcept nogil
+# A request's prompt is computed, and kept until it is read.
+cdef void queues_park(Queues* queues, Sequence* sequence) noexcept nogil
+# Take a parked request out; NULL if there is none of that id in that state.
+cdef Sequence* queues_unpark(Queues* queues, uint32_t request, int state) noexcept nogil
+# A request runs next: one that was preempted, or one whose prompt has arrived. Those that have
+# arrived come first, as they hold blocks: behind a request that waits for these, both would wait
+# for ever.
+cdef void queues_add_first(Queues* queues, Sequence* sequence) noexcept nogil
 # Plan a step and move the counters of the requests in it; -1: no memory.
 cdef int plan_step(
     Queues* queues, KvManager* kv, const Limits* limits, Step* step

@@ -4,7 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
-from ._kv_manager cimport kv_cached_tokens, kv_grow, kv_match, kv_release
+from ._kv_manager cimport ARRIVED, ARRIVING, HANDED_OVER, NO_HANDOFF
+from ._kv_manager cimport kv_cached_tokens, kv_expect, kv_grow, kv_match, kv_release
 from ._retention cimport retention_free
 
 
@@ -48,7 +49,39 @@ cdef void queues_free(Queues* queues) noexcept nogil:
         sequence = queues.waiting
         queues.waiting = sequence.next
         sequence_free(sequence)
+    while queues.parked != NULL:
+        sequence = queues.parked
+        queues.parked = sequence.next
+        sequence_free(sequence)
     free(queues.running)
+
+
+cdef void queues_park(Queues* queues, Sequence* sequence) noexcept nogil:
+    sequence.next = queues.parked
+    queues.parked = sequence
+
+
+cdef Sequence* queues_unpark(Queues* queues, uint32_t request, int state) noexcept nogil:
+    cdef Sequence** link = &queues.parked
+    cdef Sequence* found
+    while link[0] != NULL:
+        found = link[0]
+        if found.request == request and found.handoff == state:
+            link[0] = found.next
+            return found
+        link = &found.next
+    return NULL
+
+
+cdef void queues_add_first(Queues* queues, Sequence* sequence) noexcept nogil:
+    cdef Sequence** link = &queues.waiting
+    while link[0] != NULL and link[0].handoff == ARRIVED:
+        link = &link[0].next
+    sequence.next = link[0]
+    if sequence.next == NULL:
+        queues.last_waiting = sequence
+    link[0] = sequence
+    queues.n_waiting += 1
 
 
 cdef void queues_add(Queues* queues, Sequence* sequence) noexcept nogil:
@@ -94,7 +127,7 @@ cdef int plan_step(
     Queues* queues, KvManager* kv, const Limits* limits, Step* step
 ) noexcept nogil:
     step.prefill = step.decode_tokens = step.attended = 0
-    step.decodes = step.preempted = 0
+    step.decodes = step.preempted = step.arriving = 0
     step.budget = limits.budget
     if not reserve(queues, limits.max_num_seqs):
         return -1
@@ -179,10 +212,34 @@ cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) 
     cdef int grown
     while queues.waiting != NULL and step.budget > 0 and queues.n_running < limits.max_num_seqs:
         sequence = queues.waiting
+        if sequence.handoff == ARRIVED:  # all of it is there: it decodes like those that run
+            start_running(queues)
+            sequence.handoff = NO_HANDOFF
+            sequence.planned = 0
+            sequence.decoding = 1
+            step.decodes += 1
+            step.decode_tokens += sequence.known
+            step.budget -= 1
+            continue
         if sequence == queues.blocked and kv.pool.version == queues.blocked_at:
             return 0
         full = sequence.known // limits.block_size
         cached = kv_match(kv, sequence, full, &shared)
+        limit = limits.admission if queues.n_running or queues.parked else kv.pool.capacity
+        if sequence.handoff == HANDED_OVER:
+            wanted = full - shared + (sequence.known % limits.block_size > 0)
+            if kv.pool.active + wanted > limit:
+                return 0
+            grown = kv_expect(kv, sequence)
+            if grown <= 0:
+                sequence.computed = 0
+                return grown
+            sequence.cached = <int>sequence.computed
+            sequence.handoff = ARRIVING
+            take_waiting(queues)
+            queues_park(queues, sequence)
+            step.arriving += 1
+            continue
         if cached > (sequence.known - 1) // limits.block_size:
             cached -= 1
         cached *= limits.block_size
@@ -191,7 +248,6 @@ cdef int admit(Queues* queues, KvManager* kv, const Limits* limits, Step* step) 
             if not limits.chunked:
                 return 0
             wanted = step.budget
-        limit = limits.admission if queues.n_running else kv.pool.capacity
         # All of it must fit, not its first chunk alone: an engine that admits by the chunk
         # overcommits, and then preempts what it has begun.
         if kv.pool.active + full - shared + (sequence.known % limits.block_size > 0) > limit:
@@ -332,11 +388,7 @@ cdef int grow_or_preempt(
         kv_release(kv, victim)
         victim.computed = 0
         victim.preemptions += 1
-        victim.next = queues.waiting
-        if queues.waiting == NULL:
-            queues.last_waiting = victim
-        queues.waiting = victim
-        queues.n_waiting += 1
+        queues_add_first(queues, victim)
         step.preempted += 1
         if victim == sequence:
             return 0
@@ -359,14 +411,20 @@ cdef uint32_t victim_of(const Queues* queues, const Limits* limits, uint32_t nee
 
 cdef inline void start_running(Queues* queues) noexcept nogil:
     """The first waiting request runs from now on."""
+    cdef Sequence* sequence = take_waiting(queues)
+    sequence.began_with = sequence.generated
+    queues.running[queues.n_running] = sequence
+    queues.n_running += 1
+
+
+cdef inline Sequence* take_waiting(Queues* queues) noexcept nogil:
+    """The first waiting request, which waits no more."""
     cdef Sequence* sequence = queues.waiting
     queues.waiting = sequence.next
     queues.n_waiting -= 1
     if queues.blocked == sequence:
         queues.blocked = NULL
-    sequence.began_with = sequence.generated
-    queues.running[queues.n_running] = sequence
-    queues.n_running += 1
+    return sequence
 
 
 cdef inline void drop_running(Queues* queues, uint32_t at) noexcept nogil:

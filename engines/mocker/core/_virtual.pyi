@@ -36,7 +36,12 @@ class Fleet:
         now: float,
         follow: float,
         retention: Sequence[Span] | None,
+        handoff: int = 0,
     ) -> None: ...
+    def settle_handoff(self, engine: int, request: int, state: int, now: float) -> bool:
+        """The prompt that a request waits for has come, or one that is kept was read; False if
+        there is none in that state."""
+
     def prefetch(
         self,
         engine: int,
@@ -48,7 +53,7 @@ class Fleet:
     def advance(self, until: float, to_answer: bool) -> float: ...
     def announce(self, engine: int, now: float) -> None: ...
     def replay(self, number: int, first: int, last: int) -> bytes | None: ...
-    def collect(self, until: float) -> bytes | None: ...
+    def collect(self, until: float, first: int = 0, end: int = ...) -> bytes | None: ...
     def take_emissions(
         self,
     ) -> tuple[

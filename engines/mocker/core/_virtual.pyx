@@ -2,7 +2,7 @@
 
 cimport cython
 from libc.math cimport INFINITY
-from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 import numpy as np
@@ -18,6 +18,7 @@ from ._engine cimport (
     engine_init,
     engine_is_busy,
     engine_prefetch,
+    engine_settle_handoff,
     engine_submit,
     engines_advance,
 )
@@ -29,7 +30,7 @@ from ._journal cimport (
     Journal,
     journal_compact,
 )
-from ._kv_manager cimport check_tier, kv_announce, kv_listing
+from ._kv_manager cimport NO_HANDOFF, check_tier, kv_announce, kv_listing
 from ._limits cimport LOWER, Limits, read_limits
 from ._timing cimport StepTiming
 
@@ -101,13 +102,16 @@ cdef class Fleet:
     def submit(
         self, uint32_t engine, uint32_t request, uint32_t prompt, uint32_t output,
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
-        double now, double follow, retention,
+        double now, double follow, retention, int handoff=NO_HANDOFF,
     ):
         engine_submit(
             self.engine(engine), &self.limits, request, prompt, output, sequence_hashes,
-            local_hashes, follow, now, retention,
+            local_hashes, follow, now, retention, handoff,
         )
         self.record.followed += follow >= 0
+
+    def settle_handoff(self, uint32_t engine, uint32_t request, int state, double now):
+        return engine_settle_handoff(self.engine(engine), request, state, now)
 
     def prefetch(
         self, uint32_t engine, const uint64_t[::1] sequence_hashes,
@@ -140,6 +144,14 @@ cdef class Fleet:
                         break
         if status < 0:
             raise MemoryError
+        for i in range(self.size):
+            if self.engines[i].stuck and self.engines[i].queues.parked == NULL:
+                raise RuntimeError(
+                    f"engine {i} stands still at {self.engines[i].clock} s: "
+                    f"{self.engines[i].queues.n_waiting} requests wait and none fits, though "
+                    f"{self.engines[i].kv.pool.active} blocks are held of "
+                    f"{self.engines[i].kv.pool.capacity}"
+                )
         return min(until, self.record.stop)
 
     def announce(self, uint32_t engine, double now):
@@ -148,11 +160,12 @@ cdef class Fleet:
         ) < 0:
             raise MemoryError
 
-    def collect(self, double until):
-        """The surviving events published until then as one message; None if there are none."""
+    def collect(self, double until, uint32_t first=0, uint32_t end=UINT32_MAX):
+        """The surviving events published until then as one message; None if there are none. Of the
+        engines `first` to `end`, without that."""
         cdef uint32_t i
         cdef Journal* journal
-        for i in range(self.size):
+        for i in range(first, min(end, self.size)):
             journal = &self.engines[i].kv.journal
             if journal.head < journal.length and journal.entries[journal.head].time <= until:
                 self.write(i, until)

@@ -1,0 +1,139 @@
+"""The decision between a local and a remote prefill, from facts of one moment.
+
+`forecast` compares two sums of seconds:
+
+    local  = wait + prefill + memory + HARM * harm       on the worker that would do both
+    remote = wait + prefill + HARM * harm                on the prefill worker
+             + hand-off + memory                         and on the decode worker
+
+and is remote where remote + margin < local. `harm` are the seconds by which the prompt makes others
+wait there: those that decode beside it, and prompts behind it. The other policies look at lengths
+and thresholds alone, as those of the peers whose names they have.
+"""
+
+from collections import Counter
+from collections.abc import Set
+from typing import NamedTuple
+
+from .config import DisaggConfig
+from .links import LinkEstimate
+
+HARM = 0.1
+"""What a second of another request counts beside one of the request that is decided."""
+MARGIN = 0.05
+"""Of the local sum, by which a remote prefill must be better, and at least a step of the engine."""
+KV_BYTES_PER_TOKEN = 131_072
+"""Of an 8B model in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes."""
+
+
+class LocalForecast(NamedTuple):
+    """Seconds of a prompt on the worker that also decodes its answer."""
+
+    wait_s: float  # until its prefill begins
+    prefill_s: float
+    memory_s: float  # until its blocks have room
+    harm_s: float  # that others wait longer, summed over them
+    step_s: float = 0.0  # of a step of that engine: the least margin
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.memory_s + HARM * self.harm_s
+
+
+class RemoteForecast(NamedTuple):
+    """Seconds of a prompt on a prefill worker, and of its way to the decode worker."""
+
+    wait_s: float
+    prefill_s: float
+    harm_s: float
+    handoff_s: float  # from the end of the prefill to the first token of the decode worker
+    memory_s: float  # until its blocks have room on the decode worker
+
+    @property
+    def total_s(self) -> float:
+        own_s = self.wait_s + self.prefill_s + HARM * self.harm_s
+        return own_s + self.handoff_s + self.memory_s
+
+
+class PairFacts(NamedTuple):
+    """What the decision is made from. `cached_tokens` are the prompt's on the decode worker that
+    would compute it; a forecast is None where there is none."""
+
+    isl: int
+    cached_tokens: int
+    prefill_busy: bool = False  # every prefill worker is above its threshold
+    decode_busy: bool = False  # the decode worker would be above its own
+    local: LocalForecast | None = None
+    remote: RemoteForecast | None = None
+
+    @property
+    def uncached_tokens(self) -> int:
+        return max(0, self.isl - self.cached_tokens)
+
+
+class Verdict(NamedTuple):
+    """`reason` is a word for metrics. The sums are None where none was made."""
+
+    remote: bool
+    reason: str
+    local_s: float | None = None
+    remote_s: float | None = None
+
+
+def judge(config: DisaggConfig, facts: PairFacts) -> Verdict:
+    """Remote or local, where both are possible. The same facts give the same verdict."""
+    if config.disagg != "conditional":
+        return Verdict(config.disagg == "always", config.disagg)
+    policy = config.disagg_policy
+    if policy == "forecast" and facts.local is not None and facts.remote is not None:
+        local_s, remote_s = facts.local.total_s, facts.remote.total_s
+        margin_s = max(MARGIN * local_s, facts.local.step_s)
+        remote = remote_s + margin_s < local_s
+        return Verdict(remote, "faster" if remote else "not_faster", local_s, remote_s)
+    if policy == "noncached":
+        remote = 0 < config.disagg_noncached_tokens <= facts.uncached_tokens
+        return Verdict(remote, "noncached" if remote else "cached")
+    if facts.decode_busy:
+        return Verdict(True, "decode_busy")
+    by_length = policy in ("isl_bounding", "isl_or_load", "forecast")
+    if by_length and _is_short(config, facts):
+        return Verdict(False, "short")
+    if policy in ("prefill_load", "isl_or_load") and facts.prefill_busy:
+        return Verdict(False, "prefill_busy")
+    return Verdict(True, "long" if by_length else "prefill_calm")
+
+
+def _is_short(config: DisaggConfig, facts: PairFacts) -> bool:
+    tokens, ratio = config.disagg_eff_isl_threshold, config.disagg_eff_isl_ratio_threshold
+    return facts.uncached_tokens < tokens and facts.uncached_tokens < ratio * facts.isl
+
+
+class PairRule:
+    """The settings, what was learnt of hand-offs, and what was decided how often. Of one pool.
+
+    `aggregated` are ids of workers among the decode workers that take no hand-off. Where a
+    forecast has no data, `isl_bounding` decides.
+    """
+
+    def __init__(
+        self,
+        config: DisaggConfig,
+        *,
+        aggregated: Set[int] = frozenset(),
+        kv_bytes_per_token: int = KV_BYTES_PER_TOKEN,
+    ) -> None:
+        self.config = config
+        self._token_bytes = kv_bytes_per_token
+        self.aggregated = aggregated
+        self.links = LinkEstimate()
+        self.decisions: Counter[str] = Counter()
+        """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
+
+    def handoff_bytes(self, uncached_tokens: int) -> int:
+        """KV bytes that go to a decode worker which has the other tokens of a prompt."""
+        return max(0, uncached_tokens) * self._token_bytes
+
+    def note(self, verdict: Verdict) -> Verdict:
+        """Count a verdict that was carried out."""
+        self.decisions[f"{'remote' if verdict.remote else 'local'}_{verdict.reason}"] += 1
+        return verdict

@@ -1,0 +1,154 @@
+"""The decision between local and remote prefill, held against an oracle that has the rules as the
+peers' documents have them; and what is learnt of hand-offs."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.router.disagg import (
+    DISAGG_MODES,
+    DISAGG_POLICIES,
+    DisaggConfig,
+    LinkEstimate,
+    LocalForecast,
+    PairFacts,
+    RemoteForecast,
+    judge,
+)
+
+seconds = st.floats(0, 100)
+locals_ = st.builds(LocalForecast, seconds, seconds, seconds, seconds, st.floats(0, 0.1))
+remotes = st.builds(RemoteForecast, seconds, seconds, seconds, seconds, seconds)
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> PairFacts:
+    isl = draw(st.integers(1, 50_000))
+    known = draw(st.booleans())
+    return PairFacts(
+        isl,
+        draw(st.integers(0, isl)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(locals_) if known else None,
+        draw(remotes) if known else None,
+    )
+
+
+configs = st.builds(
+    DisaggConfig,
+    disagg=st.sampled_from(DISAGG_MODES),
+    disagg_policy=st.sampled_from(DISAGG_POLICIES),
+    disagg_eff_isl_threshold=st.integers(0, 10_000),
+    disagg_eff_isl_ratio_threshold=st.floats(0, 1),
+    disagg_noncached_tokens=st.integers(0, 10_000),
+)
+
+
+def oracle(config: DisaggConfig, seen: PairFacts) -> bool:
+    """Whether the prefill is remote."""
+    if config.disagg == "off":
+        return False
+    if config.disagg == "always":
+        return True
+    left = seen.isl - seen.cached_tokens
+    short = left < config.disagg_eff_isl_threshold and (
+        left < config.disagg_eff_isl_ratio_threshold * seen.isl
+    )
+    if config.disagg_policy == "forecast" and seen.local and seen.remote:
+        local = sum(seen.local[:3]) + 0.1 * seen.local.harm_s
+        remote = sum(seen.remote) - 0.9 * seen.remote.harm_s
+        edge = remote + max(0.05 * local, seen.local.step_s)
+        return edge < local and not math.isclose(edge, local, rel_tol=1e-9)
+    if config.disagg_policy == "noncached":
+        return config.disagg_noncached_tokens > 0 and left >= config.disagg_noncached_tokens
+    bypass = {
+        "forecast": short,
+        "isl_bounding": short,
+        "prefill_load": seen.prefill_busy,
+        "isl_or_load": short or seen.prefill_busy,
+    }[config.disagg_policy]
+    return seen.decode_busy or not bypass
+
+
+@given(configs, facts())
+def test_every_policy_decides_as_its_oracle(config: DisaggConfig, seen: PairFacts) -> None:
+    verdict = judge(config, seen)
+    edge = 0.0
+    if verdict.local_s is not None and verdict.remote_s is not None and seen.local is not None:
+        edge = verdict.remote_s + max(0.05 * verdict.local_s, seen.local.step_s) - verdict.local_s
+        if abs(edge) <= 1e-6 * (1 + verdict.local_s):
+            return  # sums in another order
+    assert verdict.remote == oracle(config, seen)
+    assert verdict.reason
+
+
+@given(facts().filter(lambda seen: seen.local is not None), st.floats(0, 10))
+def test_a_slower_remote_way_never_makes_a_local_prompt_remote(
+    seen: PairFacts, more: float
+) -> None:
+    assert seen.remote is not None
+    slower = seen._replace(remote=seen.remote._replace(wait_s=seen.remote.wait_s + more))
+    assert judge(DisaggConfig(), slower).remote <= judge(DisaggConfig(), seen).remote
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("disagg", "sometimes"),
+        ("disagg_policy", "best"),
+        ("disagg_eff_isl_threshold", -1),
+        ("disagg_eff_isl_ratio_threshold", 1.5),
+        ("disagg_eff_isl_ratio_threshold", math.nan),
+        ("disagg_prefill_busy_threshold", -0.1),
+        ("disagg_prefill_busy_threshold", math.inf),
+        ("disagg_decode_busy_threshold", 1.1),
+        ("disagg_noncached_tokens", -1),
+    ],
+)
+def test_a_setting_out_of_range_is_named(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DisaggConfig(**{key: value})  # type: ignore[arg-type]  # a bad one
+    assert caught.value.key == key
+
+
+@given(st.floats(1e-3, 0.1), st.floats(1e9, 1e11), st.integers(0, 1000))
+def test_latency_and_bandwidth_are_learnt_from_exact_observations(
+    latency: float, bandwidth: float, seed: int
+) -> None:
+    links, draw = LinkEstimate(), Random(seed)
+    for _ in range(600):
+        size = draw.uniform(1e7, 5e9)
+        links.observe(0, 1, size, latency + size / bandwidth)
+    for size in (1e8, 2e9, 5e9):
+        truth = latency + size / bandwidth
+        assert links.seconds(0, 1, size) == pytest.approx(truth, rel=0.1, abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e4)), max_size=50), st.floats(0, 1e12))
+def test_no_observation_makes_a_hand_off_take_no_possible_time(
+    observed: list[tuple[float, float]], size: float
+) -> None:
+    links = LinkEstimate()
+    for each, took in observed:
+        links.observe(0, 1, each, took)
+    links.observe(0, 1, math.nan, 1.0)
+    links.observe(0, 1, 1.0, math.inf)
+    small, large = links.seconds(0, 1, size), links.seconds(0, 1, 2 * size)
+    assert 0 <= small <= large < math.inf
+    assert links.observed == len(observed)
+
+
+def test_a_slow_pair_is_known_as_such_until_a_worker_of_it_leaves() -> None:
+    links = LinkEstimate()
+    for _ in range(40):
+        links.observe(0, 1, 1e9, 0.1)
+        links.observe(0, 2, 1e9, 0.4)
+    slow = links.seconds(0, 2, 1e9)
+    assert slow > 2 * links.seconds(0, 1, 1e9)
+    links.forget(2)
+    assert links.seconds(0, 2, 1e9) < slow
