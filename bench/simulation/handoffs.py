@@ -54,7 +54,8 @@ class RoleConfig:
 
 
 class TransferNetwork:
-    """Transfers between engines, each of which has a network card of a fixed number of bytes a second each way.
+    """Transfers between engines. Each has a network card of a fixed number of bytes a second each
+    way.
 
     A transfer gets the smaller of its even shares at both ends. Time only moves on.
     """
