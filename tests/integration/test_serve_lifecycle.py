@@ -13,7 +13,7 @@ from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
 from support.processes import own_children
-from support.serving import BLOCK, ServedRouter, serving
+from support.serving import BLOCK, Ports, ServedRouter, serving
 
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.config import KvRouterConfig
@@ -24,6 +24,8 @@ from dynamo_router.workers.registry import WorkerState
 
 EVENTS = KvRouterConfig(block_size=BLOCK)
 QUIET = KvRouterConfig(block_size=BLOCK, use_kv_events=False)
+MOCKED = {"router": EVENTS, "mock_engines": MockEnginesConfig(mockers=1)}
+"""Mock engines publish to a NATS server of the router's own."""
 
 
 def own_tasks() -> list[str]:
@@ -37,6 +39,22 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def nats_servers() -> list[int]:
+    """The children that are one."""
+    return [pid for pid in own_children() if b"nats-server" in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return b""
+
+
+async def mock_engine_ready(ports: Ports) -> None:
+    await until(lambda: len(ports.server.monitor.ready_clients()) == 1)
+
+
 @pytest.fixture
 def taken_port() -> "object":
     with socket.socket() as taken:
@@ -48,10 +66,11 @@ def taken_port() -> "object":
 async def test_it_leaves_nothing_behind() -> None:
     files: list[int] = []
     for _ in range(3):
-        async with serving(FakeEngine(), router=EVENTS) as ports:
+        async with serving(**MOCKED) as ports:
+            await mock_engine_ready(ports)
             await ports.answers(prompt())
             assert (await ports.http("GET", "/health"))[0] == 200
-            assert len(own_children()) == 1  # the nats-server
+            assert len(own_children()) == 2 and len(nats_servers()) == 1
         assert own_children() == []
         await until(lambda: not own_tasks())
         files.append(open_files())
@@ -60,11 +79,18 @@ async def test_it_leaves_nothing_behind() -> None:
     assert not [t.name for t in threading.enumerate() if "index" in t.name]
 
 
-async def test_its_own_nats_server_is_started_again() -> None:
+async def test_engines_that_are_given_need_no_nats_server_of_ours() -> None:
     async with serving(FakeEngine(), router=EVENTS) as ports:
-        (server,) = own_children()
+        await ports.answers(prompt())
+        assert own_children() == []
+
+
+async def test_its_own_nats_server_is_started_again() -> None:
+    async with serving(**MOCKED) as ports:
+        await mock_engine_ready(ports)
+        (server,) = nats_servers()
         os.kill(server, signal.SIGKILL)
-        await until(lambda: own_children() not in ([server], []))
+        await until(lambda: nats_servers() not in ([server], []))
 
         async def connected() -> bool:
             health = (await ports.http("GET", "/health"))[1]

@@ -277,7 +277,7 @@ async def test_certificates_change_while_streams_flow(pki: Pki, tmp_path: Path) 
             credentials = grpc.ssl_channel_credentials(_read(pki.ours.ca))
             async with aio.secure_channel(address, credentials) as channel:
                 request = prompt("long")
-                request.max_tokens = 100_000
+                request.max_tokens = 30_000
                 generate = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
                 call = generate(request.SerializeToString())
                 assert await call.read() is not aio.EOF
