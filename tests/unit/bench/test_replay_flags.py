@@ -11,7 +11,7 @@ from dynamo_router import cli
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.replay import JUDGED_BY, LIVE_ONLY, ReplayConfig
 from dynamo_router.bench.simulate import SimulateConfig
-from dynamo_router.bench.simulation.config import DEFAULT_WORKERS, SimulationConfig
+from dynamo_router.bench.simulation.config import SimulationConfig
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.process.settings import options_of, resolve
 
@@ -31,6 +31,8 @@ LIVE: list[tuple[str, str, Any]] = [
     ("tls_key", "--tls-key", "us.key"),
     ("token_file", "--token-file", "token"),
 ]
+ROLES = ("prefill_workers", "decode_workers")
+"""Each needs the other, and what says how such fleets decide needs both: refused as such first."""
 VALUES: dict[type, Any] = {int: 7, float: 0.5, str: "1"}
 OTHER_VALUES = {"replica_cut_s": "60-90"}
 SWITCHES = {True: "--no-", False: "--"}  # the flag that changes a default
@@ -46,7 +48,7 @@ SIMULATED: list[tuple[str, str, Any]] = [
     )
     for spec in options_of(SimulationConfig)
     # Files are read, and refused as such, before anybody asks whether they are of use.
-    if spec.key not in ("router_config", *JUDGED_BY)
+    if spec.key not in ("router_config", *ROLES, *JUDGED_BY) and not spec.key.startswith("disagg")
 ]
 
 
@@ -100,6 +102,13 @@ def test_flags_of_simulations_are_refused_with_a_target(
         assert caught.value.key == key
 
 
+def test_roles_of_engines_are_for_simulations(call: Callable[..., tuple[int, str]]) -> None:
+    roles = ("--prefill-workers", 2, "--decode-workers", 2)
+    for words in (roles, (*roles, "--disagg", "always"), (*roles, "--disagg-policy", "noncached")):
+        code, err = call("replay", TRACE, "--target", "127.0.0.1:1", *words)
+        assert code == 2 and "is for simulations: --target is a live one" in err, err
+
+
 def test_without_a_target_it_is_the_simulation_to_the_byte(
     call: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
@@ -127,5 +136,4 @@ def test_simulate_takes_all_that_replay_takes_without_a_target() -> None:
         for cls in (ReplayConfig, SimulateConfig)
     )
     assert {replay[flags][0] for flags in replay.keys() - simulate.keys()} == {"target", *LIVE_ONLY}
-    assert simulate.pop(("--workers",)) == ("workers", DEFAULT_WORKERS)
     assert simulate.items() <= replay.items()
