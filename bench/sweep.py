@@ -89,6 +89,8 @@ class SweepConfig:
             raise bad_setting("compare", "a sweep compares settings, not policies")
         if self.simulation.plot is not None:
             raise bad_setting("plot", "a sweep draws nothing")
+        if self.simulation.roles.engines:
+            raise bad_setting("prefill_workers", "a sweep has engines that run whole requests")
         Load.of(self)  # which checks the rest
         self.space()
 

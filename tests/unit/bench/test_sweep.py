@@ -9,6 +9,7 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.simulation.config import SimulationConfig
+from dynamo_router.bench.simulation.handoffs import RoleConfig
 from dynamo_router.bench.sweep import Sweep, SweepConfig, apply_settings, configuration, run
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.process.settings import resolve
@@ -115,6 +116,10 @@ def test_bad_knobs_are_named(knob: str, message: str) -> None:
         ({"holdout_seeds": -1}, "holdout_seeds: -1 must be at least 0"),
         ({"objective": "luck"}, "objective: 'luck' is not one of"),
         ({"simulation": {"compare": "kv"}}, "compare: a sweep compares settings"),
+        (
+            {"simulation": {"roles": RoleConfig(prefill_workers=1, decode_workers=1)}},
+            "prefill_workers: a sweep has engines that run whole requests",
+        ),
     ],
 )
 def test_bad_settings_are_named(setting: dict[str, Any], message: str) -> None:
