@@ -170,15 +170,7 @@ class ForecastPolicy(Policy):
         `onboard_s` is the part of `prefill_s` in which blocks of lower tiers are loaded,
         `unheard_s` what it counts for that other routers may have sent requests there unheard.
         """
-        terms = self._forecast.explain(
-            candidates.isl,
-            candidates.block_size,
-            self._saved(candidates),
-            candidates.potential_blocks,
-            candidates.active_blocks,
-            len(candidates.eligible),
-            candidates.now,
-        )
+        terms = self._terms(candidates)
         _, host, disk = _tiers(candidates)
         for number, row in terms.items():
             row["onboard_s"] = row["unheard_s"] = 0.0
@@ -190,11 +182,9 @@ class ForecastPolicy(Policy):
                 row["onboard_s"] = float(host[number] * each[0] + disk[number] * each[1])
         return terms
 
-    def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
-        """See Policy; None while what it foresees does not come true."""
-        if not self._watch.trusted:
-            return None
-        terms = self._forecast.explain(
+    def _terms(self, candidates: Candidates, *number: int) -> dict[int, dict[str, float]]:
+        """What costs are made of: of every worker, or of one."""
+        return self._forecast.explain(
             candidates.isl,
             candidates.block_size,
             self._saved(candidates),
@@ -202,8 +192,14 @@ class ForecastPolicy(Policy):
             candidates.active_blocks,
             len(candidates.eligible),
             candidates.now,
-            number,
-        )[number]
+            *number,
+        )
+
+    def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
+        """See Policy; None while what it foresees does not come true."""
+        if not self._watch.trusted:
+            return None
+        terms = self._terms(candidates, number)[number]
         decoding = float(candidates.active_requests[number])
         return Foreseen(
             terms["wait_s"],
