@@ -18,9 +18,7 @@ from .admission import NO_OBJECTIVES, LoadLimits, Objectives
 from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
-from .disagg import PairRule
 from .explain import explain
-from .pairs import PairDecision, Side, choose_pair
 from .placement import Computed, Placement
 from .policies import PolicyChoice
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, choose
@@ -29,6 +27,8 @@ from .steps import Steps, finish
 from .views import PotentialLoad, WorkerView, views_in_steps
 
 if TYPE_CHECKING:
+    from .disagg import PairRule
+    from .pairs import PairDecision, Side
     from .replicas import PeerLoad
 
 
@@ -274,7 +274,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
         return decision
 
-    def place_pair(self, placement: Placement, prefill: "KvRouter", rule: PairRule) -> PairDecision:
+    def place_pair(
+        self, placement: Placement, prefill: "KvRouter", rule: "PairRule"
+    ) -> "PairDecision":
         """The same in front of decode workers, with prefill workers, which `prefill` routes to.
 
         A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
@@ -282,6 +284,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         decode worker. Raises what `decide` does; overloaded while no decode worker has room for
         the prompt, of which no prefill should begin then.
         """
+        from .pairs import PairDecision, choose_pair  # fleets without roles need none of it
+
         if prefill is self:
             raise ValueError("prefill workers have a router of their own")
         prompt, request_id = placement.prompt, placement.request_id or None
@@ -461,8 +465,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             for rank in () if entry is None else entry.ranks:
                 self.index.forget_predictions(rank, self.registry.number(rank))
 
-    def _side(self, placement: Placement) -> Side:
+    def _side(self, placement: Placement) -> "Side":
         """The workers that a leg of a request may go to; NoWorkersError if there are none."""
+        from .pairs import Side
+
         source, limits, now = self._source, self.limits, self._expire()
         policy = self._policy
         candidates = source.candidates(
