@@ -126,8 +126,8 @@ class Ways:
         rounds: int,
         bases: Iterable[tuple[str, str]],
     ) -> dict[str, Any]:
-        """So many requests on each way under each load that it has, round by round, the first to
-        warm up.
+        """Send `requests` on each way under each load that it has, round by round, the first round
+        to warm up.
 
         A row for each; for each way and the one of `bases` beside it the medians of the ratios
         within a round; and what others used of the machine meanwhile.
