@@ -25,6 +25,11 @@ class AnswerForm(Protocol):
         ...
 
     @property
+    def with_usage(self) -> bool:
+        """Whether its ending shows the usage."""
+        ...
+
+    @property
     def counts_reasoning(self) -> bool:
         """Whether its usage has the number of reasoning tokens."""
         ...

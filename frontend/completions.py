@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -166,8 +166,7 @@ class Completions:
     @property
     def _fingerprint(self) -> str:
         facts = self._monitor.facts
-        parts = (self._version, self.name, facts.backend, facts.version, str(self._adapter))
-        return f"fp_{xxh3_64_hexdigest('/'.join(parts).encode())[:10]}"
+        return _fingerprint(self._version, self.name, facts.backend, facts.version, self._adapter)
 
     @property
     def token_cache(self) -> str:
@@ -396,7 +395,8 @@ class Completions:
         try:
             await answer(self._workers, self._text, request, choices, origin, write, call.client)
             nvext = _extras(choices, origin) if origin.extras else None
-            for event in form.ending(await self._usage(opened, reasoning), nvext):
+            usage = await self._usage(opened, reasoning) if form.with_usage else Usage()
+            for event in form.ending(usage, nvext):
                 await stream.write(event)
         except Exception as error:
             if not stream.started:
@@ -417,6 +417,11 @@ class Completions:
             ids = await self._text.encode(text, tenant, add_special_tokens=False)
             usage.reasoning_tokens = min(len(ids), usage.completion_tokens)
         return usage
+
+
+@lru_cache
+def _fingerprint(*parts: object) -> str:
+    return f"fp_{xxh3_64_hexdigest('/'.join(map(str, parts)).encode())[:10]}"
 
 
 def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:

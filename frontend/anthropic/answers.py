@@ -21,7 +21,7 @@ class MessagesAnswer:
 
     shape = NAMED._replace(keep_alive=_PING)
     usage_in_each = True
-    counts_reasoning = True
+    with_usage = counts_reasoning = True
     last = b""
 
     def __init__(

@@ -98,7 +98,7 @@ class Answer:
     def with_logprobs(self) -> bool:
         return self.request is not None and self.request.logprobs_wanted is not None
 
-    @cached_property
+    @property
     def with_usage(self) -> bool:
         options = None if self.request is None else self.request.stream_options
         return options is not None and options.include_usage

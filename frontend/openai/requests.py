@@ -136,9 +136,10 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
 
     def check(self) -> None:
         """ApiError 400 for the first field out of its range."""
+        may_be_0 = self.limit_field if self.least_tokens == 0 else ""
         for field, low, high in _RANGES:
             value = getattr(self, field)
-            if field == self.limit_field and self.least_tokens == 0:
+            if field == may_be_0:
                 low = 0
             if value is not None and not low <= value <= high:
                 raise ApiError(400, f"{field} must be in {low}..{high}", param=field)

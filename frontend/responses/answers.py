@@ -23,7 +23,7 @@ class ResponsesAnswer:
 
     shape = NAMED
     usage_in_each = False
-    counts_reasoning = True
+    with_usage = counts_reasoning = True
     last = b""
 
     def __init__(
