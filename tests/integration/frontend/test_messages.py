@@ -12,17 +12,14 @@ from anthropic import AsyncAnthropic
 from anthropic.types import Message
 from support.api_clients.said import last_prompt, say
 from support.fake_engine import FakeEngine, chunk, complete, fail
+from support.frontend.tool_serving import SAID, SCHEMA, tool_serving
 from support.servers.openai_serving import Served, openai_serving
 
-from dynamo_router.frontend.config import FrontendConfig
 from dynamo_router.workers.trtllm_proto import pb
 
 MODEL = "tiny"
 ASK: Any = [{"role": "user", "content": "Hello"}]
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL: Any = {"name": "weather", "description": "Of a city", "input_schema": SCHEMA}
-CALLED = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
-SAID = f"<think>hm</think>Look.{CALLED}"
 
 
 @pytest.fixture
@@ -32,8 +29,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def served(engine: FakeEngine) -> AsyncIterator[Served]:
-    config = FrontendConfig(http_frontend=0, reasoning_parser="qwen3", tool_call_parser="hermes")
-    async with openai_serving(engine, frontend=config, context=2000) as made:
+    async with tool_serving(engine, context=2000) as made:
         yield made
 
 

@@ -11,13 +11,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.api_clients.said import last_prompt, say
 from support.fake_engine import FakeEngine, chunk, complete, fail
-from support.servers.openai_serving import Served, openai_serving
+from support.frontend.tool_serving import CALLED, SCHEMA, tool_serving
+from support.servers.openai_serving import Served
 
-from dynamo_router.frontend.config import FrontendConfig
 from dynamo_router.workers.trtllm_proto import pb
 
 MODEL = "tiny"
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL: Any = {
     "type": "function",
     "name": "weather",
@@ -25,7 +24,6 @@ TOOL: Any = {
     "parameters": SCHEMA,
     "strict": False,
 }
-CALLED = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -36,8 +34,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def served(engine: FakeEngine) -> AsyncIterator[Served]:
-    config = FrontendConfig(http_frontend=0, reasoning_parser="qwen3", tool_call_parser="hermes")
-    async with openai_serving(engine, frontend=config, context=2000) as made:
+    async with tool_serving(engine, context=2000) as made:
         yield made
 
 

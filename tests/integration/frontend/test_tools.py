@@ -9,6 +9,7 @@ import openai
 import pytest
 from support.api_clients.said import say
 from support.fake_engine import FakeEngine
+from support.frontend.tool_serving import CALLED, SAID, SCHEMA, tool_serving
 from support.servers.openai_serving import BLOCK, Served, openai_serving
 
 from dynamo_router.base.errors import ConfigError
@@ -20,10 +21,7 @@ from dynamo_router.workers.trtllm_proto import pb
 
 MODEL = "tiny"
 ASK: Any = [{"role": "user", "content": "Hello"}]
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
-CALLED = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
-SAID = f"<think>hm</think>Look.{CALLED}"
 
 
 @pytest.fixture
@@ -33,8 +31,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def served(engine: FakeEngine) -> AsyncIterator[Served]:
-    config = FrontendConfig(http_frontend=0, reasoning_parser="qwen3", tool_call_parser="hermes")
-    async with openai_serving(engine, frontend=config) as made:
+    async with tool_serving(engine) as made:
         yield made
 
 
