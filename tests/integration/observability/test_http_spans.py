@@ -1,4 +1,4 @@
-"""The span of a request over HTTP: OpenTelemetry's attributes, and the parts of its work under it."""
+"""The span of a request over HTTP: OpenTelemetry's attributes, and the parts of its work below."""
 
 import asyncio
 from collections.abc import AsyncIterator
