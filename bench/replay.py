@@ -57,7 +57,7 @@ class ReplayConfig:
         10.0, "Wait this long for the target to answer at all.", "--connect-timeout"
     )
     max_in_flight: int = option(
-        4096, "Hold arrivals back while so many requests run; counted in the report."
+        4096, "Most requests in flight; later arrivals are delayed, and counted in the report."
     )
     tls_ca: str | None = option(
         None, "Authorities (PEM) of a target with TLS; not given: the system's, at grpcs://."
@@ -67,11 +67,11 @@ class ReplayConfig:
     token_file: str | None = option(None, "File with the token of a caller with the role client.")
     mode: str | None = option(
         None,
-        "How the target routes; not given: what it says of itself. Without one: as `simulate`.",
+        "How the target routes; not given: as it reports. Without a target: as `simulate`.",
     )
-    policy: str | None = option(None, "Its cost policy; not given: what it says of itself.")
+    policy: str | None = option(None, "The cost policy of the target; not given: as it reports.")
     workers: int | None = option(
-        None, "How many workers it has; not given: what it says. Without a target: as `simulate`."
+        None, "Number of its workers; not given: as it reports. Without a target: as `simulate`."
     )
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')

@@ -67,8 +67,8 @@ class SweepConfig:
         " the relative objective (goodput), or the engines needed for a rate (capacity).",
         choices=(BOTH, *OBJECTIVES),
     )
-    rounds: int = option(3, "Go through the knobs at most so many times.")
-    holdout_seeds: int = option(2, "Check what was found with so many further seeds.")
+    rounds: int = option(3, "Most passes over the knobs.")
+    holdout_seeds: int = option(2, "Number of further seeds that check the best setting.")
     output: str | None = option(None, "Write the configuration, TOML for serve, to this file.")
     workers: int = option(DEFAULT_WORKERS, "How many engines there are.")
     requests: int | None = option(None, "Use only the trace's first N requests.")

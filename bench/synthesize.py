@@ -52,14 +52,16 @@ class SynthesizeConfig:
     model: ModelKind = option("sessions", "What to draw from.", choices=KINDS)
     fit: bool = option(
         False,
-        "Check the model on the trace first: where what it makes is off by more than 3 % in hit"
-        " rate or mean input length, use the other model if that is nearer, and say so.",
+        "Check the model on the trace first: if its traffic is off by more than 3 % in hit rate or"
+        " mean input length, use the other model if that is nearer, and print which.",
     )
     window: int = option(
         WINDOW, "Requests that share the Markov model's transitions; 0: all, a memoryless walk."
     )
     prefix_len_multiplier: float = option(1.0, "Stretch what prompts share.")
-    prefix_root_multiplier: int = option(1, "So many families that share nothing.")
+    prefix_root_multiplier: int = option(
+        1, "Number of families of sessions, which share no prefix with each other."
+    )
     prompt_len_multiplier: float = option(1.0, "Stretch what is a prompt's own.")
     osl_multiplier: float = option(1.0, "Stretch outputs.")
     pause_multiplier: float = option(

@@ -42,11 +42,12 @@ class FrontendConfig:
     )
     default_max_tokens: int | None = option(
         None,
-        "Most tokens of an answer whose request says nothing of its length. Not given: what its"
-        " prompt leaves of the context; 1024 where the engines do not say how long that is.",
+        "Most tokens of an answer whose request gives no max_tokens. Not given: what the prompt"
+        " leaves of the context; 1024 where the engines do not report its length.",
     )
     keep_alive_s: float = option(
-        15.0, "A stream that was silent for so long gets a comment, so that proxies keep it."
+        15.0,
+        "Seconds of silence until a stream gets a comment, so that proxies keep it open.",
     )
 
     token_cache_bytes: int = option(
@@ -56,14 +57,14 @@ class FrontendConfig:
     )
     reasoning_parser: str | None = option(
         None,
-        f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it is not"
-        " told from the answer. Not given: as a model's card says.",
+        f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it stays"
+        " in the answer. Not given: the parser that the model's card names.",
         short=True,
     )
     tool_call_parser: str | None = option(
         None,
-        f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: none are"
-        " found. Not given: as a model's card says.",
+        f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: they stay"
+        " in the answer. Not given: the parser that the model's card names.",
         short=True,
     )
 
@@ -110,7 +111,7 @@ class DoctorConfig(ServeFrontendConfig):
     GROUP: ClassVar[str] = "Doctor"
 
     wait_s: float = option(
-        8.0, "How long workers may take to answer, and their events to be heard.", short=True
+        8.0, "Seconds to wait for answers of workers and for their first KV events.", short=True
     )
     json: bool = option(False, "Print the findings as JSON.", short=True)
 

@@ -98,7 +98,7 @@ class ServeConfig:
     )
     auth_tokens: str | None = option(
         None,
-        "File of the callers: tokens, names, roles. Not given: nobody needs a token.",
+        "File of the callers: tokens, names, roles. Not given: callers need no token.",
         group="Security",
         short=True,
     )
@@ -127,10 +127,10 @@ class ServeConfig:
     )
     event_sources: str = option(
         "auto",
-        "Where workers tell of their caches: nats (the event plane), jetstream (the same, with"
-        " --durable-kv-events), grpc (SubscribeKvEvents of the"
-        " engine), zmq or http (what its URL says), auto: for each worker the first that it has. Of"
-        " one that tells nothing the cache is predicted from routing; none: of all, as"
+        "Source of KV events: nats (the event plane), jetstream (the same, with"
+        " --durable-kv-events), grpc (SubscribeKvEvents of the engine), zmq or http (the address"
+        " in its URL), auto: for each worker the first of these that it has. The cache of a worker"
+        " without events is predicted from routing; none: that of every worker, as"
         " --no-kv-events.",
         choices=EVENT_SOURCES,
         group="KV events",
@@ -141,7 +141,7 @@ class ServeConfig:
         url=True,
         env=("NATS_SERVER",),
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
-        "else one is started for mock engines, and others tell their events themselves.",
+        "else one is started for mock engines; other engines need their own source of events.",
         group="KV events",
         short=True,
     )
@@ -193,7 +193,7 @@ class ServeConfig:
         None, "Model name to report; not given: the engines'.", short=True
     )
     unknown_worker_ttl_s: float = option(
-        300.0, "How long events of a worker nobody registered are kept.", group="KV events"
+        300.0, "Seconds for which events of an unregistered worker are kept.", group="KV events"
     )
     index_snapshot: str | None = option(
         None,
@@ -230,8 +230,8 @@ class ServeConfig:
     )
     lame_duck_s: float = option(
         2.0,
-        "How long new requests are still served after SIGTERM, while health says that none should"
-        " come any more.",
+        "Seconds after SIGTERM during which new requests are still served while health checks"
+        " already fail.",
         group="Processes and shutdown",
     )
     observability: ObservabilityConfig = field(

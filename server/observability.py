@@ -33,7 +33,7 @@ class ObservabilityConfig:
     otel_endpoint: str | None = option(
         None,
         "OpenTelemetry collector (OTLP/gRPC) that gets spans of requests, http://HOST:PORT. Not "
-        "given: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none. Needs the extra otel.",
+        "given: that of OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs the extra otel.",
         url=True,
         short=True,
     )

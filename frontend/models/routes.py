@@ -198,7 +198,7 @@ class ModelRoutes:
         if name is None:
             entries = [entry for entry in self._directory.entries if not entry.parent]
             if len(entries) > 1:
-                raise ApiError(400, "model says which of them is meant", param="model")
+                raise ApiError(400, "model is required: this server has several", param="model")
             name = entries[0].name if entries else ""
         found = [pool for pool in self._directory.find(name) if pool.handlers]
         record = call.record

@@ -61,9 +61,9 @@ class AdmissionConfig:
     )
     queue_policy: QueuePolicy | None = option(
         None,
-        "Who goes first: first come, last come, the fewest tokens to compute, or who has to begin"
-        " first to meet its TTFT objective. Not given: fcfs with a queue threshold, else as the"
-        " policy says.",
+        "Order of the queue: first come, last come, fewest tokens to compute, or earliest start to"
+        " meet the TTFT objective. Not given: fcfs with a queue threshold, else the policy's"
+        " own order.",
         "--router-queue-policy",
         env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=QUEUE_POLICIES,
@@ -81,12 +81,12 @@ class AdmissionConfig:
         25.0, "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms).", short=True
     )
     queue_limit: int = option(
-        10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
+        10_000, "Most requests in the queue; further ones are refused.", "--router-queue-limit"
     )
     max_requests_per_worker: str | None = option(
         None,
-        "Requests wait while every worker has so many: none, engine (as many as each says that it"
-        " runs at once), or a number; of a rank where there are several.",
+        "Most requests at a worker, or at each of its ranks, before others wait in the router: a"
+        " number, engine (as many as it reports to run at once), or none.",
     )
     active_decode_blocks_threshold: float | None = option(
         None,

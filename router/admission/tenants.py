@@ -48,7 +48,7 @@ class TenantConfig:
     )
     tenant_weights: str | None = option(
         None,
-        "Shares of tenants, NAME=WEIGHT with commas, from 1e-6 to 1e6; 1 where nothing is said.",
+        "Shares of tenants, NAME=WEIGHT with commas, from 1e-6 to 1e6; 1 for tenants not listed.",
         "--router-tenant-weights",
     )
     max_tenants: int = option(

@@ -140,7 +140,7 @@ class AttemptLedger:
         reports, worker_id = self._reports, attempt.worker_id
         if late and not attempt.messages:
             verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
-            details = "nothing came of it in time"
+            details = "the worker sent nothing in time"
             request.failures.add(FailedAttempt(worker_id, Origin.DEADLINE, verdict, details))
             waited = self._now() - attempt.sent_at
             reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))

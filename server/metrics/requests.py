@@ -14,7 +14,7 @@ from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
 from ..dispatch import Attempt, Request, status_of, told_usage
 from .families import counter_by, counters
-from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
+from .histogram import LONG_SECONDS, RATIO, SECONDS, SHORT_SECONDS, TOKENS, Histogram, HistogramRow
 from .worker_requests import WorkerRequests
 
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
@@ -78,9 +78,9 @@ class RequestMetrics:
             RATIO,
         )
         self._overhead = Histogram(
-            "dynamo_router_overhead_total_ms",
-            "Time of a decision, from tokens to a booked slot.",
-            MILLISECONDS,
+            "dynamo_router_overhead_seconds",
+            "Time of a decision, from token ids to a booked slot.",
+            SHORT_SECONDS,
         )
         self._of_decided = HistogramRow(
             self._queue_wait, self._duration, self._input, self._hit_rate, self._overhead
@@ -125,7 +125,7 @@ class RequestMetrics:
             now - request.arrived,
             request.facts.prompt.isl,
             (device + host + disk) / decision.request_blocks,
-            attempt.decision_s * 1e3,
+            attempt.decision_s,
         )
         if request.first_message_at is not None and request.facts.sequences == 1:
             self._keep(request.last_message)
@@ -196,6 +196,10 @@ class RequestMetrics:
             self._overhead,
         ):
             yield histogram.family()
+        yield self._overhead.in_milliseconds(
+            "dynamo_router_overhead_total_ms",
+            "Deprecated, gone in 0.2: dynamo_router_overhead_seconds in milliseconds.",
+        )
 
     def _keep(self, message: bytes) -> None:
         self._last_messages.append(message)

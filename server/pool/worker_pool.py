@@ -216,7 +216,7 @@ class WorkerPool:
         if not isinstance(plane, ZmqPlane if config.plane.is_zmq else NatsPlane):
             plane = self._own_plane = self._sync_plane()
         elif self.events is not None and self.events.is_embedded:
-            log.warning("no other router can be heard: give all of them the same --nats")
+            log.warning("other routers are out of reach: give all of them the same --nats")
         self.replicas = ReplicaSync(
             self.router.count_peers(),
             plane,
