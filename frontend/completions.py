@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import CHOICE_S, MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
+from .engine_requests import CHOICE_S, MOST_PROMPTS, SMALL_S, TOKEN_S, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     ApiError,
@@ -137,6 +136,7 @@ class Completions:
         self._name = name
         self._last_name = ""
         self._version = package_version()
+        self._printed: tuple[object, str] = None, ""  # of these facts
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
@@ -166,7 +166,11 @@ class Completions:
     @property
     def _fingerprint(self) -> str:
         facts = self._monitor.facts
-        return _fingerprint(self._version, self.name, facts.backend, facts.version, self._adapter)
+        if facts is not self._printed[0]:
+            parts = self._version, self.name, facts.backend, facts.version, self._adapter
+            digest = xxh3_64_hexdigest("/".join(map(str, parts)).encode())
+            self._printed = facts, f"fp_{digest[:10]}"
+        return self._printed[1]
 
     @property
     def token_cache(self) -> str:
@@ -253,14 +257,18 @@ class Completions:
         guide: Guide | None,
     ) -> list[Choice]:
         choices: list[Choice] = []
-        bias = self._bias(request)
+        bias = self._bias(request) if request.logit_bias else b""
+        wanted, seconds = request.choices, 0.0
         for tokens, prefix in prompts:
-            await self._calls.turns.take(len(tokens) * TOKEN_S + request.choices * CHOICE_S)
+            seconds += len(tokens) * TOKEN_S + wanted * CHOICE_S
+            if seconds > SMALL_S:
+                await self._calls.turns.take(seconds)
+                seconds = 0.0
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
-            for nth in range(request.choices):
+            for nth in range(wanted):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
                 made.adapter, made.guide, made.bias = self._adapter, guide, bias
                 choices.append(made)
@@ -339,7 +347,10 @@ class Completions:
         wanted = len(prompts) * request.choices
         if wanted > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        with self._calls.requests.held(current_account(), wanted - 1):  # the call itself is one
+        if wanted == 1:  # which is the call itself
+            await self._open(call, request, kind, prompts)
+            return
+        with self._calls.requests.held(current_account(), wanted - 1):
             await self._open(call, request, kind, prompts)
 
     async def _open(
@@ -359,11 +370,14 @@ class Completions:
         form = kind.make(answer_id, created, self.name, request, self._fingerprint)
         run = self._stream if request.wants_stream else self._whole
         try:
+            opened = _OpenRequest(call, request, choices, origin, form)
+            if len(choices) == 1 and not choices[0].bias:
+                await run(opened)
+                return
             # The first one's are those of the body, but for what the body does not have.
             others = _bytes_of(choices[1:]) + len(choices[0].bias)
-            held = self._calls.bytes.held(current_account(), others) if others else nullcontext()
-            with held:
-                await run(_OpenRequest(call, request, choices, origin, form))
+            with self._calls.bytes.held(current_account(), others):
+                await run(opened)
         except (InvalidRequestError, EngineCallError) as error:
             raise engine_refusal(error, _fields_of(request, guide)) from None
 
@@ -385,8 +399,10 @@ class Completions:
         stream = SseWriter(call.send, call.client, call.told, keep_alive_s, form.shape)
         reasoning: list[str] = []
 
+        usage_in_each = form.usage_in_each
+
         def write(index: int, delta: Delta) -> None:
-            usage = choices[index].usage if form.usage_in_each else None
+            usage = choices[index].usage if usage_in_each else None
             if delta.reasoning:
                 reasoning.append(delta.reasoning)
             if chunk := form.chunk(index, delta, usage):
@@ -417,11 +433,6 @@ class Completions:
             ids = await self._text.encode(text, tenant, add_special_tokens=False)
             usage.reasoning_tokens = min(len(ids), usage.completion_tokens)
         return usage
-
-
-@lru_cache
-def _fingerprint(*parts: object) -> str:
-    return f"fp_{xxh3_64_hexdigest('/'.join(map(str, parts)).encode())[:10]}"
 
 
 def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:

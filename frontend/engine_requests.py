@@ -63,6 +63,8 @@ SECONDS_PER_BYTE = 1e-7
 CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0003, 5e-6, 0.0003, 2e-8
 """What it takes of the event loop to read a request, to note an answer that it asks for, to begin
 that, and this for each token of its prompt."""
+SMALL_S = 0.0001
+"""What is less than this is done in the turn of the event loop in which a request is read."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
 
@@ -111,6 +113,8 @@ class PromptReader:
 
     async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
         """A request of this kind, read off the event loop if it is large."""
+        if len(body) <= LONG_BODY:
+            return read_request(body, kind)
         found: SomeRequest = await self.read_by(partial(read_request, kind=kind), body)
         return found
 
@@ -125,6 +129,8 @@ class PromptReader:
 
     async def guide(self, request: Sampling, size: int) -> Guide | None:
         """What each of its answers is held to. `size`: bytes of the body."""
+        if request.is_unguided:
+            return None
         return await self._run(partial(_guide, request), size)
 
     async def of_chat(self, request: ChatRequest, tenant: Tenant, size: int = 0) -> Tokens:
@@ -145,8 +151,9 @@ class PromptReader:
         """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
         longer than prompts may be."""
         made = tokens if isinstance(tokens, np.ndarray) else array("I", tokens)
-        names = (None if name is None else str(name) for name in (adapter, salt))
-        return HashedPrompt(made, await self._reader.prompt(made, *names))
+        lora = None if adapter is None else str(adapter)
+        namespace = None if salt is None else str(salt)
+        return HashedPrompt(made, await self._reader.prompt(made, lora, namespace))
 
     async def render(
         self,

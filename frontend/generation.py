@@ -18,7 +18,15 @@ from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .engine_requests import ANSWER_S, TOKEN_S, Choice, Tokens, engine_message, engine_request
+from .engine_requests import (
+    ANSWER_S,
+    SMALL_S,
+    TOKEN_S,
+    Choice,
+    Tokens,
+    engine_message,
+    engine_request,
+)
 from .openai import ApiError, Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
@@ -226,12 +234,14 @@ async def answer(
 
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
-    tokens = sum(len(choice.prompt.tokens) for choice in choices)
-    turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
     if len(choices) == 1:
-        await turn()
+        seconds = len(choices[0].prompt.tokens) * TOKEN_S
+        if seconds > SMALL_S:  # else the turn in which the request is read is its own
+            await workers.turns.take(ANSWER_S + seconds)
         await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client)
         return
+    tokens = sum(len(choice.prompt.tokens) for choice in choices)
+    turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
     parts: Sequence[Part] = [ALONE] * len(choices)
     if workers.dispatcher.reader.hashes and not request.scores_prompt:
         parts = parts_of([choice.prompt.prompt for choice in choices])

@@ -139,11 +139,9 @@ def tenant_of(headers: Mapping[str, str], request: Sampling | None = None) -> Te
 
 def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
     """The cache namespace as the engines' protocol has it: a number."""
-    nvext = None if request is None else request.nvext
-    given = (
-        headers.get(TENANT_KEY),
-        None if nvext is None else nvext.cache_salt,
-        None if request is None else request.cache_salt,
-    )
-    text = next((each for each in given if each), None)
+    text = headers.get(TENANT_KEY)
+    if not text and request is not None:
+        if request.nvext is not None:
+            text = request.nvext.cache_salt
+        text = text or request.cache_salt
     return None if not text else xxh3_64_intdigest(text.encode()) & _INT63

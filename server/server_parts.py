@@ -13,7 +13,7 @@ from .access import Security
 from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
-from .dispatch import NoTrace, Tracing
+from .dispatch import NO_TRACE, Tracing
 from .fronts import Siblings, share_metrics
 from .metrics import LabelledPages, MetricsPage, ProcessMetrics
 from .tracing import span_export_of
@@ -44,7 +44,7 @@ class ServerParts:
         self.clock = SystemClock()
         self.security = Security(config, self.clock)
         self._spans = span_export_of(config.observability.otel_endpoint)
-        self.tracing: Tracing = NoTrace() if self._spans is None else self._spans.tracing
+        self.tracing: Tracing = NO_TRACE if self._spans is None else self._spans.tracing
         self.hits = LimitHits()
         """limits of the whole process"""
         limits = config.peers

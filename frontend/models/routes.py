@@ -19,7 +19,7 @@ from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
 from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
-from ..engine_requests import CALL_S
+from ..engine_requests import ANSWER_S, CALL_S
 from ..openai import ApiError, unknown_model
 
 
@@ -172,7 +172,7 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
-        await self._calls.turns.take(CALL_S)
+        await self._calls.turns.take(CALL_S + ANSWER_S)  # and the first of its answers
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -94,19 +93,17 @@ class Answer:
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
 
-    @cached_property
-    def with_logprobs(self) -> bool:
-        return self.request is not None and self.request.logprobs_wanted is not None
+    with_logprobs: bool = field(default=False, init=False)
+    with_usage: bool = field(default=False, init=False)
+    usage_in_each: bool = field(default=False, init=False)
 
-    @property
-    def with_usage(self) -> bool:
-        options = None if self.request is None else self.request.stream_options
-        return options is not None and options.include_usage
-
-    @property
-    def usage_in_each(self) -> bool:
-        options = None if self.request is None else self.request.stream_options
-        return options is not None and options.continuous_usage_stats
+    def __post_init__(self) -> None:
+        request = self.request
+        if request is not None:
+            self.with_logprobs = request.logprobs_wanted is not None
+            if (options := request.stream_options) is not None:
+                self.with_usage = options.include_usage
+                self.usage_in_each = options.continuous_usage_stats
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""

@@ -229,7 +229,8 @@ class Dispatcher:
             if request is not None:
                 self._end(request, code, details)
             self._observer.on_end(request, code)
-            trace.ended(request, code, details)
+            if trace is not NO_TRACE:
+                trace.ended(request, code, details)
 
     def has(self, request_id: str, caller: Caller) -> bool:
         """Whether a request that the caller gave this id is in flight here."""
