@@ -54,7 +54,7 @@ def build_metrics() -> Iterable[Metric]:
     """Which build runs: the value is 1."""
     family = GaugeMetricFamily(
         "dynamo_router_build_info",
-        "1; the labels say which build runs.",
+        "1, with the version, interpreter and gRPC library as labels.",
         labels=["version", "python", "grpc"],
     )
     grpc_version = str(vars(grpc).get("__version__", "unknown"))
