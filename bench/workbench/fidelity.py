@@ -36,7 +36,7 @@ class FidelityConfig:
     trace: str = field(
         default=str(SAMPLE_TRACE), metadata={"help": "The trace to learn.", "positional": True}
     )
-    seeds: int = option(4, "Make so many traces of each model, seeds 0, 1, 2 ...")
+    seeds: int = option(4, "Traces of each model, of seeds 0, 1, 2 ...")
     requests: int | None = option(None, "Requests of each; not given: as many as were learned.")
     cache_tokens: int = option(4_000_000, "The pool of caches to compare hit rates of.")
     trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")

@@ -42,7 +42,7 @@ _HEADERS: dict[int, dict[str, str]] = {
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 """OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
 number."""
-_STATUSES = {
+STATUSES = {
     StatusCode.INVALID_ARGUMENT: 400,
     StatusCode.OUT_OF_RANGE: 400,
     StatusCode.FAILED_PRECONDITION: 400,
@@ -56,7 +56,13 @@ _STATUSES = {
     StatusCode.UNAVAILABLE: 503,
     StatusCode.DEADLINE_EXCEEDED: 504,
 }
+"""HTTP's of a gRPC status; 500 for the others."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+def error_type(status: int) -> str:
+    """The `type` of an error's body, by its HTTP status."""
+    return _TYPES.get(status, "server_error")
 
 
 class ApiError(Exception):
@@ -75,7 +81,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": shortened(str(self)),
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": error_type(self.status),
                 "param": self.param,
                 "code": self.code if self.code is not None else _CODES.get(self.status),
             }
@@ -93,7 +99,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HttpError):
         return ApiError(error.status, str(error))
     code, text = status_of(error)
-    status = _STATUSES.get(code, 500)
+    status = STATUSES.get(code, 500)
     param = error.field if isinstance(error, InvalidRequestError) else None
     if param == PROMPT_LIMIT:
         return ApiError(status, text, code=TOO_LONG)

@@ -135,7 +135,7 @@ class EtcdConnection:
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" not in (error.details() or ""):
                         raise
-                    log.warning("etcd asks nobody for a name", endpoints=self.config.endpoints)
+                    log.warning("etcd has authentication disabled", endpoints=self.config.endpoints)
                     self._token = ""
         return (("token", self._token),) if self._token else ()
 

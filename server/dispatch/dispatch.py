@@ -161,7 +161,9 @@ class Dispatcher:
             else:
                 body, facts = message.body, message.facts
             limits, prompt = self._router.limits, facts.prompt
-            unfit, refusal = self._monitor.limits.check(prompt.isl, facts.largest_token)
+            unfit, refusal = self._monitor.limits.check(
+                prompt.isl, facts.largest_token, facts.max_tokens
+            )
             if refusal is not None:
                 raise InvalidRequestError(refusal)
             request_id = self._new_id(facts, caller)

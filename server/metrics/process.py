@@ -54,7 +54,7 @@ def build_metrics() -> Iterable[Metric]:
     """Which build runs: the value is 1."""
     family = GaugeMetricFamily(
         "dynamo_router_build_info",
-        "1; the labels say which build runs.",
+        "1, with the version, interpreter and gRPC library as labels.",
         labels=["version", "python", "grpc"],
     )
     grpc_version = str(vars(grpc).get("__version__", "unknown"))
@@ -68,7 +68,7 @@ def log_metrics(log: LogOutput | None) -> Iterator[Metric]:
     yield counter_by(
         "reason",
         "dynamo_router_log_lines_lost",
-        "Lines left out of the log: too many of one event, or a reader that is slow.",
+        "Lines left out of the log. reason: rate_limit (too many of one event) or slow_reader.",
         {
             "rate_limit": log.rate.suppressed if log else 0,
             "slow_reader": log.writer.dropped if log else 0,
@@ -93,7 +93,11 @@ def off_loop_metrics(off_loop: OffLoop) -> Iterator[Metric]:
     """Long computations beside the event loop."""
     yield from counters(
         "dynamo_router_off_loop_",
-        ("runs", "Computations beside the event loop.", off_loop.runs),
+        (
+            "runs",
+            "Long computations, such as texts tokenized, beside the event loop.",
+            off_loop.runs,
+        ),
         (
             "dropped",
             "Computations not begun, as their client had left.",

@@ -175,7 +175,8 @@ class RequestMetrics:
         yield counter_by(
             "outcome",
             "dynamo_router_objectives",
-            "Streaming requests that ended, by whether they stayed within their objectives.",
+            "Streaming requests for one answer that ended, by their objectives: good, "
+            "missed (ttft, itl, both), or failed. Without those that their client gave up.",
             {outcome: self._objectives[outcome] for outcome in OUTCOMES},
         )
         yield counter_by(
