@@ -19,6 +19,7 @@ from ..workers.dialects import encode_bias
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
+from ._plain_stream import PlainStream
 from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
@@ -51,7 +52,7 @@ from .parsers import (
 )
 from .passed_on import PASSED_ROUTES, PassedOn
 from .prefill import PrefillWorkers
-from .processor import ModelText
+from .processor import ByteText, ModelText
 from .sse_writer import SseWriter
 
 CHAT_ROUTE = "POST /v1/chat/completions"
@@ -399,17 +400,22 @@ class Completions:
         stream = SseWriter(call.send, call.client, call.told, keep_alive_s, form.shape)
         reasoning: list[str] = []
 
-        usage_in_each = form.usage_in_each
-
         def write(index: int, delta: Delta) -> None:
-            usage = choices[index].usage if usage_in_each else None
+            usage = choices[index].usage if form.usage_in_each else None
             if delta.reasoning:
                 reasoning.append(delta.reasoning)
             if chunk := form.chunk(index, delta, usage):
                 stream.put(chunk, last=delta.finish_reason is not None)
 
+        def begin(index: int, plain: PlainStream, text: ByteText, usage: Usage) -> None:
+            if (around := form.text_around(index)) is not None:
+                around = stream.around(*around)
+                plain.begin(text, usage, call.client, stream.waiting, stream.schedule, *around)
+
         try:
-            await answer(self._workers, self._text, request, choices, origin, write, call.client)
+            await answer(
+                self._workers, self._text, request, choices, origin, write, call.client, begin
+            )
             nvext = _extras(choices, origin) if origin.extras else None
             usage = await self._usage(opened, reasoning) if form.with_usage else Usage()
             for event in form.ending(usage, nvext):

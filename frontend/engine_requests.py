@@ -113,9 +113,11 @@ class PromptReader:
 
     async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
         """A request of this kind, read off the event loop if it is large."""
+        found: SomeRequest
         if len(body) <= LONG_BODY:
-            return read_request(body, kind)
-        found: SomeRequest = await self.read_by(partial(read_request, kind=kind), body)
+            found = read_request(body, kind)
+        else:
+            found = await self.read_by(partial(read_request, kind=kind), body)
         return found
 
     async def read_by(self, read: Callable[[bytes], T], body: bytes) -> T:

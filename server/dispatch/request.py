@@ -252,11 +252,11 @@ class Reply:
     Both raise ClientGoneError, or what a change does, in which case nothing was written.
     """
 
-    __slots__ = ("_put", "changes", "write")
+    __slots__ = ("changes", "put", "write")
 
     def __init__(self, write: Write, put: Put | None = None) -> None:
         self.write = write
-        self._put = put
+        self.put = put
         self.changes: list[Change] = []
         """of each message, in their order"""
 
@@ -264,7 +264,7 @@ class Reply:
         """A message of an engine; what is left to be written, None: nothing."""
         for change in self.changes:
             message = change(message)
-        if self._put is not None and self._put(message):
+        if self.put is not None and self.put(message):
             return None
         return message
 
