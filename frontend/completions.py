@@ -51,7 +51,6 @@ from .parsers import (
     recognised_tool_calls,
 )
 from .passed_on import PASSED_ROUTES, PassedOn
-from .prefill import PrefillWorkers
 from .processor import ByteText, ModelText
 from .sse_writer import SseWriter
 
@@ -116,15 +115,14 @@ class Completions:
         config: FrontendConfig,
         name: str | None,
         adapter: int | None = None,
-        prefill: PrefillWorkers | None = None,
         *,
         card: Callable[[], ModelCard | None] | None = None,
         calls: CallLimits,
     ) -> None:
-        """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
-        prompt, if not the worker that answers; `card` is what the workers say of the model now;
-        `calls` counts requests of engines: a call has one for each of its answers."""
-        self._workers = Workers(dispatcher, calls.turns, prefill)
+        """`adapter` is the LoRA adapter that computes all of them; `card` is what the workers say
+        of the model now; `calls` counts requests of engines: a call has one for each of its
+        answers."""
+        self._workers = Workers(dispatcher, calls.turns)
         self._adapter = adapter
         self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
@@ -517,6 +515,8 @@ def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
             "request_blocks": decision.request_blocks,
             "cached_tokens": choice.usage.cached_tokens,
         }
+        if choice.pair is not None and choice.pair.reason:
+            extras["disagg"] = choice.pair.verdict
     if "timing" in origin.extras:
         took = now - origin.received
         ttft = None if choice.first_at is None else choice.first_at - origin.received

@@ -176,6 +176,7 @@ class ModelFrontendConfig(ServeConfig):
         short=True,
     )
     workers: tuple[str, ...] = _not_served(())
+    prefill_workers: tuple[str, ...] = _not_served(())
     dns_refresh_s: float = _not_served(10.0)
     mock_engines: MockEnginesConfig = _not_served(MockEnginesConfig())
     component: str = _not_served("backend")

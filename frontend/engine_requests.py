@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ..base.errors import InvalidRequestError, StatusCode
 from ..base.request_record import traced
+from ..router.pairs import PairDecision
 from ..router.policy import Decision
 from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
@@ -90,6 +91,8 @@ class Choice:
     decision: Decision | None = None
     prefill: Decision | None = None
     """where its prompt was computed, if not where it was generated"""
+    pair: PairDecision | None = None
+    """what both are a part of"""
     adapter: int | None = None
     """the LoRA adapter that computes it, as engines number it"""
     first_at: float | None = None

@@ -31,7 +31,6 @@ from .engine_requests import (
 from .openai import ApiError, Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
-from .prefill import PrefillWorkers, prefill
 from .processor import ByteText, ModelText, StopStrings
 from .shared_prefill import ALONE, Leader, Part, parts_of
 
@@ -227,8 +226,6 @@ class Workers(NamedTuple):
     dispatcher: Dispatcher
     turns: LoopTurns
     """where answers begin"""
-    prefill: PrefillWorkers | None = None
-    """None: whoever answers a request computes its prompt too"""
 
 
 async def answer(
@@ -336,24 +333,10 @@ async def _answer_one(
     streaming = True if part.leads is not None else False if request.whole_alone else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
     try:
-        # A worker that is handed a prompt has no logprobs of it.
-        hands_over = workers.prefill is not None and not request.scores_prompt
-        first = workers.prefill() if hands_over and workers.prefill is not None else None
-        if first is not None:
-            prefilled = await prefill(first, read.body, origin, computed)
-            computed = None  # by a worker of the other kind
-            choice.decision = choice.prefill = prefilled.decision
-            if part.leads is not None:
-                part.leads.begin(prefilled.decision)
-            reader.usage.cached_tokens = prefilled.cached_tokens
-            if prefilled.request is None:
-                for message in prefilled.messages:
-                    await respond(message)
-                return
-            read = read._replace(body=prefilled.request)
-        choice.decision = await origin.generate(
+        pair = await origin.generate(
             dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
         )
+        choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
     finally:
         if part.leads is not None:
             part.leads.begin(None)

@@ -13,12 +13,17 @@ reported to the router (`mark_prefill_complete`, `free`), and by `poll` here tha
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .admission import Admission, AdmissionQueue, Lane, Ticket
 from .config import KvRouterConfig
 from .kv_router import KvRouter
 from .placement import Placement
 from .policy import Decision
+
+if TYPE_CHECKING:
+    from .disagg import PairRule
+    from .pairs import PairDecision
 
 
 class Decider:
@@ -40,6 +45,8 @@ class Decider:
         self.router = router
         self._admission = admission
         self._before_decision = before_decision
+        self.on_load_fell: list[Callable[[], object]] = []
+        """called by `poll`"""
 
     @property
     def queue(self) -> AdmissionQueue | None:
@@ -86,6 +93,15 @@ class Decider:
             self._before_decision(placement)
         return self.router.place(placement)
 
+    def decide_pair(
+        self, placement: Placement, prefill: KvRouter, rule: "PairRule"
+    ) -> "PairDecision":
+        """Choose the workers of both legs, and book the request there. Raises what
+        KvRouter.place_pair does."""
+        if self._before_decision is not None:
+            self._before_decision(placement)
+        return self.router.place_pair(placement, prefill, rule)
+
     async def place(self, placement: Placement) -> Decision:
         """The decision, once it is the request's turn."""
         if self.is_open(placement):
@@ -101,6 +117,8 @@ class Decider:
         """Load fell, or a worker came: a request that waits might go."""
         if self._admission is not None:
             self._admission.poll()
+        for heard in self.on_load_fell:
+            heard()
 
     def _lane(self, placement: Placement) -> Lane:
         if placement.session is None or placement.pinned is not None:

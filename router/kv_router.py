@@ -297,7 +297,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             decodes = self._side(placement)
             takers = decodes.candidates.eligible
             try:
-                prefills = prefill._side(Placement(prompt, excluded=placement.excluded))
+                prefills = prefill._side(
+                    Placement(prompt, excluded=placement.excluded, retried=placement.retried)
+                )
             except NoWorkersError:
                 prefills = None
             verdict, target, source = choose_pair(
@@ -480,6 +482,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             bound = self.sessions.wanted(placement.session, placement.excluded)
             if bound is not None:
                 pinned, preferred = bound.pinned, bound.preferred
+        wanted = source.preferred(preferred, self.config)
+        if placement.computed is not None:
+            wanted = source.count_computed(placement.computed, candidates) or wanted
         number = source.pin(pinned, candidates)
         takers = candidates.eligible
         if placement.excluded:
@@ -501,7 +506,6 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if avoided is not None and (others := eligible & ~avoided).any():
             eligible = others
         candidates.eligible = eligible
-        wanted = source.preferred(preferred, self.config)
         return Side(candidates, policy, self._rng, self.registry, wanted)
 
     def _require_free(self, request_id: str | None) -> None:

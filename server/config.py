@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from ..base.errors import ConfigError
 from ..base.urls import DEFAULT_NATS_URL, split_nats_url
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, option
 from ..router.config import KvRouterConfig
+from ..router.disagg import DisaggConfig
 from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
@@ -16,7 +18,7 @@ from ..workers.worker_url import parse_worker
 from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig
-from .request_limits import RequestLimits
+from .request_limits import HandoffLimits, RequestLimits
 
 SHORTEST_HANG_S = 1.0
 """Many times what a loop may stand still by itself."""
@@ -120,6 +122,12 @@ class ServeConfig:
         url=True,
         short=True,
     )
+    prefill_workers: tuple[str, ...] = option(
+        (),
+        "An engine that computes prompts for the others, as --worker; may be repeated.",
+        "--prefill-worker",
+        url=True,
+    )
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig,
@@ -215,6 +223,8 @@ class ServeConfig:
     )
     fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
     limits: RequestLimits = field(default_factory=RequestLimits)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig, metadata={"inline": True})
+    handoff: HandoffLimits = field(default_factory=HandoffLimits, metadata={"inline": True})
     peers: CallerLimits = field(default_factory=CallerLimits)
     health: HealthPolicy = field(default_factory=HealthPolicy)
     outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
@@ -258,6 +268,12 @@ class ServeConfig:
             raise bad_setting("admin_port", "must be in 0..65535")
         for url in self.workers:
             parse_worker(url)
+        for url in self.prefill_workers:
+            try:
+                parse_worker(url)
+            except ConfigError as error:
+                text = str(error).removeprefix("workers: ")
+                raise bad_setting("prefill_workers", text) from None
         if self.nats is not None:
             split_nats_url(self.nats)
         self.nats_auth.check_has_server(self.nats)

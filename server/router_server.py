@@ -98,7 +98,9 @@ def admin_server(
         {
             **MetricsRoute(page).routes,
             **HealthRoutes(pool.health, parts).routes,
-            **WorkersRoute(lambda: [({}, workers.router)]).routes,
+            **WorkersRoute(
+                lambda: [(labels, each.router) for labels, each in pool.labelled]
+            ).routes,
             **PoolRoutes(workers.router, workers.reader, changes.change_limits).routes,
             **AdminRoutes(changes).routes,
             **CacheClearingRoute(

@@ -22,12 +22,14 @@ from ...base.limit_hits import LimitHits
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.decider import Decider
+from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Computed, Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
+from ..handoff import Handoffs, PrefillLeg
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
@@ -69,7 +71,9 @@ class Dispatcher:
         hits: LimitHits | None = None,
         reader: RequestReader | None = None,
         tracing: Tracing = NO_TRACE,
+        handoffs: Handoffs | None = None,
     ) -> None:
+        """`handoffs`: the prefill workers in front of these; None: there are none."""
         limits = limits or DispatchLimits()
         bounds, router = limits.requests, decider.router
         self._decider = decider
@@ -88,9 +92,11 @@ class Dispatcher:
         self.plain = PlainCalls(monitor, clock, self._observer, limits.max_attempts, tracing)
         self.prefetcher = Prefetcher(router, monitor)
         self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
-        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget)
+        self.handoffs = handoffs or Handoffs(decider, monitor, clock)
+        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget, self.handoffs)
         self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher)
         self.aborts = self._calls.aborts
+        self._queue_s = bounds.queue_timeout_s
         self._hedging = Hedging(
             bounds.hedge_after_s,
             decider,
@@ -136,7 +142,7 @@ class Dispatcher:
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
-    ) -> Decision:
+    ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
@@ -160,6 +166,8 @@ class Dispatcher:
                     facts = await self.reader.generate(message)
             else:
                 body, facts = message.body, message.facts
+            if facts.has_phase:
+                self.handoffs.check_trusted()
             limits, prompt = self._router.limits, facts.prompt
             unfit, refusal = self._monitor.limits.check(
                 prompt.isl, facts.largest_token, facts.max_tokens
@@ -269,6 +277,7 @@ class Dispatcher:
         self._max_attempts = self.plain.max_attempts = limits.max_attempts
         self.budget.share, self.budget.least = bounds.retry_budget, bounds.retry_budget_least
         self._watch.set_limits(limits)
+        self._queue_s = bounds.queue_timeout_s
         self._hedging.after_s = bounds.hedge_after_s
         self.migrations.limit = bounds.migration_limit
 
@@ -295,7 +304,7 @@ class Dispatcher:
 
     async def _serve(
         self, request: Request, reply: Reply, metadata: Metadata, stops_held: bool
-    ) -> Decision:
+    ) -> PairDecision:
         """Try workers until one has answered."""
         decider, session = self._decider, request.placement.session
         failure: Exception | None = None
@@ -313,6 +322,8 @@ class Dispatcher:
                     async with decider.turn(placement, on_wait):
                         request.check_aborted()  # between its turn and its departure
                         attempt = self._book(request, placement)
+                if attempt is None:
+                    attempt = await self._book_with_capacity(request, placement)
             except NoWorkersError:
                 if session is not None:
                     self._sessions.counts["refused"] += 1
@@ -335,7 +346,7 @@ class Dispatcher:
                         self._sessions.bind(session, hedge.decision.worker)
                     attempt = hedge
             if failure is None:
-                return attempt.decision
+                return attempt.pair
             request.check_aborted()
             if request.stream is not None and attempt.messages:
                 if not await self.migrations.move(request, attempt, stops_held, self._has_budget):
@@ -343,17 +354,44 @@ class Dispatcher:
                 if not request.stream.body:  # nothing is left to be generated
                     self._ledger.on_finished(request)
                     await reply.send(request.stream.end())
-                    return attempt.decision
+                    return attempt.pair
             elif placement.pinned is not None or not self._may_retry(request, attempt):
                 self.migrations.on_given_up(request)
                 raise failure
 
-    def _book(self, request: Request, placement: Placement) -> Attempt:
-        """Decide where the request goes now, and make that its attempt."""
-        began, last = self._now(), request.attempt
+    def _book(self, request: Request, placement: Placement) -> Attempt | None:
+        """Decide where the request goes now, and make that its attempt. None: no decode worker has
+        capacity for its prompt, or others wait for that."""
+        began, handoffs = self._now(), self.handoffs
+        if handoffs.waiting:
+            return None
+        try:
+            pair, leg = handoffs.decide_pair(placement, request.newest_body)
+        except NoCapacityError:
+            return None
+        return self._begun(request, placement, pair, leg, began)
+
+    async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
+        """The same once a decode worker has capacity."""
+        body, within_s = request.newest_body, self._queue_s
+        pair, leg = await self.handoffs.await_capacity(placement, body, within_s)
+        return self._begun(request, placement, pair, leg, self._now())
+
+    def _begun(
+        self,
+        request: Request,
+        placement: Placement,
+        pair: PairDecision,
+        leg: PrefillLeg | None,
+        began: float,
+    ) -> Attempt:
+        last, client = request.attempt, None
+        if leg is not None:
+            number = len(request.failures) + request.moves
+            most = placement.expected_output_tokens or 0
+            client = self.handoffs.client(pair, leg, request.request_id, number, most)
         queue_s = began - request.arrived if last is None else last.queue_s
-        decision = self._decider.decide(placement)
-        attempt = self._calls.new_attempt(placement, decision, began, queue_s)
+        attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
         request.attempt = attempt
         if request.trace is not NO_TRACE:
             request.trace.decided(request, attempt)

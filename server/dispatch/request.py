@@ -10,11 +10,13 @@ from typing import Final, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
 from ...base.request_record import HttpTrace, RequestRecord
+from ...router.pairs import PairDecision
 from ...router.placement import Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineCall, EngineClient
+from ...workers.dialects import EngineCall
 from ...workers.failures import Origin
+from ..handoff import PrefillLeg
 from ..migration import CarriedStream
 from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
@@ -126,6 +128,17 @@ class NoCallTrace:
 NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
 
 
+class AttemptClient(Protocol):
+    """The way to whoever runs an attempt: one engine, or a pair of them. See EngineClient."""
+
+    address: str
+
+    def generate(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> EngineCall: ...
+    async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]: ...
+
+
 @dataclass(slots=True)
 class Attempt:
     """A request on one worker, where it is booked. Times are seconds of the dispatcher's clock.
@@ -138,17 +151,21 @@ class Attempt:
     """of the decision"""
     booking_id: Final[str]
     """the request's own id, except for a hedge"""
-    client: Final[EngineClient | None]
+    client: Final[AttemptClient | None]
     """None: the worker has no address any more"""
     sent_at: Final[float]
     owes_since: float | None
     """when it was sent, or the client took the last message; None while the client takes one"""
-    prefill_tokens: Final[int] = 0
+    prefill_tokens: Final[int]
     """of the prompt that the worker has to compute, as far as is known"""
-    queue_s: Final[float] = 0.0
+    queue_s: Final[float]
     """from the request's arrival to its first decision"""
-    decision_s: Final[float] = 0.0
+    decision_s: Final[float]
     """how long this attempt's decision took"""
+    pair: Final[PairDecision]
+    """what its decision is a part of"""
+    leg: Final[PrefillLeg | None] = None
+    """of its prefill worker, if it has one"""
     call: EngineCall | None = None
     """while it runs, as far as the router knows"""
     messages: int = 0
@@ -209,6 +226,16 @@ class Request:
     def decision(self) -> Decision | None:
         """Of its newest attempt."""
         return None if self.attempt is None else self.attempt.decision
+
+    @property
+    def prefill(self) -> Decision | None:
+        """Of its newest attempt's prefill worker, if another one than that which decodes."""
+        return None if self.attempt is None else self.attempt.pair.prefill
+
+    @property
+    def newest_body(self) -> bytes:
+        """As it is sent now: what is left of a stream that moved, else all."""
+        return self.body if self.stream is None else self.stream.body
 
     @property
     def queue_s(self) -> float:

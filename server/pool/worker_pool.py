@@ -32,6 +32,7 @@ from ..dispatch import (
     RequestReader,
     Tracing,
 )
+from ..handoff import Handoffs, Partners
 from ..metrics import RouterMetrics
 from ..replica_sync import ReplicaSync
 from ..request_limits import DispatchLimits
@@ -62,14 +63,18 @@ class WorkerPool:
         reset: StateReset | None = None,
         hits: LimitHits | None = None,
         tokenize: Tokenize | None = None,
+        prefill: Partners | None = None,
     ) -> None:
         """`off_loop`: where long requests are read, if not on threads of its own; `pool`: which set
         of the endpoint's workers these are, by a name that every router has for it, empty: all;
         `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
         `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
-        model reads text, if that is known."""
+        model reads text, if that is known; `prefill`: which workers may compute a prompt for these,
+        if any ever do."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
+        self.prefills = 0
+        """prompts of other pools' requests that are computed here, or were not read yet"""
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
         self._own_plane: EventPlane | None = None
@@ -105,6 +110,9 @@ class WorkerPool:
             off_loop,
             hashes=self.router.uses_caches,
         )
+        self.handoffs = Handoffs(
+            self.decider, self.monitor, clock, config.disagg, config.handoff, prefill
+        )
         self.dispatcher = Dispatcher(
             self.decider,
             self.monitor,
@@ -114,6 +122,7 @@ class WorkerPool:
             hits=self.hits,
             reader=self.reader,
             tracing=tracing,
+            handoffs=self.handoffs,
         )
         self.metrics.watch_pool(
             self.dispatcher,
@@ -137,6 +146,11 @@ class WorkerPool:
         return self.router.registry.entry(worker_id) is not None
 
     @property
+    def in_flight(self) -> int:
+        """Requests in flight, and prompts that are computed here for other pools."""
+        return self.dispatcher.in_flight + self.prefills
+
+    @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""
         states: dict[str, int] = {}
@@ -154,7 +168,7 @@ class WorkerPool:
                 "state": events.plane_state.value if events else "off",
                 "server": events.description if events else "off",
             },
-            "in_flight": self.dispatcher.in_flight,
+            "in_flight": self.in_flight,
         }
 
     @property

@@ -344,7 +344,7 @@ async def has_models(served: Served) -> bool:
     return sorted(model["id"] for model in told["data"]) == ["other", "tiny"]
 
 
-@probe("prefill and decode workers", "models")
+@probe("prefill and decode workers, by their cards", "models")
 async def has_prefill_pools(served: Served) -> bool:
 
     async def meet() -> bool:
