@@ -310,6 +310,8 @@ class ModelPool:
             elsewhere=lambda: self._members.elsewhere,
             reset=shared.reset,
             tokenize=None if text is None else partial(text.encode, add_special_tokens=True),
+            recorder=parts.recorder if self.answers else None,
+            model=self.name.model,
         )
         self._workers = workers
         await workers.start_events(self._ask_about)

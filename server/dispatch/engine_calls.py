@@ -44,6 +44,7 @@ class EngineCalls:
         prefetcher: Prefetcher,
     ) -> None:
         self._registry = router.registry
+        self._foreseen_ttft_s = router.foreseen_ttft_s
         self._monitor = monitor
         self._reports = monitor.reports
         self._now = clock.now
@@ -66,6 +67,7 @@ class EngineCalls:
             placement.prompt.isl - decision.cached_tokens,
             queue_s,
             now - began,
+            self._foreseen_ttft_s(placement.request_id),
         )
 
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:

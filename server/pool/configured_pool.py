@@ -35,6 +35,7 @@ class ConfiguredPool:
             parts.off_loop,
             hits=parts.hits,
             tokenize=tokenize,
+            recorder=parts.recorder,
         )
         parts.calls.on_request_refused = self.workers.metrics.requests.on_refused
         self._stack.callback(self.workers.router.close)
