@@ -75,6 +75,11 @@ COMMANDS: Mapping[str, Entry] = {
         "bench.replay:check_given",
     ),
     "sweep": Entry("Tune the knobs on a trace.", "bench.sweep:SweepConfig", "bench.sweep:run"),
+    "report": Entry(
+        "A page on recorded traffic: how well it was routed, what to change.",
+        "bench.report:ReportConfig",
+        "bench.report:run",
+    ),
     "analyze": Entry("What a trace is like.", "bench.analyze:AnalyzeConfig", "bench.analyze:run"),
     "synthesize": Entry(
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"

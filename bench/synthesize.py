@@ -72,7 +72,10 @@ class SynthesizeConfig:
     max_isl: int | None = option(None, "Draw longer prompts again; a session ends there.")
     min_osl: int | None = option(None, "Raise shorter outputs to this.")
     max_osl: int | None = option(None, "Cut longer outputs to this.")
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     save_model: str | None = option(None, "Write what was learned to this file.")
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = option(None, 'Write a summary as JSON to this file; "-" is stdout.')

@@ -15,7 +15,8 @@ from .call_limits import CallLimits
 from .config import ServeConfig
 from .dispatch import NO_TRACE, Tracing
 from .fronts import Siblings, share_metrics
-from .metrics import LabelledPages, MetricsPage, ProcessMetrics
+from .metrics import LabelledPages, MetricsPage, ProcessMetrics, record_metrics
+from .record import recorder_of
 from .tracing import span_export_of
 
 
@@ -64,6 +65,17 @@ class ServerParts:
             self.metrics.http_answers, self.tracing, access_log=config.observability.access_log
         )
         """of all HTTP listeners"""
+        seen = config.observability
+        self.recorder = recorder_of(
+            seen.record,
+            max_mb=seen.record_max_mb,
+            kept=seen.record_files,
+            process=self.siblings.number if self.shares_ports else None,
+            folder=self.siblings.folder,
+        )
+        """of all requests; None: none is recorded"""
+        if self.recorder is not None:
+            self.metrics.add(record_metrics(self.recorder))
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
         """called once it drains"""
@@ -83,12 +95,16 @@ class ServerParts:
 
     def start(self) -> None:
         self.metrics.loop_lag.start()
+        if self.recorder is not None:
+            self.recorder.start()
         self.security.watch.start()
 
     async def close(self) -> None:
         """Idempotent."""
         self.metrics.loop_lag.close()
         await self.security.watch.close()
+        if self.recorder is not None:
+            await self.recorder.close()
         self._freed.close()
         self.off_loop.close()
         if self._spans is not None:

@@ -319,6 +319,8 @@ class ModelPool:
             reset=shared.reset,
             tokenize=None if text is None else partial(text.encode, add_special_tokens=True),
             prefill=self._partner if card.worker_type == DECODE else None,
+            recorder=parts.recorder if self.answers else None,
+            model=self.name.model,
         )
         self._workers = workers
         await workers.start_events(self._ask_about)

@@ -60,6 +60,9 @@ class Forecast:
         token. `loaded`: it waited for blocks of lower tiers, so that the latency model learns
         nothing from it."""
 
+    def foreseen_s(self, request_id: str) -> float | None:
+        """Seconds to its first token, as foreseen when it was booked; None if it is not."""
+
     def end(
         self, request_id: str, now: float, output_tokens: int
     ) -> tuple[int, float, float] | None:

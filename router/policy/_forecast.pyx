@@ -208,6 +208,10 @@ cdef class Forecast:
         learn_first_token(&self.model, timeline, booking, now)
         return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded
 
+    def foreseen_s(self, str request_id not None):
+        found = self.records.get(request_id)
+        return None if found is None else self.bookings[<uint32_t>found].foreseen_s
+
     def end(self, str request_id not None, double now, uint32_t output_tokens):
         cdef EngineTimeline* timeline
         cdef Booking* booking

@@ -225,6 +225,15 @@ class Policy:
         """What the request would meet on that worker; None where nothing is foreseen."""
         return None
 
+    def foreseen_ttft_s(self, request_id: str) -> float | None:
+        """Seconds to the first token of a booked request, as foreseen when it was booked; None
+        where nothing was, or what is foreseen is not trusted."""
+        return None
+
+    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
+        """Seconds to the first token where they are fewest; None as above."""
+        return None
+
     def cold_s(self, isl: int) -> float | None:
         """Seconds that such a prompt takes on an idle engine that has none of it cached; None where
         it is not known."""

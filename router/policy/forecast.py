@@ -210,6 +210,24 @@ class ForecastPolicy(Policy):
             self._forecast.learnt()[0][0],
         )
 
+    def foreseen_ttft_s(self, request_id: str) -> float | None:
+        """See Policy."""
+        return self._forecast.foreseen_s(request_id) if self._watch.trusted else None
+
+    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
+        """See Policy."""
+        if not self._watch.trusted:
+            return None
+        terms, eligible = self._terms(candidates), candidates.eligible
+        return min(
+            (
+                row["wait_s"] + row["prefill_s"] + row["memory_s"]
+                for number, row in terms.items()
+                if eligible[number]
+            ),
+            default=None,
+        )
+
     def residuals(self) -> ResidualState:
         """How well it foresees, and whether it decides."""
         return self._watch.state()

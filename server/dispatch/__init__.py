@@ -5,7 +5,7 @@ Entered by the services.
 
 from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
-from .generate_answer import told_usage
+from .generate_answer import told_totals, told_usage
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import DispatchObserver, OutputTracking
 from .request import NO_TRACE, Attempt, CallTrace, Put, Request, RequestTrace, Tracing, Write

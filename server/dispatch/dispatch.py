@@ -208,6 +208,7 @@ class Dispatcher:
                 asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
+                session,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)

@@ -45,6 +45,7 @@ class EngineCalls:
         prefetcher: Prefetcher,
     ) -> None:
         self._registry = router.registry
+        self._foreseen_ttft_s = router.foreseen_ttft_s
         self._monitor = monitor
         self._reports = monitor.reports
         self._now = clock.now
@@ -77,6 +78,7 @@ class EngineCalls:
             now - began,
             pair,
             leg,
+            self._foreseen_ttft_s(placement.request_id),
         )
 
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
 from ...base.request_record import HttpTrace, RequestRecord
+from ...router.affinity import Session
 from ...router.pairs import PairDecision
 from ...router.placement import Placement
 from ...router.policy import Decision
@@ -166,6 +167,8 @@ class Attempt:
     """what its decision is a part of"""
     leg: Final[PrefillLeg | None] = None
     """of its prefill worker, if it has one"""
+    foreseen_ttft_s: Final[float | None] = None
+    """from its booking to its first token, as the policy foresaw it"""
     call: EngineCall | None = None
     """while it runs, as far as the router knows"""
     messages: int = 0
@@ -211,6 +214,8 @@ class Request:
     trace: Final[RequestTrace] = NO_TRACE
     stream: Final[CarriedStream | None] = None
     """what may go on at another worker in mid-stream"""
+    session: Final[Session | None] = None
+    """that it names, whether or not sessions have workers"""
     attempt: Attempt | None = None
     """the current one, or the last"""
     hedge: Hedge | None = None

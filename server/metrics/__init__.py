@@ -9,6 +9,7 @@ from .http_answers import HttpAnswers
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage
 from .pooled import Labels
+from .process import record_metrics
 from .process_metrics import LabelledPages, ProcessMetrics
 from .router_metrics import RouterMetrics
 from .table import Table

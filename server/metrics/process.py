@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ...base.package_version import package_version
 from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
+from ..record import Recorder
 from .families import counter_by, counters, gauge_by, gauges, source
 
 # Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
@@ -73,6 +74,20 @@ def log_metrics(log: LogOutput | None) -> Iterator[Metric]:
             "rate_limit": log.rate.suppressed if log else 0,
             "slow_reader": log.writer.dropped if log else 0,
         },
+    )
+
+
+@source
+def record_metrics(recorder: Recorder) -> Iterator[Metric]:
+    """What became of the lines of the record of requests."""
+    yield counter_by(
+        "outcome",
+        "dynamo_router_record_lines",
+        "Requests by what became of their line in the record: written, or dropped.",
+        {name: recorder.lines[name] for name in ("written", "queue_full", "disk_error")},
+    )
+    yield from counters(
+        "dynamo_router_", ("record_bytes", "Bytes written to the record.", recorder.bytes)
     )
 
 

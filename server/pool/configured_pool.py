@@ -40,6 +40,7 @@ class ConfiguredPool:
             hits=parts.hits,
             tokenize=tokenize,
             prefill=self._partner if config.prefill_workers else None,
+            recorder=parts.recorder,
         )
         self.prefill: WorkerPool | None = None
         if config.prefill_workers:

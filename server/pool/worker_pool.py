@@ -16,6 +16,7 @@ from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...router.decider import Decider
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
@@ -34,6 +35,7 @@ from ..dispatch import (
 )
 from ..handoff import Handoffs, Partners
 from ..metrics import RouterMetrics
+from ..record import PoolRecord, Recorder
 from ..replica_sync import ReplicaSync
 from ..request_limits import DispatchLimits
 
@@ -64,13 +66,16 @@ class WorkerPool:
         hits: LimitHits | None = None,
         tokenize: Tokenize | None = None,
         prefill: Partners | None = None,
+        recorder: Recorder | None = None,
+        model: str = "",
     ) -> None:
         """`off_loop`: where long requests are read, if not on threads of its own; `pool`: which set
         of the endpoint's workers these are, by a name that every router has for it, empty: all;
         `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
         `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
         model reads text, if that is known; `prefill`: which workers may compute a prompt for these,
-        if any ever do."""
+        if any ever do; `recorder`: of requests, under the name of `model`, if they are to be
+        recorded."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.prefills = 0
@@ -97,10 +102,15 @@ class WorkerPool:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
+        record: PoolRecord | None = None
+        if recorder is not None:
+            observer = record = PoolRecord(recorder, model, self.router, clock, observer)
         self.dashboard = Dashboard(
             self.router, clock, lambda: self.dispatcher.requests, observer, tokenize
         )
-        before = self.dashboard.receipts.before_decision
+        before: Callable[[Placement], object] = self.dashboard.receipts.before_decision
+        if record is not None:
+            before = record.after(before)
         self.decider = Decider(self.router, before_decision=before)
         self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
@@ -108,7 +118,7 @@ class WorkerPool:
             config.peers,
             self.hits,
             off_loop,
-            hashes=self.router.uses_caches,
+            hashes=self.router.uses_caches or recorder is not None,
         )
         self.handoffs = Handoffs(
             self.decider, self.monitor, clock, config.disagg, config.handoff, prefill
