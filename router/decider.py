@@ -10,6 +10,7 @@ or `await decider.place(placement)`. Used on one event loop. Once a request is b
 reported to the router (`mark_prefill_complete`, `free`), and by `poll` here that load fell.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -144,7 +145,9 @@ def new_queue(router: KvRouter) -> AdmissionQueue:
 def ticket_of(router: KvRouter, placement: Placement, lane: Lane = None) -> Ticket:
     """The ticket with which a request waits in a lane."""
     tokens, penalty_s = router.queue_terms(placement.prompt)
-    most_s = router.limits.most_wait_s(placement.prompt.isl, tokens, placement.objectives)
+    limits, isl, asked = router.limits, placement.prompt.isl, placement.objectives
+    most_s = limits.most_wait_s(isl, tokens, asked)
+    shed_s = limits.shed_wait_s(isl, tokens, asked, placement.tenant, router.clock.now())
     return Ticket(
         placement.request_id,
         placement.arrived,
@@ -154,4 +157,5 @@ def ticket_of(router: KvRouter, placement: Placement, lane: Lane = None) -> Tick
         penalty_s,
         placement.arrived + most_s,
         placement.tenant,
+        math.inf if lane is not None else placement.arrived + shed_s,
     )

@@ -74,6 +74,13 @@ class Forecast:
         """How much later the last first token came than was foreseen; nan if it teaches nothing."""
 
     @property
+    def least_ttft(self) -> float:
+        """Seconds to the first token of the last prompt scored where it comes soonest.
+
+        0 where a worker that may take it has no request, and before enough prompts were computed.
+        """
+
+    @property
     def least_missed(self) -> float:
         """ITL objectives that the last prompt scored would cost where it costs the fewest.
 
@@ -145,6 +152,10 @@ class Forecast:
     def stay_s(self, tokens: int) -> float:
         """Seconds for which so many tokens would fill a cache of the usual size, if they stay as
         long as an answer takes; 0 where no size is known."""
+
+    def cold_s(self, isl: int) -> float:
+        """Seconds that a prompt takes on an idle engine of the fleet's usual speed with nothing
+        cached."""
 
     def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
         """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""
