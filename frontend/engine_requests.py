@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -65,6 +65,18 @@ CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0003, 5e-6, 0.0003, 2e-8
 that, and this for each token of its prompt."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
+
+
+class TemplateFields(Protocol):
+    """What a request to a chat says to the template beside its messages."""
+
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    documents: list[dict[str, Any]] | None
+    reasoning_effort: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    chat_template_args: dict[str, Any] | None
+    add_generation_prompt: bool
 
 
 class HashedPrompt(NamedTuple):
@@ -151,7 +163,7 @@ class PromptReader:
     async def render(
         self,
         messages: list[dict[str, Any]],
-        request: ChatRequest | None,
+        request: TemplateFields | None,
         tenant: Tenant,
         size: int = 0,
     ) -> Tokens:

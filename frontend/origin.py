@@ -145,5 +145,9 @@ def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
         None if nvext is None else nvext.cache_salt,
         None if request is None else request.cache_salt,
     )
-    text = next((each for each in given if each), None)
+    return salt_of(next((each for each in given if each), None))
+
+
+def salt_of(text: str | None) -> int | None:
+    """The number that a cache namespace is to engines; None: it is that of all others."""
     return None if not text else xxh3_64_intdigest(text.encode()) & _INT63
