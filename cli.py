@@ -60,6 +60,12 @@ COMMANDS: Mapping[str, Entry] = {
         "frontend.serve:run_models",
         reads_again=True,
     ),
+    "epp": Entry(
+        "Pick endpoints for Envoy, by its external processing.",
+        "frontend.epp.config:PickerConfig",
+        "frontend.epp.serve:run",
+        reads_again=True,
+    ),
     "mocker": Entry(
         "Run mock engines.", "engines.mocker.config:MockerConfig", "engines.mocker.fleet:run"
     ),

@@ -26,8 +26,9 @@ from dynamo_router.process.settings import OptionSpec, options_of
 from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Rule
 
 ROOT = Path(__file__).parent.parent
+_COMMANDS = ("serve", "frontend", "epp", "mocker", "simulate", "replay")
 SHOWN = {
-    **{name: COMMANDS[name] for name in ("serve", "frontend", "mocker", "simulate", "replay")},
+    **{name: COMMANDS[name] for name in _COMMANDS},
     **{f"worker {name}": entry for name, entry in ENGINES.items()},
 }
 TYPES = {int: "whole number", float: "number", bool: "on or off", str: "text", Path: "path"}

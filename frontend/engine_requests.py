@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -68,6 +68,18 @@ SMALL_S = 0.0001
 """What is less than this is done in the turn of the event loop in which a request is read."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
+
+
+class TemplateFields(Protocol):
+    """What a request to a chat says to the template beside its messages."""
+
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    documents: list[dict[str, Any]] | None
+    reasoning_effort: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    chat_template_args: dict[str, Any] | None
+    add_generation_prompt: bool
 
 
 class HashedPrompt(NamedTuple):
@@ -163,7 +175,7 @@ class PromptReader:
     async def render(
         self,
         messages: list[dict[str, Any]],
-        request: ChatRequest | None,
+        request: TemplateFields | None,
         tenant: Tenant,
         size: int = 0,
     ) -> Tokens:

@@ -152,4 +152,9 @@ def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
         if request.nvext is not None:
             text = request.nvext.cache_salt
         text = text or request.cache_salt
+    return salt_of(text)
+
+
+def salt_of(text: str | None) -> int | None:
+    """The number that a cache namespace is to engines; None: it is that of all others."""
     return None if not text else xxh3_64_intdigest(text.encode()) & _INT63

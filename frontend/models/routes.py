@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ...base.errors import CapacityError, InvalidRequestError, StatusCode
+from ...base.errors import CapacityError, StatusCode
 from ...server.access import current_account
 from ...server.call_limits import CallLimits
 from ...server.dispatch import MAX_JSON_PARTS, RequestReader, status_of
@@ -246,13 +246,9 @@ class ModelRoutes:
 
 
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
-    """Where what stands under the key is a list of token ids: the same with them apart, so that no
-    decoder has to go through them. What is wrong with them is for who reads them to say."""
-    try:
-        ids, rest = await reader.json_tokens(call.body, key)
-    except InvalidRequestError:
-        return call
-    return call._replace(body=rest, ids=ids) if len(ids) else call
+    """The same with the token ids under the key apart."""
+    ids, rest = await reader.ids_apart(call.body, key)
+    return call if ids is None else call._replace(body=rest, ids=ids)
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

@@ -8,7 +8,16 @@ from .dispatch import Dispatcher
 from .generate_answer import told_totals, told_usage
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import DispatchObserver, OutputTracking
-from .request import NO_TRACE, Attempt, CallTrace, Put, Request, RequestTrace, Tracing, Write
+from .request import (
+    NO_TRACE,
+    Attempt,
+    CallTrace,
+    Put,
+    Request,
+    RequestTrace,
+    Tracing,
+    Write,
+)
 from .request_reader import (
     LONG_BYTES,
     MAX_DECODED_BYTES,

@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import cast
 
@@ -46,11 +46,14 @@ from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .request import NO_TRACE, Attempt, Put, Reply, Request, Tracing, Write
+from .request import NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .watch import RequestWatch
+
+MOST_CARRIED = 2
+"""Attempts of a request that a proxy carries: where it was sent, and where it was served."""
 
 
 class Dispatcher:
@@ -142,13 +145,17 @@ class Dispatcher:
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
+        allowed: Collection[int] = (),
+        carrier: Carrier | None = None,
     ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
         worker had sent all of it. `put` is tried before it, and is quicker where a message need not
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
-        `stops_held`: `respond` itself ends the answer at stop strings.
+        `stops_held`: `respond` itself ends the answer at stop strings. `allowed`: ids of the only
+        workers that it may go to; empty: all. With a `carrier` its worker is not called: what
+        fails is not retried, hedged or moved here.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -173,7 +180,9 @@ class Dispatcher:
                 prompt.isl, facts.largest_token, facts.max_tokens
             )
             if refusal is not None:
-                raise InvalidRequestError(refusal)
+                if carrier is None:
+                    raise InvalidRequestError(refusal)
+                unfit = frozenset()  # the engine counts the tokens itself, and refuses
             request_id = self._new_id(facts, caller)
             if session is not None:
                 affinity = self._router.config.affinity
@@ -195,8 +204,9 @@ class Dispatcher:
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
+                allowed,
             )
-            moves = self.migrations.limit > 0
+            moves = self.migrations.limit > 0 and carrier is None
             request = self._requests[request_id] = Request(
                 request_id,
                 body,
@@ -204,11 +214,12 @@ class Dispatcher:
                 now,
                 placement,
                 math.inf if timeout is None else now + timeout,
-                FailedAttempts(self._max_attempts),
+                FailedAttempts(self._max_attempts if carrier is None else MOST_CARRIED),
                 asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
                 session,
+                carrier,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -319,7 +330,9 @@ class Dispatcher:
                 if decider.is_open(placement):
                     attempt = self._book(request, placement)
                 else:
-                    on_wait = partial(self.prefetcher.on_held, placement, request.body)
+                    on_wait = None
+                    if request.carrier is None:
+                        on_wait = partial(self.prefetcher.on_held, placement, request.body)
                     async with decider.turn(placement, on_wait):
                         request.check_aborted()  # between its turn and its departure
                         attempt = self._book(request, placement)
@@ -334,7 +347,7 @@ class Dispatcher:
                 raise failure from None
             if failure is not None:
                 self._observer.on_retry(request, failure)
-            if self._hedging.after_s is not None:
+            if self._hedging.after_s is not None and request.carrier is None:
                 self._hedging.plan(request, metadata)
             failure = await self._relay.run(request, attempt, reply, metadata)
             if request.hedge is not None and request.hedge.is_open:
@@ -420,6 +433,8 @@ class Dispatcher:
         """Whether to try another worker; takes from the budget if that makes work twice."""
         if attempt.messages or not request.failures.may_go_on:
             return False
+        if request.carrier is not None:
+            return request.carrier.moved
         return self._has_budget(request)
 
     def _has_budget(self, request: Request) -> bool:

@@ -84,6 +84,12 @@ class EngineCalls:
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:
         """Begin an attempt; None if its worker has no address any more."""
         client, worker = attempt.client, attempt.decision.worker
+        if request.carrier is not None:
+            self._ledger.on_sent(request, attempt)
+            if request.trace is not NO_TRACE:
+                request.trace.sent(request, attempt, metadata)
+            call = attempt.call = request.carrier.send(request, attempt)
+            return cast("Answers", aiter(call))
         if client is None:
             return None
         entry = self._registry.entry(worker.worker_id)
@@ -129,10 +135,12 @@ class EngineCalls:
     async def stop(self, request: Request, attempt: Attempt, answers: Answers) -> None:
         """Have the worker stop what still runs there, as far as we know."""
         call, client = attempt.call, attempt.client
-        assert call is not None and client is not None
+        assert call is not None
         attempt.call = None
         call.cancel()
-        self.aborts.send(client, request.request_id)
+        if request.carrier is None:
+            assert client is not None
+            self.aborts.send(client, request.request_id)
         # A generator, which must not be left to the collector.
         await answers.aclose()
 

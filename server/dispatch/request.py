@@ -46,6 +46,20 @@ class TakenBack(enum.Enum):
         self.text = text
 
 
+class Carrier(Protocol):
+    """Has the call of one request carried by a proxy, in place of the client of its worker."""
+
+    def send(self, request: "Request", attempt: "Attempt") -> EngineCall:
+        """Begin the call of an attempt, booked just now. RouterError if it cannot go there."""
+        ...
+
+    @property
+    def moved(self) -> bool:
+        """Whether the proxy has brought the request to another worker than the attempt's: then its
+        call fails, and one more attempt is booked. Otherwise what fails has failed."""
+        ...
+
+
 class RequestTrace(Protocol):
     """Observer of one request's lifecycle. Called on the event loop, in order."""
 
@@ -216,6 +230,8 @@ class Request:
     """what may go on at another worker in mid-stream"""
     session: Final[Session | None] = None
     """that it names, whether or not sessions have workers"""
+    carrier: Final[Carrier | None] = None
+    """None: the clients of workers carry it"""
     attempt: Attempt | None = None
     """the current one, or the last"""
     hedge: Hedge | None = None

@@ -84,6 +84,7 @@ class RequestWatch:
                 or attempt.messages
                 or attempt.taken_back is not None
                 or request.placement.pinned is not None
+                or request.carrier is not None
             ):
                 continue
             if attempt is request.attempt and not request.retrying:

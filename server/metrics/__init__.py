@@ -4,7 +4,7 @@ that is made of them without holding anybody up.
 Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
-from .families import counter_by, gauges, source
+from .families import counter_by, counters, gauges, source
 from .http_answers import HttpAnswers
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage
