@@ -29,6 +29,7 @@ _NO_ANSWER = (
     KeyError,
     AttributeError,
     OverflowError,
+    RecursionError,
 )
 ANSWER_TIMEOUT_S = 30.0
 

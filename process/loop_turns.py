@@ -1,7 +1,9 @@
-"""LoopTurns: how much work all requests together begin in one turn of the event loop."""
+"""LoopTurns: how much work all requests together begin, or end, in one turn of the event loop."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..base.account import current_account
 from .turns import Turns
@@ -10,15 +12,19 @@ MOST_S = 0.002
 """Of work that is begun in one turn; what is beyond it waits for the next one."""
 
 
+END_S = 0.0003
+"""Ending a request that is under way, about: its worker is told, its booking freed."""
+
+
 class _Waiter(NamedTuple):
-    future: "asyncio.Future[None]"
+    begin: Callable[[], object]
     seconds: float
 
 
 class LoopTurns:
     """Work begins at once while less than `most_s` of it was begun in this turn of the loop. The
     rest waits, and callers take turns: however much one of them has waiting, another one's comes
-    soon. The caller is the account that the awaiting task is charged to.
+    soon. The caller is the account that the running task is charged to.
     """
 
     # Between two calls of `_on_next_turn`, which are one turn apart, less than `most_s` and one
@@ -39,20 +45,40 @@ class LoopTurns:
     async def take(self, seconds: float) -> None:
         """Returns once work of about so many seconds may begin; it begins with what the task does
         next."""
+        if self._begins_now(seconds):
+            return
+        future = asyncio.get_running_loop().create_future()
+
+        def begin() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        caller, waiter = current_account(), _Waiter(begin, seconds)
+        self._put(caller, waiter)
+        try:
+            await future
+        finally:
+            self._turns.remove(caller, waiter)  # nothing, but of a task that was cancelled
+
+    def call(self, seconds: float, begin: Callable[[], object]) -> None:
+        """Call it once work of about so many seconds, which follows from it, may begin."""
+        if self._begins_now(seconds):
+            begin()
+        else:
+            self._put(current_account(), _Waiter(begin, seconds))
+
+    def _begins_now(self, seconds: float) -> bool:
         if not self._counts:
             self._counts = True
             asyncio.get_running_loop().call_soon(self._on_next_turn)
-        if self._begun_s < self._most_s:
-            self._begun_s += seconds
-            return
-        caller = current_account()
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), seconds)
-        self._turns.put(caller, seconds, waiter)
+        if self._begun_s >= self._most_s:
+            return False
+        self._begun_s += seconds
+        return True
+
+    def _put(self, caller: str, waiter: _Waiter) -> None:
+        self._turns.put(caller, waiter.seconds, waiter)
         self._queued = True
-        try:
-            await waiter.future
-        finally:
-            self._turns.remove(caller, waiter)  # nothing, but of a task that was cancelled
 
     def _on_next_turn(self) -> None:
         self._begun_s = 0.0
@@ -67,6 +93,18 @@ class LoopTurns:
 
     def _begin_next(self) -> None:
         while self._begun_s < self._most_s and (waiter := self._turns.take()) is not None:
-            if not waiter.future.done():
-                self._begun_s += waiter.seconds
-                waiter.future.set_result(None)
+            self._begun_s += waiter.seconds
+            waiter.begin()
+
+
+_ends: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurns] = WeakKeyDictionary()
+
+
+def end_in_turn(end: Callable[[], object]) -> None:
+    """Have a request ended, by this call, when it is its turn: of all that end on the running loop,
+    at whichever door, some MOST_S of work are begun in one turn of it."""
+    loop = asyncio.get_running_loop()
+    turns = _ends.get(loop)
+    if turns is None:
+        turns = _ends[loop] = LoopTurns()
+    turns.call(END_S, end)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from structlog import get_logger
 
 from ..base.backoff import Backoff
+from .loop_turns import end_in_turn
 
 log = get_logger(__name__)
 
@@ -53,8 +54,9 @@ async def all_done(
     works: Iterable[Coroutine[Any, Any, T]],
     turn: Callable[[], Awaitable[None]] | None = None,
 ) -> list[T]:
-    """What each of them returns, all done at the same time. The first error ends the others, and is
-    raised once they have ended. `turn` is awaited before each of them begins.
+    """What each of them returns, all done at the same time. The first error ends the others, a few
+    in each turn of the loop, and is raised once they have ended. `turn` is awaited before each of
+    them begins.
 
     Unlike with asyncio.TaskGroup of Python 3.11, a caller that is cancelled as one of them fails is
     cancelled, and one that is not does not go on counting as cancelled.
@@ -83,7 +85,8 @@ async def all_done(
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.done():
+                end_in_turn(task.cancel)
         if tasks:
             await asyncio.wait(tasks)
     for task in failed:

@@ -1,6 +1,5 @@
 """The gRPC server with its services, grpc.health.v1 and reflection."""
 
-import asyncio
 import math
 import ssl
 from collections.abc import Callable, Collection, Mapping
@@ -74,7 +73,6 @@ class GrpcServer:
         )
         self._health = HealthService()
         self._serving: bool | None = None
-        self._updates: set[asyncio.Task[None]] = set()
         self.port = 0
         self._reuse_port = reuse_port
         checked = CheckedCalls(GrpcGuard(access or Access()), calls)
@@ -116,38 +114,29 @@ class GrpcServer:
 
     async def start(self) -> None:
         for name in self._always:
-            await self._health.set(name, serving=True)
-        await self._report(False)
+            self._health.set(name, serving=True)
+        self._report(False)
         await self._listener.start(self._methods, self._at_once)
         self.update()
 
     def update(self) -> None:
         """Tell grpc.health.v1 whether a request can be served now."""
-        started = self._serving is not None
-        if started and self._serving != self._is_ready() and not self._updates:
-            task = asyncio.create_task(self._update())
-            self._updates.add(task)
-            task.add_done_callback(self._updates.discard)
+        if self._serving is not None and self._serving != (ready := self._is_ready()):
+            self._report(ready)
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, let those in flight end for `grace_s`, cancel the rest."""
-        if self._updates:
-            await asyncio.wait(self._updates)
-        await self._health.shut_down()
+        self._health.shut_down()
         await self._listener.stop(grace_s)
 
     async def close(self) -> None:
         """End what is left. Idempotent."""
         await self.drain(0.0)
 
-    async def _update(self) -> None:
-        while self._serving != (ready := self._is_ready()):
-            await self._report(ready)
-
-    async def _report(self, serving: bool) -> None:
+    def _report(self, serving: bool) -> None:
         self._serving = serving
         for name in self._follow:
-            await self._health.set(name, serving=serving)
+            self._health.set(name, serving=serving)
 
 
 def _server_limits(calls: CallLimits, connections: int, max_message_bytes: int) -> ServerLimits:

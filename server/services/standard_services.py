@@ -1,12 +1,12 @@
 """The services that every gRPC server has: grpc.health.v1, and reflection in both its versions.
 
-The servicers are gRPC's own; they never meet its server.
+The servicer of reflection is gRPC's own; it never meets its server.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
 
-import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -14,47 +14,58 @@ from ...base.errors import StatusCode
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import ServerCall
 
+_States = health_pb2.HealthCheckResponse
 REFLECTION = tuple(f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha"))
 """Their messages are the same."""
 
 
-class _TypedCall:
-    """A call as gRPC's servicers want it: what they write are messages of protobuf."""
-
-    def __init__(self, call: ServerCall) -> None:
-        self._call = call
-
-    async def write(self, message: Any) -> None:
-        await self._call.write(message.SerializeToString())
-
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        await self._call.abort(StatusCode(code.value[0]), details)
-
-
 class HealthService:
-    """grpc.health.v1: what `set` said last of each service; of others nothing is known."""
+    """grpc.health.v1: what `set` said last of each service; of others nothing is known.
+
+    gRPC's own servicer writes to those that watch under the lock that a change takes: one of them
+    that reads nothing would hold up all others, and whoever sets.
+    """
 
     def __init__(self) -> None:
-        self._servicer = cast(Any, health).aio.HealthServicer()  # its stubs know no asyncio
+        self._states = {"": _States.SERVING}
+        self._changed = asyncio.Event()  # of this state; the next one has another
+        self._is_shut = False
         decode = health_pb2.HealthCheckRequest.FromString
         self.methods: Methods = {
             f"/{health.SERVICE_NAME}/Check": Method(self._check, decode, _serialized),
             f"/{health.SERVICE_NAME}/Watch": Method(self._watch, decode),
         }
 
-    async def set(self, service: str, *, serving: bool) -> None:
-        states = health_pb2.HealthCheckResponse
-        await self._servicer.set(service, states.SERVING if serving else states.NOT_SERVING)
+    def set(self, service: str, *, serving: bool) -> None:
+        if not self._is_shut:
+            self._states[service] = _States.SERVING if serving else _States.NOT_SERVING
+            self._tell()
 
-    async def shut_down(self) -> None:
+    def shut_down(self) -> None:
         """Nothing is served any more, whatever is set later."""
-        await self._servicer.enter_graceful_shutdown()
+        self._is_shut = True
+        self._states = dict.fromkeys(self._states, _States.NOT_SERVING)
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _check(self, request: Any, call: ServerCall) -> Any:
-        return await self._servicer.Check(request, _TypedCall(call))
+        state = self._states.get(request.service)
+        if state is None:
+            await call.abort(StatusCode.NOT_FOUND)
+        return _States(status=state)
 
     async def _watch(self, request: Any, call: ServerCall) -> None:
-        await self._servicer.Watch(request, _TypedCall(call))
+        last: Any = None
+        while True:
+            changed = self._changed
+            state = self._states.get(request.service, _States.SERVICE_UNKNOWN)
+            if state != last:
+                last = state
+                await call.write(_serialized(_States(status=state)))
+            await changed.wait()
 
 
 def reflection_methods(services: Iterable[str]) -> Methods:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...process.loop_turns import end_in_turn
 from .errors import HttpError
 
 Scope = MutableMapping[str, Any]
@@ -128,6 +129,10 @@ class Client:
         """The connection is lost."""
         self._gone = True
         self.on_drained()
+        if self._task is not None:  # one of many, if many clients leave together
+            end_in_turn(self._end)
+
+    def _end(self) -> None:
         if self._task is not None:
             self._task.cancel()
 

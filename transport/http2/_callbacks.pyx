@@ -42,6 +42,7 @@ cdef enum:
     FRAME_WINDOW_UPDATE = 8
     FRAME_CONTINUATION = 9
     FLAG_END_STREAM = 1
+    FLAG_PADDED = 8
     FLAG_ACK = 1
     DATA_EOF = 1
     DATA_NO_END_STREAM = 2
@@ -115,6 +116,7 @@ cdef int on_begin_frame(
     self.frames_now += 1
     if kind == FRAME_HEADERS:
         self.unfinished_headers = head.stream_id
+        idle = head.stream_id <= self.newest and is_gone(self, head.stream_id)
     elif kind != FRAME_CONTINUATION:
         self.unfinished_headers = 0
         if kind == FRAME_PUSH_PROMISE and not self.server:
@@ -147,6 +149,12 @@ cdef int on_unknown_frame(
     return NOT_WANTED
 
 
+cdef inline bint is_gone(Streams self, int32_t number) noexcept:
+    """Whether a client still sends for a call that has ended. (Data of one nghttp2 drops untold.)
+    """
+    return self.server and self.ng.session_get_stream_user_data(self.session, number) == NULL
+
+
 cdef inline void add_credit(Streams self) noexcept:
     self.credit = min(self.credit + CREDIT_OF_A_FRAME, <int64_t>MOST_CREDIT)
 
@@ -174,6 +182,7 @@ cdef int on_begin_headers(
         self.streams[number] = stream
         self.ng.session_set_stream_user_data(session, number, <void*>stream)
         self.new_now += 1
+        self.newest = number
         add_credit(self)
         return 0
     except BaseException as error:
@@ -286,6 +295,9 @@ cdef int on_frame_recv(
             return 0
         if kind > FRAME_HEADERS or frame.hd.stream_id == 0:
             return 0
+        if kind == FRAME_DATA and frame.hd.flags & (FLAG_PADDED | FLAG_END_STREAM) == FLAG_PADDED:
+            if frame.hd.length <= frame.data.padlen:
+                count_idle(self)
         found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
         if found == NULL:
             return 0

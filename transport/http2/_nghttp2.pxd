@@ -47,9 +47,15 @@ cdef struct nghttp2_goaway:
     uint8_t reserved
 
 
+cdef struct nghttp2_data:
+    nghttp2_frame_hd hd
+    size_t padlen  # with the byte that says how much there is
+
+
 # Of other frames we read the head alone.
 cdef union nghttp2_frame:
     nghttp2_frame_hd hd
+    nghttp2_data data
     nghttp2_goaway goaway
     nghttp2_rst_stream rst_stream
 

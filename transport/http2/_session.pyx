@@ -28,7 +28,8 @@ cdef enum:
     FIRST_UNKNOWN_KIND = 10  # of frames: HTTP/2 itself has 0 to 9
     CONNECTION_WINDOW = 16 << 20
     LARGEST_FRAME = 16384 + 9
-    PIECE = 16384  # after so many bytes it is asked whether these were too many frames
+    PIECE = 16384  # after so many bytes it is asked whether these were too many frames,
+    ANSWERS_PIECE = 512  # and after so many of a server's: its frames are small, and cost more
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
     # Streams that a client resets: a burst, and each second. Whoever serves them looks closer.
     RESETS = 20000
@@ -135,7 +136,7 @@ cdef class Session(Streams):
         How many were taken: less if `most_new` calls began, or `most_frames` frames were read. The
         others are to be given again.
         """
-        cdef Py_ssize_t piece, read = 0, taken = 0
+        cdef Py_ssize_t piece, read = 0, taken = 0, most = PIECE if self.server else ANSWERS_PIECE
         cdef Py_buffer view
         if self.session == NULL:
             return size
@@ -145,7 +146,7 @@ cdef class Session(Streams):
                 raise ValueError("size is beyond the data")
             self.frames_now = 0
             while True:
-                piece = min(size - taken, <Py_ssize_t>PIECE) if self.most_frames else size
+                piece = min(size - taken, most) if self.most_frames else size
                 read = self.ng.session_mem_recv2(
                     self.session, <const uint8_t*>view.buf + taken, piece
                 )

@@ -57,6 +57,7 @@ cdef class Streams:
     cdef int64_t credit           # such frames that are answers to frames of ours
     cdef Py_ssize_t new_now          # that began in this one
     cdef Py_ssize_t frames_now
+    cdef int32_t newest           # server: the highest number of a call that has begun
     cdef object error             # of a callback
     cdef readonly str complaint
 

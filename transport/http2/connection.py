@@ -67,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self._look_timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._busy = False  # events are being told
+        self._rest = b""  # what came and is still to be taken in
         self._idle_frames = Allowance(IDLE_BURST, IDLE_EACH_S)
         self._heard = 0.0  # when bytes came last
         self._why = ""
@@ -167,7 +168,32 @@ class Connection(asyncio.BufferedProtocol):
         if self._why:
             self._give_up()
             return size
+        if taken < size:
+            assert self._transport is not None
+            self._rest = bytes(data[taken:size])
+            self._transport.pause_reading()
+            self.loop.call_soon(self._go_on)
         return taken
+
+    def _go_on(self) -> None:
+        """Take in what was put off, if now is the time."""
+        transport = self._transport
+        if transport is not None and self._rest and self._may_read and not transport.is_closing():
+            self._take_rest()
+            self._read_on()
+
+    def _take_rest(self) -> None:
+        rest, self._rest = self._rest, b""
+        self._feed(rest, len(rest))
+
+    def _read_on(self) -> None:
+        if self._transport is not None and self._may_read and not self._rest:
+            self._transport.resume_reading()
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether what comes is to be taken in."""
+        return True
 
     def flush(self) -> None:
         """Send what there is to send, as far as the transport takes it."""

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
+from ...process.loop_turns import end_in_turn
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
 from .flood_guard import FloodGuard
@@ -309,8 +310,8 @@ class ServerCall:
         self._messages.clear()
         if self._waiter is not None:
             self._wake(self._waiter)
-        if not self.ended:
-            self._cancel()
+        if not self.ended and self.task is not None:  # one of many, if its connection is lost
+            end_in_turn(self.task.cancel)
 
     def _add(self, message: bytes) -> None:
         if not self._answered:

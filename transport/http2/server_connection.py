@@ -57,7 +57,6 @@ class ServerConnection(Connection):
         self._peer = ""
         self._begun = False  # bytes came
         self._leaving: asyncio.Future[None] | None = None  # until the last GOAWAY was sent
-        self._rest = b""  # what came and is still to be taken in
         self._input = CountedBytes(host.input_bound, INPUT_STEP)
         self._output = CountedBytes(host.output_bound, OUTPUT_STEP)
         self._unfinished = 0  # the stream whose headers have begun to come
@@ -150,11 +149,6 @@ class ServerConnection(Connection):
         """One connection full of calls does not hold up the others: the rest has its next turn."""
         taken = super()._feed(data, size)
         self._host.settle()
-        if taken < size:
-            assert self._transport is not None
-            self._rest = bytes(data[taken:size])
-            self._transport.pause_reading()
-            self.loop.call_soon(self._go_on)
         session = self.session
         if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
@@ -182,18 +176,9 @@ class ServerConnection(Connection):
             self.flush()
             self.close(self._why)
 
-    def _go_on(self) -> None:
-        """Take in what was put off."""
-        transport = self._transport
-        if self._paused or not self._rest or transport is None or transport.is_closing():
-            return
-        rest, self._rest = self._rest, b""
-        self._feed(rest, len(rest))
-        self._read_on()
-
-    def _read_on(self) -> None:
-        if self._transport is not None and not (self._rest or self._paused):
-            self._transport.resume_reading()
+    @property
+    def _may_read(self) -> bool:
+        return not self._paused
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -1,6 +1,7 @@
 """What Dynamo's recovery endpoints answered, recorded, as the index takes it in."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -97,14 +98,28 @@ async def test_events_that_do_not_help_are_followed_by_all(index: EventIndex) ->
     assert index.sources()[0].state is SourceState.EXACT
 
 
+DEEP: Any = []
+for _ in range(3000):
+    DEEP = [DEEP]
+
+
 @pytest.mark.parametrize(
     "answer",
     [{"Error": "worker mismatch"}, {"InvalidRange": {}}, None, [], {"Events": {}}, {"TreeDump": 3},
-     {"TreeDump": {"events": [{"x": 1}], "last_event_id": 4}},
+     {"TreeDump": {"events": [{"x": 1}], "last_event_id": 4}}, "x", {5: DUMP},
+     *({"TreeDump": {"events": [], "last_event_id": each}}
+       for each in (2**64, -1, float("inf"), float("nan"), "9" * 5000, None)),
+     *({"TreeDump": {"events": each, "last_event_id": 4}}
+       for each in (None, {"a": 1}, [2**64], [DEEP], b"x")),
      RequestError(Fault.UNREACHABLE, "nobody"), {"TooNew": {"newest_available": -1}}],
 )  # fmt: skip
 async def test_a_bad_answer_changes_nothing(index: EventIndex, answer: Any) -> None:
+    """Nor does it end the task, whose traceback would be logged."""
+    failed: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     await ask(queries_of(index, Plane(answer, answer)))
+    gc.collect()
+    assert not failed
     assert all(status.blocks == 0 for status in index.sources())
     assert all(status.state is not SourceState.EXACT for status in index.sources())
 

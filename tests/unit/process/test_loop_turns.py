@@ -3,12 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
 from dynamo_router.base.account import set_account
-from dynamo_router.process.loop_turns import LoopTurns
+from dynamo_router.process.loop_turns import END_S, MOST_S, LoopTurns, end_in_turn
 
 AT_A_TIME = 4
 
@@ -109,3 +110,32 @@ async def test_a_turn_that_was_given_to_one_that_left_is_not_waited_for(watch: W
     await asyncio.wait(tasks)
     assert len(watch.begun) >= 2 * AT_A_TIME
     assert not watch.turns.waiting
+
+
+async def test_calls_wait_for_their_turn_too(watch: Watch) -> None:
+    stop = watch.count_turns()
+    for number in range(20):
+        watch.turns.call(1.0, lambda: watch.begun.append((watch.turn, "called")))
+        assert len(watch.begun) == min(number + 1, AT_A_TIME)
+    await watch.begin("a")  # behind them: it is another's turn within two
+    while watch.turns.waiting:
+        await asyncio.sleep(0)
+    stop()
+    assert len(watch.begun) == 21
+    assert watch.most_in_a_turn <= AT_A_TIME + 1  # a task that was given its turn runs in the next
+    assert [who for _, who in watch.begun].index("a") < 3 * AT_A_TIME
+
+
+def test_what_ends_is_counted_for_each_loop_anew() -> None:
+    """A loop may be closed while some wait."""
+    ended: list[int] = []
+
+    async def end_many() -> int:
+        for number in range(1000):
+            end_in_turn(partial(ended.append, number))
+        return len(ended)
+
+    for _ in range(2):
+        del ended[:]
+        assert 0 < asyncio.run(end_many()) <= MOST_S / END_S + 1
+        assert len(ended) < 1000

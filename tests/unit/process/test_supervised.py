@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.process import supervised
+from dynamo_router.process.loop_turns import END_S, MOST_S
 from dynamo_router.process.supervised import (
     all_done,
     cancelled_for_sure,
@@ -225,3 +227,23 @@ async def test_one_that_is_cancelled_before_its_turn_begins_nothing_more() -> No
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() and ended == [True]
+
+
+async def test_those_that_are_cancelled_end_a_few_in_a_turn() -> None:
+    turn, ended = 0, Counter[int]()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended[turn] += 1
+
+    task = asyncio.create_task(all_done(work() for _ in range(100)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    while not task.done():
+        turn += 1
+        await asyncio.sleep(0)
+    assert task.cancelled() and ended.total() == 100
+    assert max(ended.values()) <= MOST_S / END_S + 1

@@ -1,6 +1,7 @@
 """A client's channel over real sockets, to gRPC's own server and to peers written by hand."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from support.servers.http2_peer import answer_to, answers_well, peer
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.transport.http2 import CallError, ChannelLimits, ClientCall, ClientChannel, Fault
 from dynamo_router.transport.http2._session import SessionError
-from dynamo_router.transport.http2.client_channel import ClientConnection
+from dynamo_router.transport.http2.client_channel import MOST_FRAMES, ClientConnection
 from dynamo_router.transport.http2.outcome import Outcome
 
 LIMITS = ChannelLimits()
@@ -346,3 +347,28 @@ async def test_a_connection_without_numbers_for_streams_is_replaced(
         monkeypatch.setattr(ClientConnection, "request", no_number_left)
         assert [m async for m in channel.call("/a/B", b"")] == [b"yes"]
         assert len(used_up) == 1 and len(script.connections) == 2
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_answers_that_come_together_are_told_a_few_in_a_turn(closes: bool) -> None:
+    """All of them, also where the peer closes the connection behind them."""
+    count, turn, told = 500, 0, Counter[int]()
+
+    def take(_: bytes) -> None:
+        told[turn] += 1
+
+    async def never(_: bytes) -> None:
+        raise AssertionError
+
+    async with peer() as (script, address), channel_to(address) as channel:
+        calls = [channel.call("/a/B", b"") for _ in range(count)]
+        reading = [asyncio.create_task(call.deliver(take, never)) for call in calls]
+        await until(lambda: script.got and len(script.streams(0)) == count)
+        script.connections[0].write(b"".join(map(answer_to, script.streams(0))))
+        if closes:
+            script.connections[0].close()
+        while not all(task.done() for task in reading):
+            turn += 1
+            await asyncio.sleep(0)
+        assert [await task for task in reading] == [None] * count
+    assert told.total() == count and max(told.values()) <= 2 * MOST_FRAMES

@@ -140,6 +140,7 @@ async def test_a_client_that_says_nothing_is_closed_and_counted() -> None:
     assert hits == ["connection_handshake_s"] * 2
 
 
+PADDED = 8
 FLOODS = {
     "pings in one piece": raw.frame(raw.PING, 0, bytes(8)) * 1000,
     "settings in one piece": raw.settings((raw.MAX_CONCURRENT_STREAMS, 7)) * 1000,
@@ -156,6 +157,13 @@ FLOODS = {
     ),
     "headers without an end": raw.headers(1, head_of("/a.B/echo"), ends_headers=False)
     + raw.frame(raw.CONTINUATION, 1, raw.block(((b"x", b"y" * 1000),))) * 1000,
+    "data that is padding": raw.headers(1, head_of("/a.B/hang"))
+    + raw.frame(raw.DATA, 1, b"\x03" + bytes(3), PADDED) * 5000,
+    "data without any": raw.headers(1, head_of("/a.B/hang"))
+    + raw.frame(raw.DATA, 1, b"\0", PADDED) * 5000,
+    "trailers again and again": raw.headers(1, head_of("/a.B/hang"))
+    + raw.headers(1, ((b"x", b"y"),)) * 5000,
+    "windows that grow": raw.headers(1, head_of("/a.B/hang")) + raw.window_update(1, 1) * 5000,
     "calls given up": b"".join(
         raw.headers(n, head_of("/a.B/hang")) + raw.frame(raw.RST_STREAM, n, bytes(3) + b"\x08")
         for n in range(1, 6001, 2)

@@ -1,12 +1,14 @@
 """What one client does leaves the others their turn: calls in heaps, and answers not read."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from support.polling import until
 from support.servers import http2_frames as raw
 from support.servers.http2_client import head_of, listening, raw_client
 
+from dynamo_router.process.loop_turns import END_S, MOST_S
 from dynamo_router.transport.grpc_methods import Method, served_plainly
 from dynamo_router.transport.http2 import ServerCall, ServerLimits
 
@@ -116,3 +118,30 @@ async def test_messages_that_have_not_come_whole_are_bounded() -> None:
             assert client.status(reset.stream) == (b"8", b"no room for the call's message")
             await until(lambda: bound.used < 220_000)
         await until(lambda: not bound.used)
+
+
+async def test_the_calls_of_a_connection_that_is_lost_end_a_few_in_a_turn() -> None:
+    under_way, ended = 0, Counter[int]()
+
+    async def serve(call: ServerCall) -> None:
+        nonlocal under_way
+        under_way += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            under_way -= 1
+            ended[turn] += 1
+
+    async with listening({"/a.B/serve": serve}) as (_, port):
+        turn = 0
+        async with raw_client(port) as client:
+            client.greet()
+            client.send(
+                b"".join(raw.headers(1 + 2 * n, head_of("/a.B/serve")) for n in range(CALLS))
+            )
+            await until(lambda: under_way == CALLS)
+        while under_way:
+            turn += 1
+            await asyncio.sleep(0)
+    assert ended.total() == CALLS
+    assert max(ended.values()) <= MOST_S / END_S + 1
