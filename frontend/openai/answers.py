@@ -92,10 +92,15 @@ class Answer:
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
+    _logprobs_wanted: bool | None = None  # once it is known
 
     @property
     def with_logprobs(self) -> bool:
-        return self.request is not None and self.request.logprobs_wanted is not None
+        wanted = self._logprobs_wanted
+        if wanted is None:
+            wanted = self.request is not None and self.request.logprobs_wanted is not None
+            self._logprobs_wanted = wanted
+        return wanted
 
     @property
     def with_usage(self) -> bool:

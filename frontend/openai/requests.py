@@ -300,7 +300,7 @@ class ChatRequest(Sampling, kw_only=True):
     @property
     def is_unguided(self) -> bool:
         # Tools that must be called are a guide, too.
-        return not self.tools and self.tool_choice is None and super().is_unguided
+        return not self.tools and self.tool_choice is None and _guiding(self) == _UNGUIDED
 
     @cached_property
     def tools_asked(self) -> ToolChoice:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,12 @@ STEP_CHARS = 256 << 10
 """Looked up in one turn of the event loop."""
 BATCH_CHARS = 64 << 10
 """Encoded in one turn of the off-loop thread, by all cores."""
-MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 32
+MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
 """Words whose ids are kept, in each of two tables of a tokenizer, and characters of one of them:
-some 200 bytes each. They are common to all callers but those with a cache namespace of their own,
-as the words are that the library keeps."""
+some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
+their own, as the words are that the library keeps."""
 LEARNT = 32
-"""Words of a text of which most are not known: the text is encoded as it is, and these by
+"""Words of a text of which a third is not known: the text is encoded as it is, and these by
 themselves, so that a text of odd words costs little more than without tables."""
 
 EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
@@ -90,7 +90,9 @@ class Encoder:
         around = self._around if add_special_tokens else (b"", b"")
         if self._cutter is None or around is None:
             found = await self._run([text], add_special_tokens, most)
-        elif len(text) <= self._least:
+        elif len(text) <= self._least or (
+            len(text) < 2 * self._least and self._words is not None and tenant.namespace is None
+        ):  # of its words, no two pieces are worth a look each
             found = await self._encode_words([text], tenant)
             _check_count(len(found[0]) // ID_BYTES, most)
             if add_special_tokens:
@@ -148,10 +150,10 @@ class Encoder:
         if words is None or tenant.namespace is not None:
             return await self._run(texts, False, None)
         wanted: list[str] = []
-        gaps: list[tuple[list[bytes | None], dict[str, list[int]]]] = []
+        gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
             parts, missing = words.look_up(text, self._gaps.cuts(text, 0, 0, len(text)))
-            if missing and sum(map(len, missing)) * 2 > len(text):
+            if missing and sum(map(len, missing)) * 3 > len(text):
                 learnt: dict[str, list[int]] = {word: [] for word in islice(missing, LEARNT)}
                 parts, missing = [None], {**learnt, text: [0]}
             wanted += missing
@@ -164,7 +166,7 @@ class Encoder:
                 words.keep(word, ids)
                 for place in places:
                     parts[place] = ids
-            found.append(b"".join(cast("list[bytes]", parts)))
+            found.append(b"".join(parts))
         return found
 
     async def _run(
