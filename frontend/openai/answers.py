@@ -131,23 +131,19 @@ class Answer:
     def text_around(self, index: int) -> tuple[bytes, bytes] | None:
         if self.with_logprobs or self.usage_in_each:
             return None
-        return self._text_begin(index), self._text_end
+        begin = self._begins.get(index) or self._text_begin(index)
+        return begin, _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
 
     def _text_begin(self, index: int) -> bytes:
-        begin = self._begins.get(index)
-        if begin is None:
-            head = _encode(self._head(True))[:-1]
-            name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
-            begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
+        head = _encode(self._head(True))[:-1]
+        name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
+        begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
         return begin
-
-    @property
-    def _text_end(self) -> bytes:
-        return _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
         """The same of text alone, as nearly all chunks are: only that is encoded."""
-        begin, end = self._text_begin(index), self._text_end
+        begin = self._begins.get(index) or self._text_begin(index)
+        end = _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
         if finish_reason is not None:
             end = end.replace(b"null}]", _encode(finish_reason) + b"}]")
         return b"".join((begin, _encode(text), end))

@@ -101,11 +101,6 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         return False
 
     @property
-    def whole_alone(self) -> bool:
-        """Whether engines are asked for an answer in one piece, also where it is streamed."""
-        return self.scores_prompt or self.output_limit == 0
-
-    @property
     def least_tokens(self) -> int:
         """Of an answer."""
         return 1
