@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 from ..base.account import current_account
 from ..base.errors import InvalidRequestError, NoWorkersError
 from ..base.package_version import package_version
-from ..base.request_record import Generation
+from ..base.request_record import Generation, current_record
 from ..server.call_limits import CallLimits
 from ..server.dispatch import Dispatcher, RequestReader
 from ..transport.http1 import Handler, HttpCall, answer_json, answer_whole
@@ -362,7 +362,8 @@ class Completions:
         origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
         guide = await self._prompts.guide(request, len(call.body))
         choices = await self._choices(request, prompts, origin.salt, guide)
-        call.record.generation = partial(_generation, request, choices)
+        if (record := current_record()) is not None:
+            record.generation = partial(_generation, request, choices)
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
         answer_id, created = origin.answer_id, int(time.time())

@@ -37,8 +37,8 @@ from .shared_prefill import ALONE, Leader, Part, parts_of
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
 Begin = Callable[[int, PlainStream, ByteText, Usage], None]
-"""Called once something came of a choice whose text is all that may come until it ends: has the
-stream begun, if it can be, which then writes what comes of it in place of a Take."""
+"""Called with the second text of a choice of which only text may come until it ends: has the stream
+begun, if it can be, which then writes what comes of it in place of a Take."""
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
@@ -295,15 +295,16 @@ async def _answer_one(
 
     def shown(delta: Delta | None) -> Delta | None:
         if delta is not None:
-            is_first = choice.first_at is None
-            if is_first:
+            nonlocal begin
+            if choice.first_at is None:
                 choice.first_at = time.monotonic()
+            elif begin is not None and plain_text is not None and delta.finish_reason is None:
+                begin(choice.index, plain, plain_text, reader.usage)
+                begin = None
             if delta.finish_reason is not None:
                 choice.finish_reason = delta.finish_reason
                 plain.end()
             take(choice.index, delta)
-            if is_first and may_begin and plain_text is not None and not reader.finished:
-                may_begin(choice.index, plain, plain_text, reader.usage)
         return delta
 
     def put(message: bytes) -> bool:
@@ -325,12 +326,13 @@ async def _answer_one(
             await dispatcher.abort(request_id, origin.caller)
 
     plain, plain_text = PlainStream(put), reader.plain_text
-    # What leads has to be noted with each message.
-    may_begin = None if ends_early or scores or part.leads is not None else begin
+    if ends_early or scores or part.leads is not None:  # what leads is noted with each message
+        begin = None
     choice.usage = reader.usage
     # What leads shows by its first token that its prompt is computed. Engines tell the logprobs of
     # a prompt with a whole answer alone.
-    streaming = True if part.leads is not None else False if request.whole_alone else None
+    in_one_piece = scores or request.output_limit == 0
+    streaming = True if part.leads is not None else False if in_one_piece else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
     try:
         pair = await origin.generate(

@@ -64,7 +64,7 @@ class SseWriter:
         """Write an event. Events of one turn of the event loop go out together; after the `last`
         one, one more turn passes, so that the end of the stream goes with it."""
         if not self.waiting:
-            self.schedule()
+            self._loop.call_soon(self._flush)
         self.waiting.append(self._event % data)
         self.started = True
         self._ending = last

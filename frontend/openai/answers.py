@@ -92,10 +92,15 @@ class Answer:
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
+    _logprobs_wanted: bool | None = None  # once it is known
 
     @property
     def with_logprobs(self) -> bool:
-        return self.request is not None and self.request.logprobs_wanted is not None
+        wanted = self._logprobs_wanted
+        if wanted is None:
+            wanted = self.request is not None and self.request.logprobs_wanted is not None
+            self._logprobs_wanted = wanted
+        return wanted
 
     @property
     def with_usage(self) -> bool:
@@ -126,23 +131,19 @@ class Answer:
     def text_around(self, index: int) -> tuple[bytes, bytes] | None:
         if self.with_logprobs or self.usage_in_each:
             return None
-        return self._text_begin(index), self._text_end
+        begin = self._begins.get(index) or self._text_begin(index)
+        return begin, _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
 
     def _text_begin(self, index: int) -> bytes:
-        begin = self._begins.get(index)
-        if begin is None:
-            head = _encode(self._head(True))[:-1]
-            name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
-            begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
+        head = _encode(self._head(True))[:-1]
+        name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
+        begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
         return begin
-
-    @property
-    def _text_end(self) -> bytes:
-        return _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
         """The same of text alone, as nearly all chunks are: only that is encoded."""
-        begin, end = self._text_begin(index), self._text_end
+        begin = self._begins.get(index) or self._text_begin(index)
+        end = _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
         if finish_reason is not None:
             end = end.replace(b"null}]", _encode(finish_reason) + b"}]")
         return b"".join((begin, _encode(text), end))

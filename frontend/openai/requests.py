@@ -101,11 +101,6 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         return False
 
     @property
-    def whole_alone(self) -> bool:
-        """Whether engines are asked for an answer in one piece, also where it is streamed."""
-        return self.scores_prompt or self.output_limit == 0
-
-    @property
     def least_tokens(self) -> int:
         """Of an answer."""
         return 1
@@ -300,7 +295,7 @@ class ChatRequest(Sampling, kw_only=True):
     @property
     def is_unguided(self) -> bool:
         # Tools that must be called are a guide, too.
-        return not self.tools and self.tool_choice is None and super().is_unguided
+        return not self.tools and self.tool_choice is None and _guiding(self) == _UNGUIDED
 
     @cached_property
     def tools_asked(self) -> ToolChoice:

@@ -34,6 +34,8 @@ class ChatTemplate:
         self.source = text
         try:
             self._template = _environment().from_string(text)
+            # Copied for each rendering, which takes long of the chain of tables that it comes as.
+            self._template.globals = dict(self._template.globals)
             tree = _environment().parse(text)
         except TemplateError as error:
             raise ConfigError(f"the chat template does not parse: {error}") from None

@@ -1,7 +1,7 @@
 """Encoder: texts to token ids, where a long one costs what is new in it.
 
 It is cut into pieces whose ids depend on nothing around them (see cut_rules); those of a piece that
-was encoded before are kept.
+was encoded before are kept. So are those of short words, which pieces are made of.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ...base.errors import InvalidRequestError
 from ...process.off_loop import OffLoop
 from ._cuts import Cutter
+from ._words import WordIds
 from .cut_rules import CutRules
 from .piece_cache import PieceCache, Tenant
 
@@ -32,6 +33,13 @@ STEP_CHARS = 256 << 10
 """Looked up in one turn of the event loop."""
 BATCH_CHARS = 64 << 10
 """Encoded in one turn of the off-loop thread, by all cores."""
+MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
+"""Words whose ids are kept, in each of two tables of a tokenizer, and characters of one of them:
+some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
+their own, as the words are that the library keeps."""
+LEARNT = 32
+"""Words of a text of which a third is not known: the text is encoded as it is, and these by
+themselves, so that a text of odd words costs little more than without tables."""
 
 EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
 """The ids of texts, with special tokens or without, as numbers of 32 bits. InvalidRequestError."""
@@ -63,11 +71,15 @@ class Encoder:
         self._encode, self._off_loop, self._cache = encode, off_loop, cache
         self._least = least
         self._cutter: Cutter | None = None
+        self._words: WordIds | None = None
         self._around = _around(encode, rules)
         self.reason = rules.reason or ("" if cache.most_bytes else "token_cache_bytes is 0")
         """why nothing is kept; empty: it is"""
         if not self.reason:
             self._cutter = Cutter(rules.atoms, rules.stops, least, most)
+            self._gaps = Cutter(rules.atoms, rules.stops, 1, 1)
+            if rules.stops:
+                self._words = WordIds(MOST_WORDS, MOST_WORD_CHARS)
         self._number = next(_numbers)  # apart from those of other tokenizers
 
     async def encode(
@@ -76,8 +88,15 @@ class Encoder:
         """InvalidRequestError if it cannot be encoded, OverflowError with the number of its ids, as
         far as it is known, if they are more than `most`."""
         around = self._around if add_special_tokens else (b"", b"")
-        if self._cutter is None or around is None or len(text) <= self._least:
+        if self._cutter is None or around is None:
             found = await self._run([text], add_special_tokens, most)
+        elif len(text) <= self._least or (
+            len(text) < 2 * self._least and self._words is not None and tenant.namespace is None
+        ):  # of its words, no two pieces are worth a look each
+            found = await self._encode_words([text], tenant)
+            _check_count(len(found[0]) // ID_BYTES, most)
+            if add_special_tokens:
+                found = [around[0], *found, around[1]]
         else:
             found = await self._encode_pieces(text, tenant, most)
             found = [around[0], *found, around[1]]
@@ -109,9 +128,13 @@ class Encoder:
                 size += len(ids)
                 begin = end
         cache.found_chars += len(text) - sum(each.end - each.begin for each in missing)
-        for batch in _batches(missing):
+        for nth, batch in enumerate(_batches(missing)):
             _check_count(size // ID_BYTES, most)
-            found = await self._run([text[each.begin : each.end] for each in batch], False, most)
+            if nth:
+                await asyncio.sleep(0)
+            found = await self._encode_words(
+                [text[each.begin : each.end] for each in batch], tenant
+            )
             cache.encoded_chars += sum(each.end - each.begin for each in batch)
             size += sum(map(len, found))
             for each, ids in zip(batch, found, strict=True):
@@ -120,6 +143,31 @@ class Encoder:
                     cache.put(each.key, ids, tenant)
         _check_count(size // ID_BYTES, most)
         return pieces
+
+    async def _encode_words(self, texts: list[str], tenant: Tenant) -> list[bytes]:
+        """Encode pieces, by the words that are known of them. No special tokens are added."""
+        words = self._words
+        if words is None or tenant.namespace is not None:
+            return await self._run(texts, False, None)
+        wanted: list[str] = []
+        gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
+        for text in texts:
+            parts, missing = words.look_up(text, self._gaps.cuts(text, 0, 0, len(text)))
+            if missing and sum(map(len, missing)) * 3 > len(text):
+                learnt: dict[str, list[int]] = {word: [] for word in islice(missing, LEARNT)}
+                parts, missing = [None], {**learnt, text: [0]}
+            wanted += missing
+            gaps.append((parts, missing))
+        made = iter(await self._run(wanted, False, None) if wanted else ())
+        found = []
+        for parts, missing in gaps:
+            for word, places in missing.items():
+                ids = next(made)
+                words.keep(word, ids)
+                for place in places:
+                    parts[place] = ids
+            found.append(b"".join(parts))
+        return found
 
     async def _run(
         self, texts: list[str], add_special_tokens: bool, most: int | None

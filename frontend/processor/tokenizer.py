@@ -19,7 +19,7 @@ from ...process.off_loop import OffLoop
 from ._byte_text import ByteText, TokenBytes
 from .chat_template import ChatTemplate
 from .cut_rules import CutRules, read_cut_rules
-from .encoder import LEAST_CHARS, LONG_CHARS, SECONDS_PER_CHAR, Encoder
+from .encoder import LONG_CHARS, SECONDS_PER_CHAR, Encoder
 from .length_bound import most_characters
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 
@@ -73,12 +73,9 @@ class ModelText:
     ) -> npt.NDArray[np.uint32]:
         """Token ids of a text; InvalidRequestError if it cannot be encoded, OverflowError with
         their number, as far as it is known, if they are more than `most`."""
-        if len(text) > LEAST_CHARS:
-            return await self._encoder.encode(
-                text, tenant, add_special_tokens=add_special_tokens, most=most
-            )
-        (ids,) = self._encode([text], add_special_tokens, most)
-        return np.frombuffer(ids, np.uint32)
+        return await self._encoder.encode(
+            text, tenant, add_special_tokens=add_special_tokens, most=most
+        )
 
     def decode(self, ids: TokenIds) -> str:
         """The text of token ids, special tokens left out."""

@@ -4,6 +4,7 @@ And how many requests may be on a further attempt at a time.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...workers.failures import Blame, Origin, Retry, Verdict
@@ -25,17 +26,15 @@ class FailedAttempt(NamedTuple):
     """where its worker is judged; None: among those that the dispatcher sends to"""
 
 
+@dataclass(slots=True, eq=False)
 class FailedAttempts:
-    """The failed attempts of one request."""
+    """The failed attempts of one request, which may be at `_most` workers."""
 
-    __slots__ = ("_begin", "_most", "_settled", "failed")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._begin = 0  # of those that count now
-        self._settled = 0  # of the failures, reported
-        self.failed: list[FailedAttempt] = []
-        """all of them; test `if failures.failed` where every request passes"""
+    _most: int
+    failed: list[FailedAttempt] = field(default_factory=list)
+    """all of them; test `if failures.failed` where every request passes"""
+    _begin: int = 0  # of those that count now
+    _settled: int = 0  # of the failures, reported
 
     def __len__(self) -> int:
         return len(self.failed)

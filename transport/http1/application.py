@@ -114,7 +114,7 @@ class RouteTable:
         is the path as it was sent: a placeholder's value may have a slash that is written %2F."""
         if method == "HEAD":
             method = "GET"
-        if raw_path != "/":  # clients end paths as they like
+        if raw_path.endswith("/"):  # clients end paths as they like
             path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
         name = f"{method} {path}"
         if (handler := self._routes.get(name)) is not None:
@@ -255,9 +255,10 @@ class Application:
         record = current_record() or RequestRecord()
         record.request_id = request_id
         try:
-            if (allowed := self._preflight(scope, headers)) is not None:
-                await send_whole(send, 200, b"", {**allowed, **told})
-                return
+            if scope["method"] == "OPTIONS":
+                if (allowed := self._preflight(scope, headers)) is not None:
+                    await send_whole(send, 200, b"", {**allowed, **told})
+                    return
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             record.route = route.path
             more: Mapping[str, str] = {}
@@ -299,7 +300,7 @@ class Application:
     def _preflight(self, scope: Scope, headers: Mapping[str, str]) -> Mapping[str, str] | None:
         """The answer to a browser that asks whether a page may send a request."""
         wanted = headers.get("access-control-request-method")
-        if self._origins is None or scope["method"] != "OPTIONS" or wanted is None:
+        if self._origins is None or wanted is None:
             return None
         route = self._routes.find(wanted, scope["path"], scope["raw_path"].decode("ascii"))
         return self._origins.preflight(route.name, headers)

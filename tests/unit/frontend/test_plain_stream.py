@@ -171,7 +171,7 @@ def test_both_ways_write_the_same(
     asyncio.run(both())
 
 
-async def test_a_plain_stream_is_begun_with_its_first_text() -> None:
+async def test_a_plain_stream_is_begun_with_its_second_text() -> None:
     messages = [chunk([each], 5, 0) for each in (300, 301, 302)] + [complete([], "stop")]
     sent, usage, begun = await written(request(True, {}), messages, 1, native=True)
     assert begun == 1
