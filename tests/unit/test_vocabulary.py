@@ -210,6 +210,23 @@ def test_a_phrase_is_found_in_names_and_text() -> None:
     assert +dialect_of("retold unsaid = nobodies") == {}
 
 
+IN_PAGES = re.compile(
+    r"\b(who|whom)(so)?ever\b|\b(some|any|no|every)body\b|\bso (many|much|few)\b"
+    r"|\b(told|said|heard|owe[ds]?|no good|ourselves)\b|\bwhat is [a-z]+ of it\b",
+    re.IGNORECASE,
+)
+PAGES = [
+    page for page in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md")
+    if "lab" not in page.parts and page.name != "glossary.md"
+]  # fmt: skip
+"""Of users; lab notes stay as they were written, and the glossary names the words."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_who_acts(page: Path) -> None:
+    assert [line for line in page.read_text().splitlines() if IN_PAGES.search(line)] == []
+
+
 def messages_of(source: str) -> list[str]:
     """The texts of several words in Python that are no documentation, f-strings in pieces."""
     tree = ast.parse(source)
