@@ -22,7 +22,7 @@ JSON = "application/json"
 
 
 class ClientLeftError(Exception):
-    """The client closed the connection; nobody is there to be answered."""
+    """The client closed the connection: an answer has no reader."""
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Client:
             await work
         except asyncio.CancelledError:
             if not self._gone or task.uncancel():
-                raise  # somebody else ends it
+                raise  # the task was cancelled from outside
             raise ClientLeftError from None
         finally:
             self._task = None
