@@ -34,12 +34,12 @@ class OutlierPolicy:
     )
     failure_rate: float = option(
         0.5,
-        "Share of its requests that a worker may fail, beside twice that of the others; 1: any.",
+        "Share of its requests that a worker may fail, if above twice that of the others; 1: any.",
         "--eject-failure-rate",
     )
-    window_s: float = option(30.0, "Time over which that share is taken.", "--eject-window-s")
+    window_s: float = option(30.0, "Window over which that share is counted.", "--eject-window-s")
     least_requests: int = option(
-        10, "Fewest requests in that time that make a share.", "--eject-least-requests"
+        10, "Fewest requests in that window for the share to count.", "--eject-least-requests"
     )
     ejection_s: float = option(
         5.0, "How long a worker is ejected; doubles with each further time.", "--ejection-s"
