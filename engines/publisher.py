@@ -198,7 +198,7 @@ class KvEventPublisher:
                 await asyncio.sleep(0)  # a long announcement shares the loop
                 continue
             wait = stream.wait_s(now)
-            # In short steps, because the clock may be one that somebody else moves.
+            # In short steps, because the clock may be moved by its owner.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait is None else min(wait, _POLL_S)):
                     await self._wake.wait()

@@ -54,7 +54,7 @@ class ReplayLog:
             self._bytes -= len(self._sent.popleft().message)
 
     def want(self, first_id: int, last_id: int | None) -> None:
-        """Somebody missed the events from `first_id` to `last_id` (None: the newest)."""
+        """A subscriber missed the events from `first_id` to `last_id` (None: the newest)."""
         if self._wanted is not None:
             first, last = self._wanted
             first_id = min(first_id, first)

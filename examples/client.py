@@ -1,4 +1,4 @@
-"""A client: asks whoever serves dynamo.backend.generate."""
+"""A client: calls an instance of dynamo.backend.generate."""
 
 import asyncio
 import sys

@@ -19,7 +19,7 @@ class TierOverlap(NamedTuple):
     A tier counts from where the one above it ended: `device` is the contiguous prefix held there,
     `host_pinned` how many blocks from there on are held in host memory without a hole, and so on
     down (Dynamo's rule, and how engines look their tiers up). So a block counts once, in the
-    highest tier that holds it, and one behind a hole does not count, whoever holds it.
+    highest tier that holds it, and one behind a hole does not count, whichever worker holds it.
     """
 
     device: int

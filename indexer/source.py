@@ -19,7 +19,7 @@ class SourceState(enum.Enum):
     TRIMMED = "trimmed"  # as exact, but some of it was dropped to keep the budget: never wrong
     RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
-    DEGRADED = "degraded"  # something was missed and nobody answers: incomplete, never wrong
+    DEGRADED = "degraded"  # events were missed and cannot be had: incomplete, never wrong
     # Predicted from routing, or told in messages without envelopes: a restart may go unnoticed.
     APPROXIMATE = "approximate"
 

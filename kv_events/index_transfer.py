@@ -246,7 +246,7 @@ class IndexLender:
         return []
 
     def _is_lent(self, now: float) -> bool:
-        """Whether somebody is fetching the present copy, so that it has to stay as it is."""
+        """Whether a peer is fetching the present copy, so that it has to stay as it is."""
         return self._copy is not None and now - self._used_at < RETRIES * RETRY_S
 
     def _offers(self, askers: Collection[int]) -> list[Outgoing]:

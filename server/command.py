@@ -140,10 +140,10 @@ async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | No
                 config = server.config
                 lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
                 if lame_duck_s:
-                    print_line(f"not serving in {lame_duck_s:g} s")
+                    print_line(f"shutting down: requests are served for {lame_duck_s:g} s more")
                     server.turn_away()
                     await run_until(asyncio.create_task(asyncio.sleep(lame_duck_s)), signals.end)
-                print_line(f"draining for at most {config.drain_timeout_s:g} s")
+                print_line(f"draining: running requests have {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(server.drain(config.drain_timeout_s))
                 await run_until(draining, signals.end)
         finally:

@@ -78,7 +78,7 @@ class ServeConfig:
     )
     admin_host: str | None = option(
         None,
-        "Address of the admin routes, which change or reveal things. Not given: loopback.",
+        "Address of the admin routes, which change the router. Not given: loopback.",
         group="Listening",
     )
     admin_port: int | None = option(
@@ -234,7 +234,7 @@ class ServeConfig:
     )
     drain_timeout_s: float = option(
         10.0,
-        "How long running requests may finish at shutdown.",
+        "Seconds that running requests have to finish at shutdown.",
         group="Processes and shutdown",
         short=True,
     )

@@ -23,7 +23,7 @@ class ObservabilityConfig:
         "text", "How log lines are written: text, or JSON objects.", choices=LOG_FORMATS, short=True
     )
     access_log: bool = option(
-        False, "Log a line for each request that ended, also for those that ended well.", short=True
+        False, "Log a line for each request that ended, successful ones too.", short=True
     )
     record: str | None = option(
         None,
@@ -40,7 +40,7 @@ class ObservabilityConfig:
     )
     metrics_max_workers: int = option(
         4096,
-        "Most ranks with metrics of their own; what is beyond is summed up.",
+        "Most ranks with metrics of their own; further ones are summed up.",
         "--metrics-max-workers",
     )
 

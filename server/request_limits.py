@@ -51,7 +51,9 @@ class RequestLimits:
         "whose worker is gone do not count.",
         "--retry-budget",
     )
-    retry_budget_least: int = option(16, "That many may be in any case.", "--retry-budget-least")
+    retry_budget_least: int = option(
+        16, "Requests on a further attempt that are allowed in any case.", "--retry-budget-least"
+    )
 
     migration_limit: int = option(
         0,

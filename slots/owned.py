@@ -1,7 +1,7 @@
 """OwnedBookings: what callers have booked for requests that the router itself does not see.
 
 They say when such a request has its first token and when it ends, if they do. So their bookings
-are bounded, and nobody is made to wait for them alone.
+are bounded, and no caller is made to wait for them alone.
 """
 
 from collections.abc import Callable, Iterable

@@ -185,7 +185,7 @@ class SlotTable:
     def add_output_tokens(self, request_id: str, generated: int) -> bool:
         """Note that `generated` tokens are out in all; opt-in, for counting blocks of output.
 
-        When prompt and output together reach into a further block, one block that nobody shares is
+        When prompt and output together reach into a further block, one unshared block is
         added. If the expected output length is known, every block that only this request holds
         then weighs the part of the output that is still to come. True if a block was added.
         """

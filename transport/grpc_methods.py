@@ -47,7 +47,7 @@ async def requests_of(method: Method, call: ServerCall) -> AsyncIterator[Any]:
 
 
 def served_plainly(method: Method) -> Serve:
-    """How a method's calls are served where nobody counts them."""
+    """How a method's calls are served where they are not counted."""
 
     async def serve(call: ServerCall) -> None:
         if method.streams:

@@ -62,7 +62,7 @@ class EngineFacts:
 def facts_of(model: Any, server: Any) -> EngineFacts:
     """Read a GetModelInfoResponse and a GetServerInfoResponse. A negative number counts as none.
 
-    The same answers give the same object as long as somebody holds it.
+    The same answers give the same object as long as it is referenced.
     """
     values: dict[str, Any] = {}
     for message in (model, server):

@@ -80,14 +80,14 @@ class Blame(enum.Enum):
 
     CLIENT = "client"
     REQUEST = "request"
-    """unless another worker serves it: then it is the worker that takes nobody's"""
+    """unless another worker serves it: then it is the worker that takes none"""
     WORKER = "worker"
     EITHER = "either"
     """the request's or the worker's: decided by how another worker gets on with the request"""
     OVERLOAD = "overload"
     """the worker's for the moment: it is full, and says so"""
     SLOW = "slow"
-    """the worker's, if others answered meanwhile and it answered nobody"""
+    """the worker's, if others answered meanwhile and it answered none"""
     TRANSPORT = "transport"
     US = "us"
 

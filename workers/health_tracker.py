@@ -18,7 +18,7 @@ class HealthPolicy:
         5.0, "Time between probes of a worker that is well.", "--probe-interval-s"
     )
     probe_timeout_s: float = option(
-        3.0, "A probe without an answer by then has failed.", "--probe-timeout-s"
+        3.0, "Seconds without an answer after which a probe has failed.", "--probe-timeout-s"
     )
     retry_first_s: float = option(
         0.2,

@@ -5,7 +5,7 @@ handed in. A worker that fails is ejected for a time that grows, then on probati
 failed just now counts as loaded for about as long as the request would have kept it busy.
 
 Invariants: at most `max_ejected` of the workers that are alive are out, and never the last one;
-where those that are left would be fewer than that, nobody is out (panic).
+where those that are left would be fewer than that, no worker is out (panic).
 """
 
 import math
@@ -34,12 +34,12 @@ class OutlierPolicy:
     )
     failure_rate: float = option(
         0.5,
-        "Share of its requests that a worker may fail, beside twice that of the others; 1: any.",
+        "Share of its requests that a worker may fail, if above twice that of the others; 1: any.",
         "--eject-failure-rate",
     )
-    window_s: float = option(30.0, "Time over which that share is taken.", "--eject-window-s")
+    window_s: float = option(30.0, "Window over which that share is counted.", "--eject-window-s")
     least_requests: int = option(
-        10, "Fewest requests in that time that make a share.", "--eject-least-requests"
+        10, "Fewest requests in that window for the share to count.", "--eject-least-requests"
     )
     ejection_s: float = option(
         5.0, "How long a worker is ejected; doubles with each further time.", "--ejection-s"
@@ -168,7 +168,7 @@ class OutlierDetector:
         return self._judge_rate(worker_id, record, now)
 
     def on_undecided(self, worker_id: int, now: float) -> bool:
-        """A request failed by the worker's fault or its own, and nobody else tried it."""
+        """A request failed by the worker's fault or its own, and no other worker tried it."""
         record = self._workers.get(worker_id)
         if record is None or not record.alive:
             return False
@@ -179,7 +179,7 @@ class OutlierDetector:
     def on_slow(self, worker_id: int, now: float, since: float) -> bool:
         """A request sent at `since` was given up without a message. True as above.
 
-        The worker's fault if it has begun to answer nobody since then, while another one has, and
+        The worker's fault if it has begun no answer since then, while another one has, and
         if the wait was long beside the fleet's usual one.
         """
         record = self._workers.get(worker_id)

@@ -11,7 +11,7 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class Fit(NamedTuple):
-    """Who cannot take a prompt; if that is everybody, `refusal` says why."""
+    """The workers that cannot take a prompt; if these are all, `refusal` has the reason."""
 
     unfit: Set[int]
     refusal: str | None

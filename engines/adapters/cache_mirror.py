@@ -1,7 +1,7 @@
 """CacheMirror: what an engine holds, by what its events tell, in hashes that routers know. Pure.
 
 Engines name blocks by ids of their own. A block's content hash is of its tokens, which an event
-that stores it tells; what is behind a block that nobody was told of belongs to no known prefix.
+that stores it tells; what is behind an unpublished block belongs to no known prefix.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """RunningRequests: the requests that an engine of another library is busy with, and its loss.
 
-A library may never answer again once its engine is gone: whoever waits for it is woken up here.
+A library may never answer again once its engine is gone: its waiting callers are woken up here.
 """
 
 import asyncio

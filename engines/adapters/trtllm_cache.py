@@ -17,7 +17,7 @@ Changes = list[tuple[int, list[KvEvent]]]
 class TrtllmCache:
     """One engine's ranks. A number that is missing says that the engine's buffer ran over: it tells
     nothing again, so what was known of the rank is forgotten; blocks that it stores later, behind
-    blocks that nobody knows of any more, are not told until the engine stores those anew."""
+    blocks that are not known any more, are not published until the engine stores those anew."""
 
     def __init__(self, block_size: int, dp_size: int = 1) -> None:
         self.mirror = CacheMirror(block_size, dp_size)

@@ -25,7 +25,7 @@ def sampling_params(request: EngineRequest, known: Container[str]) -> dict[str, 
         raise unsupported("logit_bias", "logit_bias")
     asked: dict[str, Any] = {
         "max_tokens": request.max_tokens,
-        # Clients have the tokenizer: text would be made for nobody.
+        # Clients have the tokenizer: text would have no reader.
         "detokenize": False,
         **request.sampling,
     }

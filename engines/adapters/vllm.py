@@ -214,7 +214,7 @@ class VllmEngine:
             raise WorkerError(f"{type(error).__name__}: {error.__cause__ or error}") from error
 
     async def _watch(self) -> None:
-        """Notice that the engine's core is gone, also if nobody asks it anything."""
+        """Notice that the engine's core is gone, also without a request."""
         while not self._llm.errored:
             await asyncio.sleep(HEALTH_INTERVAL_S)
         log.error("vLLM is gone")

@@ -36,7 +36,7 @@ def sampling_params(request: EngineRequest) -> dict[str, Any]:
         "min_tokens": request.min_tokens,
         "ignore_eos": request.ignore_eos,
         "include_stop_str_in_output": request.keep_stop_token,
-        # Stop strings are looked for in text; else it would be made for nobody.
+        # Stop strings are looked for in text; else the text would have no reader.
         "detokenize": bool(request.stop),
     }
     optional = {

@@ -69,7 +69,7 @@ class MockEngine:
 
     @property
     def inactive_blocks(self) -> int:
-        """Cached blocks that nobody holds."""
+        """Cached blocks without a reference."""
         return self._core.inactive_blocks
 
     @property

@@ -130,7 +130,7 @@ async def run_mocker(config: MockerConfig) -> None:
                     print_line(f"faults: http://{fault_api.address}")
                 print_line("ready")
                 await signals.drain.wait()
-                print_line(f"draining for at most {config.drain_timeout_s:g} s")
+                print_line(f"draining: running requests have {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:

@@ -111,7 +111,7 @@ class VirtualFleet:
     ) -> None:
         """Queue a request; the hashes are those of every full block of prompt and output.
 
-        `retention`: how its blocks are kept once it is over, if somebody said.
+        `retention`: how its blocks are kept once it is over; None: no hint.
         `followed_after_s`: how long after its last token a request arrives that depends on it.
         Raises InvalidRequestError if it can never run here, NoWorkersError if the queue is full.
         """
@@ -241,7 +241,7 @@ class VirtualFleet:
         return self._fleet.loaded(self._engine(worker, rank))
 
     def pools(self, worker: int, rank: int = 0) -> tuple[int, int]:
-        """Blocks held, and blocks cached that nobody holds."""
+        """Blocks held by requests, and blocks cached without a reference."""
         return self._fleet.pools(self._engine(worker, rank))
 
     def _engine(self, worker: int, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""What an engine's cache says of itself: told by the engine, published by whoever serves it."""
+"""KV events of an engine: made by the engine, published by its server."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias

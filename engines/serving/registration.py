@@ -111,7 +111,7 @@ class WorkerRegistration:
             await self._register(*each.key(generation), each.value())
 
     async def withdraw(self) -> None:
-        """Let nobody find us who does not know us; what is under way may end."""
+        """Be found by no new client; what is under way may end."""
         instance, self._instance = self._instance, None
         for each in () if instance is None else (instance, *self._others):
             try:

@@ -63,7 +63,7 @@ class EngineRequest:
     """what else was asked for that this has no words for"""
 
     def retention_spans(self, block_size: int) -> Sequence[Span] | None:
-        """How its blocks are to be kept; None: nobody said."""
+        """How its blocks are to be kept; None: no hint."""
         if self.retention is not None:
             return self.retention.spans(len(self.token_ids), block_size)
         if self.returning_tokens is not None:

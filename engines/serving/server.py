@@ -153,7 +153,7 @@ class EngineServer:
         await self._stop_serving(grace_s)
         publishers, self._publishers = self._publishers, []
         for publisher in publishers:
-            publisher.cleared()  # nobody should look for its blocks any more
+            publisher.cleared()  # no router should look for its blocks any more
             await publisher.close()
         if self.registration is not None:
             await self.registration.close()

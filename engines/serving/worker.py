@@ -54,7 +54,7 @@ async def run_worker(config: ServingConfig, engine: ServedEngine, files: Mapping
                     log.error("the engine is lost", reason=reason)
                     await server.stop(LOST_GRACE_S)
                     return LOST
-                print_line(f"draining for at most {config.drain_timeout_s:g} s")
+                print_line(f"draining: running requests have {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(server.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:

@@ -108,7 +108,7 @@ class PredictedCaches:
         self.is_empty = not any(map(len, self._indexes))
 
     def match(self, local_hashes: LocalHashes, count: int) -> npt.NDArray[np.uint32] | None:
-        """Overlap in blocks by number, below `count`; None: of nobody. Good until the next call."""
+        """Overlap in blocks by number, below `count`; None: of none. Good until the next call."""
         found = None
         for number, index in enumerate(self._indexes):
             if not len(index):

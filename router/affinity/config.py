@@ -21,8 +21,8 @@ class AffinityConfig:
 
     session_affinity_ttl_secs: float | None = option(
         None,
-        "Requests of a session go to the worker that had the one before, if that was at most so"
-        " long ago. Not given: sessions do not matter.",
+        "Seconds since its last request for which a session keeps its worker. Not given: no session"
+        " affinity.",
         "--router-session-affinity-ttl-secs",
         env=("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",),
         short=True,
@@ -37,7 +37,7 @@ class AffinityConfig:
     )
     session_affinity_discount: float = option(
         0.5,
-        "With soft: the part of its cost that a session's worker is let off, 0 to 1.",
+        "With soft: share of its cost that the session's worker does not pay, 0 to 1.",
         "--router-session-affinity-discount",
     )
     session_retention_secs: float | None = option(

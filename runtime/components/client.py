@@ -159,7 +159,7 @@ class Client:
             self._departed[gone.instance_id] = gone, now
 
     def _lately_departed(self) -> Mapping[int, Instance]:
-        """Who may be asked while the store has nobody: after an outage of the store all leases
+        """Instances to call while the store lists none: after an outage of the store all leases
         may have ended, and those who live register again. One that is gone does not answer."""
         now = self._clock.now()
         return {

@@ -23,7 +23,7 @@ class ComponentRuntime(Protocol):
 
 @dataclass(frozen=True)
 class Namespace:
-    """What belongs together: nobody finds an instance of another namespace by accident."""
+    """What belongs together: no client finds an instance of another namespace by accident."""
 
     runtime: ComponentRuntime
     name: str

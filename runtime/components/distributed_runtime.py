@@ -47,7 +47,7 @@ G = TypeVar("G", bound=Generator)
 class DistributedRuntime:
     """`async with DistributedRuntime(store) as runtime:`, or `start` and `shutdown`.
 
-    Without a store it is static: it serves and calls at known addresses, and nobody finds it.
+    Without a store it is static: it serves and calls at known addresses, and is not discovered.
     """
 
     def __init__(

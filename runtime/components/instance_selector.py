@@ -1,4 +1,4 @@
-"""What chooses the instance for a request: in turn, at random, or by somebody who knows more."""
+"""What chooses the instance for a request: in turn, at random, or by a selector of the caller."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class InstanceChooser:
             return None
         if mode == "random":
             return self._rng.choice(fit)
-        # The next by id, not by place: the turn goes on as it was when somebody joins or leaves.
+        # The next by id, not by place: the turn goes on as it was when an instance joins or leaves.
         self._last = next((id for id in fit if id > self._last), fit[0])
         return self._last
 

@@ -1,7 +1,7 @@
 """Locks between processes, for many readers or one writer, that a crash lets go of.
 
 A writer holds the key `writer` of the bucket `v1/{prefix}`, a reader `readers/{id}`, each under
-its lease. Whoever wants the lock first writes its key and then looks for the others' keys: of a
+its lease. A process first writes its key and then looks for the keys of others: of a
 reader and a writer at least the later one sees the other. So no transaction is needed, and both
 may give way, but never do both have the lock.
 """
@@ -35,7 +35,7 @@ class HeldLock:
         return entry is not None and entry.revision == self.revision
 
     async def release(self) -> None:
-        """Let go. Nothing if the lease has ended, whoever has the lock now."""
+        """Let go. Nothing if the lease has ended: another process may have the lock."""
         await self.bucket.delete(self.key, self.revision)
 
 
@@ -58,7 +58,7 @@ class ReadWriteLock:
         self._rng = rng or Random()
 
     async def try_write(self, lease: int) -> HeldLock | None:
-        """The lock for us alone, if nobody has it now."""
+        """The lock for this process alone, if it is free."""
         return await self._unless(self._has_readers, await self._create(WRITER, lease))
 
     async def try_read(self, lease: int) -> HeldLock | None:
@@ -114,7 +114,7 @@ class ReadWriteLock:
     async def _unless(
         self, blocked: Callable[[], Awaitable[bool]], held: HeldLock | None
     ) -> HeldLock | None:
-        """What we hold, or None, and nothing is held, if somebody blocks it or we are cancelled."""
+        """The lock, or None, with nothing held, if another process blocks it or on cancelling."""
         if held is None:
             return None
         try:
@@ -122,7 +122,7 @@ class ReadWriteLock:
                 return held
             await held.release()
         except BaseException:
-            await held.release()  # nobody knows that we have it
+            await held.release()  # no caller knows of it
             raise
         return None
 

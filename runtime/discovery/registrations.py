@@ -96,7 +96,7 @@ class Registrations:
         """
         registration = Registration(bucket, key, bytes(value))
         self._wanted[bucket, key] = self._missing[bucket, key] = registration
-        # Not twice at a time: the second write could come after one of somebody else.
+        # Not twice at a time: the second write could come after one of another process.
         self._registering.add((bucket, key))
         try:
             await self._write(registration)

@@ -34,7 +34,7 @@ async def probe(url: str = DEFAULT_NATS_URL, timeout: float = 0.5) -> bool:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(host, port)
             return (await reader.readline()).startswith(b"INFO {")
-    except (OSError, ValueError):  # nobody there, or no such host, or a line without an end
+    except (OSError, ValueError):  # no listener, or no such host, or a line without an end
         return False
     finally:
         if writer is not None:
@@ -141,7 +141,7 @@ class EmbeddedNats:
     def _on_line(self, line: str) -> bool:
         """Look for its port in what it logs; whether this line says that it is ready.
 
-        Its own log is to be believed, whereas whoever answers on a port that we asked for may be
+        Its own log is to be believed, whereas a server that answers on the wanted port may be
         another server.
         """
         if found := _LISTENS.search(line):

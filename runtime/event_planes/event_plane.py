@@ -88,7 +88,7 @@ class EventPlane(Protocol):
         ...
 
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
-        """Somebody is about to publish on the subject, under an id in its messages' envelopes or
+        """A publisher is about to use the subject, under an id in its messages' envelopes or
         under none: where publishers have to be found, let it be found."""
 
     async def withdraw(self, publisher_id: int) -> None:
@@ -123,7 +123,7 @@ class PlaneBase:
         return self._stats
 
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
-        """Nobody has to be found."""
+        """Nothing has to be discovered."""
 
     async def withdraw(self, publisher_id: int) -> None:
         """Nor forgotten."""

@@ -33,7 +33,7 @@ class _Topic:
 
     def __init__(self) -> None:
         self.listeners: dict[_Listener, None] = {}
-        self.subscription: Subscription | None = None  # while somebody listens
+        self.subscription: Subscription | None = None  # while it has handlers
         self.changing = asyncio.Lock()
 
     def on_message(self, subject: str, payload: bytes) -> None:

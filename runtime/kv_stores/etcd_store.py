@@ -148,7 +148,7 @@ class EtcdBucket:
         return watch(self._connection, self, prefix)
 
     def readable(self, kv: Any) -> Entry | None:
-        """A key of etcd as an entry; None if somebody wrote one below us that is no text."""
+        """A key of etcd as an entry; None if a key below ours is no text."""
         try:
             return self._entry(kv)
         except UnicodeDecodeError:

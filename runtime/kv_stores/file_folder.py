@@ -1,6 +1,6 @@
-"""The files of one bucket, read and written by whoever shares the disk. Blocking; for threads.
+"""The files of one bucket, for processes that share the disk. Blocking; for threads.
 
-A value is written beside its place and renamed into it, so nobody reads half of one. Writers take
+A value is written beside its place and renamed into it, so no reader sees half of one. Writers take
 turns by a lock on the bucket's counter, which the kernel lets go of when one of them dies.
 """
 
@@ -26,7 +26,7 @@ FILE_TTL_S = 10.0
 _SECOND = 10**9
 _UNLEASED_S = 2_147_000_000  # in January 2038: the last that every file system can hold
 _NEVER_S = 1e6
-"""Whoever lives longer than this has no lease."""
+"""Seconds; a file that lives longer has no lease."""
 
 
 def date_for(ttl_s: float | None, revision: int, wall: float) -> int:
@@ -247,7 +247,7 @@ class FileFolder:
             if entry is None or not fits(entry):
                 return False
             counter.next()
-            with contextlib.suppress(FileNotFoundError):  # somebody who takes no turns
+            with contextlib.suppress(FileNotFoundError):  # a writer that takes no turns
                 os.unlink(self.path_of(key))
             return True
 
@@ -266,7 +266,7 @@ class FileFolder:
             return True
 
     def bury(self, file: Found) -> None:
-        """Delete a dead file, if it is still as it was found and nobody is writing."""
+        """Delete a dead file, if it is still as it was found and has no writer."""
         if not self._dates.may_be_removed(file.path, file.date_ns):
             return
         with contextlib.suppress(StoreError), _explained(file.key), self._turn(0.0) as counter:

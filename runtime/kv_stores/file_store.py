@@ -84,7 +84,7 @@ class FileStore:
         for bucket, key in list(held.keys):
             folder, revision = self.folder(bucket), held.keys[bucket, key]
             if not await asyncio.to_thread(folder.touch, key, revision, held.ttl_s):
-                held.keys.pop((bucket, key), None)  # somebody else wrote or deleted it
+                held.keys.pop((bucket, key), None)  # another process wrote or deleted it
         held.ends = self._clock.now() + held.ttl_s
         return held.ttl_s
 

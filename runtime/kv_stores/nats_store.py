@@ -246,5 +246,5 @@ class NatsBucket:
 
     def _refused(self, error: APIError) -> StoreError:
         if isinstance(error, NotFoundError):
-            self._made = False  # somebody deleted our stream
+            self._made = False  # our stream was deleted
         return StoreError(f"NATS refuses {self.name}: {error.description}")

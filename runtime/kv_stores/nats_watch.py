@@ -55,7 +55,7 @@ class NatsWatch:
                 await asyncio.sleep(self._backoff.next())
 
     def take_dead(self) -> list[Entry]:
-        """Keys whose lease has ended, for somebody to delete; each is named once."""
+        """Keys whose lease has ended, to be deleted; each is named once."""
         return [] if self._consumer is None else self._consumer.take_dead()
 
     async def close(self) -> None:

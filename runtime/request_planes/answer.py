@@ -1,4 +1,4 @@
-"""One answer, from whoever brought the request away to whoever listens for its parts.
+"""One answer, from the carrier that sent the request to the reader of its parts.
 
 No task and no future: what comes over the connections is passed on as it comes.
 """

@@ -46,7 +46,7 @@ class CallHomeLine(asyncio.Protocol):
             subject = subject_of(frames.pop(0))
             answer = self._answers.answer_for(subject) if subject is not None else None
             if answer is None or not answer.attach(self):
-                self.end(cancel=subject is not None)  # nobody waits for it, or not any more
+                self.end(cancel=subject is not None)  # it has no waiting caller, or no longer
                 return
             self._answer = answer
             self._met()

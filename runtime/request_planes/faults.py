@@ -25,7 +25,7 @@ class Fault(Enum):
 
     @property
     def not_begun(self) -> bool:
-        """Whether the request has certainly not begun, so that somebody else may have it."""
+        """Whether the request has certainly not begun, so that another instance may have it."""
         return self in (Fault.UNREACHABLE, Fault.UNAVAILABLE, Fault.OVERLOADED)
 
     @property

@@ -90,7 +90,7 @@ class RequestClient:
         """The parts of the answer of an instance, by its transport and address.
 
         RequestError if it does not come, or ends too early. Closing the generator cancels the
-        request. Whoever got a part must not ask again elsewhere without counting it.
+        request. A caller that got a part must not ask again elsewhere without counting it.
         """
         parts = _Parts()
         parts.answer = self.call(

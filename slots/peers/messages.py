@@ -56,7 +56,7 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 
 @final
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """It is over; 0 `output_tokens`: nobody has counted them."""
+    """It is over; 0 `output_tokens`: not counted."""
 
     request_id: _Id
     output_tokens: int = 0

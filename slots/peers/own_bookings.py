@@ -38,7 +38,7 @@ class OwnBookings:
         self.router_id, self.name = router_id, name[:MAX_NAME]
         self.following = 0
         self.dropped = 0
-        """events that nobody was told of, but by a picture"""
+        """events that were published only as part of a picture"""
         self._active: dict[str, Booked] = {}
         self._pending: list[Event] = []
 
@@ -91,7 +91,7 @@ class OwnBookings:
         ]
 
     def drop_pending(self) -> None:
-        """Nobody can be told of what is pending: there will be a hole in the numbers."""
+        """What is pending cannot be published: there will be a hole in the numbers."""
         if self._pending:
             self.dropped += len(self._pending)
             self._pending.clear()

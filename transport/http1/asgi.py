@@ -23,7 +23,7 @@ JSON = "application/json"
 
 
 class ClientLeftError(Exception):
-    """The client closed the connection; nobody is there to be answered."""
+    """The client closed the connection: an answer has no reader."""
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Client:
             await work
         except asyncio.CancelledError:
             if not self._gone or task.uncancel():
-                raise  # somebody else ends it
+                raise  # the task was cancelled from outside
             raise ClientLeftError from None
         finally:
             self._task = None

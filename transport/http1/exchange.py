@@ -81,7 +81,7 @@ class Exchange:
         self.scope, self.record = scope, record
         self.keep_alive = keep_alive
         self.unread = 0
-        """bytes of the body that came and that nobody asked for yet"""
+        """bytes of the body that came and are not read yet"""
         self.body_ended = False
         self.started = False
         self.ended = False

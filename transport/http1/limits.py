@@ -19,7 +19,7 @@ class HttpLimits:
     pipelined: int = 16
     """requests behind the one that is being answered"""
     unread_bytes: int = 64 << 10
-    """of a body that nobody asked for yet, beyond which no more is read"""
+    """unread, of a body; beyond, no more is taken from the socket"""
     request_s: float = 30.0
     least_bytes_per_s: float = 64 << 10
     silence_s: float = 15.0
@@ -31,7 +31,7 @@ class HttpLimits:
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:
-    """Whether the client ended its side: seen also behind bytes that nobody reads.
+    """Whether the client ended its side: seen also behind unread bytes.
 
     False where the system does not tell (only Linux does), or where it has no room for those bytes.
     """

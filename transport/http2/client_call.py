@@ -1,6 +1,6 @@
 """A call of a client: what it asks, and the messages of its answer as they come.
 
-No task and no generator: whoever reads waits for a future that the connection's bytes complete,
+No task and no generator: a reader waits for a future that the connection's bytes complete,
 or has messages given to a function as they come.
 """
 
@@ -56,7 +56,7 @@ class ClientCall:
     """Iterate it for the messages: the channel's error where it failed, CancelledError once it was
     cancelled.
 
-    It begins at once, whether or not anybody reads; what nobody reads makes the peer wait.
+    It begins at once, with or without a reader; unread bytes make the peer wait.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class ClientCall:
         return future
 
     async def deliver(self, take: Take, write: Write) -> None:
-        """Give every message to `take`, out of the connection's own callback where nobody waits.
+        """Give every message to `take`, out of the connection's own callback where no reader waits.
 
         Fails as an iteration does, or as they do.
         """

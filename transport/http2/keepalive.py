@@ -37,7 +37,7 @@ class Keepalive:
         self.row = 0
 
     def answered(self) -> None:
-        """A ping was answered, or nobody waits for anything any more."""
+        """A ping was answered, or no call waits any more."""
         self._pinged = None
 
     def look(self, now: float, heard: float) -> Verdict:

@@ -1,6 +1,6 @@
 """A call as the server that answers it has it: its messages come and go, and it ends once.
 
-Its methods have the names that gRPC's Python has for them. Whoever serves it is one task, which is
+Its methods have the names that gRPC's Python has for them. Its server is one task, which is
 cancelled when the client gives the call up, its time is over or its connection is lost.
 """
 
@@ -28,7 +28,7 @@ LATE_S = 0.02
 
 
 class PeerGoneError(Exception):
-    """Nobody waits for the message any more."""
+    """No task waits for the message any more."""
 
 
 class CallAborted(Exception):  # noqa: N818 - it is how `abort` ends a call, and no error

@@ -34,7 +34,7 @@ class ServerLimits:
     header_s: float = 60.0
     """from the first to the last byte of a call's headers"""
     window_bytes: int = 256 << 10
-    """of a request's stream that nobody has read"""
+    """unread, of a request's stream"""
     max_message_bytes: int = 32 << 20
     max_header_bytes: int = 16 << 10
     """of a request, as HTTP/2 counts them: 32 more for each header"""

@@ -119,7 +119,7 @@ class _Client(Client):
         self._given = 0
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """A lost connection is closed by a task that nobody asks, after what it has yet to send:
+        """A lost connection is closed by a task of its own, after what it has yet to send:
         that this cannot be sent is no news."""
         with contextlib.suppress(OSError):
             await super()._close(status, do_cbs)
@@ -203,7 +203,7 @@ class NatsLink:
     async def request(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float
     ) -> bytes:
-        """Ask whoever serves a subject, and wait for the reply."""
+        """Send a request to a subject, and wait for the reply."""
         with cancelled_for_sure():
             answer = await self._client.request(
                 subject, payload, timeout=timeout_s, headers=headers

@@ -79,7 +79,7 @@ def load_roots(context: ssl.SSLContext, path: str, key: str) -> bytes:
 def _end_of(cert: str, key: str, setting: str) -> float:
     """When a certificate ends. ConfigError if a client would not accept it by its dates.
 
-    The standard library shows a certificate's dates only to whoever verified it in a handshake, so
+    The standard library shows a certificate's dates only to a peer that verified it, so
     one is held in memory; that also shows that the pair works.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

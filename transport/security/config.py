@@ -13,7 +13,7 @@ class ServerTlsConfig:
     GROUP: ClassVar[str] = "Security"
 
     cert: str | None = option(
-        None, "Certificate chain (PEM) to serve with: TLS.", "--tls-cert", short=True
+        None, "Certificate chain (PEM) of the listeners; enables TLS.", "--tls-cert", short=True
     )
     key: str | None = option(None, "Its private key (PEM, no passphrase).", "--tls-key", short=True)
     client_ca: str | None = option(

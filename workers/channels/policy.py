@@ -30,7 +30,7 @@ class ConnectionPolicy:
     )
     keepalive_timeout_s: float = option(
         5.0,
-        "A connection is given up if a ping is not answered in this time.",
+        "Seconds without an answer to a ping after which the connection is closed.",
         "--worker-keepalive-timeout-s",
     )
     max_message_bytes: int = option(

@@ -43,7 +43,7 @@ _FAILURES = {
     Fault.TOO_LARGE: (Origin.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED),
 }
 _ALIVE = (Fault.OVERLOADED, Fault.INVALID)
-"""Answers to a canary that only somebody gives who is well."""
+"""Answers to a canary that only a healthy worker gives."""
 
 
 class DynamoClient:
@@ -163,7 +163,7 @@ class DynamoClient:
 
 
 class DynamoCall:
-    """A call under way; see EngineCall. It begins at once, whether or not anybody reads."""
+    """A call under way; see EngineCall. It begins at once, with or without a reader."""
 
     def __init__(
         self, client: DynamoClient, request: bytes, timeout: float | None, rank: int | None

@@ -4,7 +4,7 @@ A prefill worker computes a prompt and hands over what a decode worker needs to 
 request says its phase in `disaggregated_params`: CONTEXT_ONLY for the prompt alone, GENERATION_ONLY
 for the rest, with the handoff in `context_phase_params.kv_cache_blocks`. The protocol's answers
 have no field for a handoff, and TensorRT-LLM's server gives none: here it stands in a field beyond
-those of the protocol, which other readers skip. Nobody but the workers looks into it.
+those of the protocol, which other readers skip. Only workers read it.
 """
 
 from typing import Any

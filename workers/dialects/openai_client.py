@@ -244,7 +244,7 @@ class _Running:
             self._task.cancel()
 
     def ended(self) -> bool:
-        """Whether its reader was ended by that, and by nobody else. Asked once, by the reader."""
+        """Whether its reader was ended by that, and by nothing else. Asked once, by the reader."""
         if self.aborted and self.response is None and self._task is not None:
             self._task.uncancel()
         return self.aborted and not is_cancelled()

@@ -1,4 +1,4 @@
-"""PumpedCall: a call whose messages are fetched beside whoever reads them."""
+"""PumpedCall: a call whose messages are fetched beside their reader."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -10,7 +10,7 @@ from .failed_call import failure_of
 
 
 class PumpedCall:
-    """A call under way; see EngineCall. It begins at once, whether or not anybody reads.
+    """A call under way; see EngineCall. It begins at once, with or without a reader.
 
     It is in `calls` while it runs. What `messages` raises is what the call failed with, in gRPC's
     words: errors of other kinds than EngineCallError are translated.

@@ -50,7 +50,7 @@ def files_of(card: Mapping[str, Any]) -> tuple[CardFile, ...]:
 def model_files(folder: str | Path) -> dict[str, Any]:
     """The part of a card that names the files of a model's folder, with their checksums.
 
-    Whoever reads the card must be able to read the files. Without the extra `dynamo` there are no
+    A reader of the card must be able to read the files. Without the extra `dynamo` there are no
     checksums: then our frontend takes them, Dynamo's does not. ConfigError without a tokenizer.
     """
     path = Path(folder).absolute()

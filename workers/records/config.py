@@ -23,7 +23,7 @@ class DiscoveryConfig:
 
     discovery: str | None = option(
         None,
-        f"Where workers are found: {STATIC} (those that are given), {', '.join(BACKENDS)}. Not"
+        f"Where workers are found: {STATIC} (those of --worker), {', '.join(BACKENDS)}. Not"
         f" given: {STATIC}; for serve without workers etcd, if ETCD_ENDPOINTS is set.",
         env=("DYN_DISCOVERY_BACKEND",),
         short=True,

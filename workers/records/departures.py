@@ -1,13 +1,13 @@
 """Whether a registration that is gone means that its worker is. Pure.
 
 A store that lost its data, or was away for longer than its leases live, forgets workers that go on
-serving. They register again within moments; until then somebody has to be left to serve.
+serving. They register again within moments; until then some worker has to be left to serve.
 """
 
 from dataclasses import dataclass
 
 GRACE_S = 20.0
-"""Two lives of a lease: by then whoever serves is registered again."""
+"""Two lives of a lease: by then every serving worker is registered again."""
 
 
 @dataclass

@@ -58,7 +58,7 @@ class WorkerWatch(StoreWatch):
         return found
 
     elsewhere: frozenset[int] = frozenset()
-    """whoever is not of this endpoint is not seen"""
+    """instances of other endpoints are not seen"""
 
     @property
     def sources(self) -> dict[WorkerWithDpRank, PublisherRecord]:

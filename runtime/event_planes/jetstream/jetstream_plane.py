@@ -285,7 +285,7 @@ class JetStreamPlane(PlaneBase):
             self._deliver(handler, subject, payload)
 
     def _forget(self, handler: Handler) -> None:
-        """Nobody hears it any more."""
+        """It has no handler any more."""
         kept = [each for each in self._held if each[1] != handler]
         self._held.clear()
         self._held.extend(kept)

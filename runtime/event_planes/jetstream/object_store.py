@@ -31,7 +31,7 @@ class _Object(NamedTuple):
     """What is said of a saved one."""
 
     position: StreamPosition | None
-    """None: somebody else saved it"""
+    """None: another process saved it"""
     nuid: str
     """by which its parts are found"""
     size: int
@@ -39,7 +39,7 @@ class _Object(NamedTuple):
 
 
 class _DamagedError(Exception):
-    """What is saved is not as anybody would save it; it says why."""
+    """The saved object is damaged; the message has the reason."""
 
 
 class SnapshotStore:
@@ -220,7 +220,7 @@ def _described(info: ObjectInfo) -> _Object:
 
 
 def _position(headers: object) -> StreamPosition | None:
-    """What we write beside a snapshot; None if it is somebody else's."""
+    """What we write beside a snapshot; None if another process wrote it."""
     if not isinstance(headers, dict):
         return None
     created, sequence = headers.get(_CREATED), headers.get(_SEQUENCE)

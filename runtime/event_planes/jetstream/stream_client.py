@@ -29,7 +29,7 @@ MAX_ACK_PENDING = 4096
 """Messages that are delivered and not yet acknowledged; then the server waits."""
 ACK_WAIT_S = 30.0
 FORGET_S = 3600.0
-"""The server forgets a consumer that nobody has used for so long."""
+"""Seconds without use after which the server deletes a consumer."""
 _ROUTER = "dynamo-router"  # in a consumer's metadata: the process that reads by it
 _IN_USE = 10058  # a stream of this name has another configuration
 _MAX_BYTES = 256 << 20
@@ -78,7 +78,7 @@ class EventStreamClient:
             return _facts(await self.connection.call(lambda js: js.add_stream(config)))
         except APIError as error:
             if error.err_code == _IN_USE:
-                return await self.facts()  # somebody was faster
+                return await self.facts()  # another process was faster
             raise self._refused(error) from None
 
     async def facts(self) -> StreamFacts:
@@ -179,7 +179,7 @@ class EventStreamClient:
         await self.remove_reader(name)
 
     async def _consumer(self, name: str) -> tuple[bool, str | None] | None:
-        """(whether somebody reads by it, which process made it)."""
+        """(whether a reader uses it, which process made it)."""
         info = await self._ask_or_none(lambda js: js.consumer_info(self.names.stream, name))
         if info is None:
             return None

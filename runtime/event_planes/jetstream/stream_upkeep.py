@@ -21,7 +21,7 @@ class ReaderFact(NamedTuple):
     name: str
     acked: int
     bound: bool
-    """whether somebody is there to read"""
+    """whether the stream has a reader"""
 
 
 class UpkeepPlan(NamedTuple):

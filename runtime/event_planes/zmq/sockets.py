@@ -24,7 +24,7 @@ AT_ONCE = 64
 """Messages read from a socket until others have their turn."""
 DOUBT_S = 0.5
 """As RENEW_S, up to which it doubles, where something came that is none of its messages, and no
-good one behind it: bytes of somebody else may have put the connection out of step."""
+good one behind it: bytes of another peer may have put the connection out of step."""
 PING_MS, PONG_MS = 1500, 2500
 """How often a publisher is pinged, some 12 us of CPU at each end, and how long it may take to
 answer, or for one message."""

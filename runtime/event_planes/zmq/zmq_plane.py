@@ -1,6 +1,6 @@
 """The event plane over ZMQ: publishers bind, are found in the store, and are connected to.
 
-A publisher has a socket of its own, and a key for each of its topics. Whoever subscribes to a topic
+A publisher has a socket of its own, and a key for each of its topics. A subscriber of a topic
 follows its keys, and connects to those that come. What is published before somebody has
 connected is not heard there: the event recovery asks for it, as after a gap.
 """
@@ -121,7 +121,7 @@ class ZmqPlane(PlaneBase):
         return subscription
 
     async def flush(self) -> bool:
-        """Let the sockets send; what subscribers have read of it nobody knows."""
+        """Let the sockets send; what subscribers have read of it is not known."""
         await asyncio.sleep(0)
         return self._state is PlaneState.CONNECTED
 
@@ -190,7 +190,7 @@ class ZmqPlane(PlaneBase):
 
 
 class ZmqSubscription:
-    """A handler on the publishers of one subject, whoever comes and goes."""
+    """A handler on the publishers of one subject, as they come and go."""
 
     def __init__(
         self,

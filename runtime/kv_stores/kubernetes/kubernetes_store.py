@@ -1,7 +1,7 @@
 """Discovery over Kubernetes as a key-value store: each pod writes its own keys, all read them.
 
 The lease of a pod's keys is the pod: they are visible while it is ready, and are deleted with it.
-So a key that was put is not seen before its pod is ready, and nobody writes another's keys: what
+So a key that was put is not seen before its pod is ready, and no pod writes another's keys: what
 would need that (`create`, `replace`) is refused.
 """
 

@@ -55,7 +55,7 @@ class OwnMetadata:
         await self._write()
 
     async def check(self) -> bool:
-        """Whether the object is there; written again if somebody else changed what it says."""
+        """Whether the object is there; written again if another writer changed it."""
         try:
             found = await self._api.call("GET", self._path)
         except ApiError as error:

@@ -84,7 +84,7 @@ def container_mode(environ: Mapping[str, str]) -> bool:
 
 
 def instance_id_of(name: str) -> int:
-    """The id of whoever registers under this name."""
+    """The id of the process that registers under this name."""
     return _siphash_1_3(name.encode() + b"\xff") & ((1 << 53) - 1)
 
 

@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetadata:
-    """One object that was read. `data` has values in one form, whoever wrote them."""
+    """One object that was read. `data` has values in one form, from any writer."""
 
     name: str
     uid: str

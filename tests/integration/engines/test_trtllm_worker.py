@@ -116,7 +116,7 @@ async def test_a_drain_lets_streams_end_and_a_second_signal_does_not(tmp_path: P
             messages = aiter(call)
             first = await anext(messages)
             engine.send(signal.SIGTERM)
-            await engine.says("draining for at most 5 s")
+            await engine.says("draining: running requests have 5 s")
             tokens = list(first.chunk.token_ids)
             async for message in messages:
                 tokens += message.chunk.token_ids
