@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 5.0
 MAX_FILES = 64
 """Written at a time: one for each model."""
 MAX_SOONEST = 4096
-SHARE, BURST_S = 0.003, 0.01
+SHARE, BURST_S = 0.001, 0.01
 """Of the event loop's time, for what other workers would have taken."""
 KEY_BYTES = 16
 KEY_FILE = "record-key"
