@@ -26,6 +26,8 @@ from ..record_format import Fleet
 from .lines import EndedRequest, Salt, blocks_to_hash, encode_line, new_header
 from .record_file import RecordFile, Write
 
+OUTCOMES = ("written", "queue_full", "disk_error", "failed")
+"""What becomes of a line."""
 MAX_LINES = 8192
 """That wait for the disk; those beyond are dropped."""
 MAX_BLOCKS = 4 << 20
@@ -80,7 +82,7 @@ class Recorder:
         self._wake, self._closing, self._failing = threading.Event(), False, False
         self._thread: threading.Thread | None = None
         self.lines: Counter[str] = Counter()
-        """written, queue_full, disk_error"""
+        """by outcome: see OUTCOMES"""
         self.bytes = 0
         """written, ever"""
 
@@ -174,7 +176,13 @@ class Recorder:
             self._written_blocks += blocks
             self._unique += 1
             step = blocks_to_hash(ended.prompt.block_size)
-            line = encode_line(ended, self._salt, step, self._unique)
+            try:
+                line = encode_line(ended, self._salt, step, self._unique)
+            except Exception:  # such as a token that is none: the others are recorded
+                if not self.lines["failed"]:
+                    log.warning("a request cannot be recorded", exc_info=True)
+                self.lines["failed"] += 1
+                continue
             batches.setdefault(file, []).append(line)
         for file, lines in batches.items():
             try:
