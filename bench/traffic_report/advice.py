@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .outlook import Change, Estimate, Outlook
+from .outlook import Change, Estimate, Outlook, percent_change
 from .routing import RoutingFigures
 
 WORTH = 0.03
@@ -117,7 +117,7 @@ def _of_workers(outlook: Outlook) -> Iterator[Advice]:
             f"Fewer engines would do: {least.setting} in place of {outlook.workers}.",
             f"{least.goodput.mean:.0%} of requests would have {goal} also in the busiest"
             f" {_minutes(outlook.span_s)}, as {base.goodput.mean:.0%} have now; answers take"
-            f" {least.e2e_ratio.mean - 1:+.0%} time. Keep what you need when an engine fails.",
+            f" {percent_change(least.e2e_ratio.mean)} time. Keep what you need when one fails.",
         )
 
 
@@ -144,10 +144,10 @@ def _gain_text(change: Change) -> str:
 
 
 def _percent(ratio: Estimate) -> str:
-    text = f"{ratio.mean - 1:+.0%}"
+    text = percent_change(ratio.mean)
     if ratio.low is None or ratio.high is None:
         return text
-    return f"{text} ({ratio.low - 1:+.0%} to {ratio.high - 1:+.0%})"
+    return f"{text} ({percent_change(ratio.low)} to {percent_change(ratio.high)})"
 
 
 def _count(change: Change) -> int:

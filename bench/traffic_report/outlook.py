@@ -25,6 +25,7 @@ POLICIES = ("kv", f"{DYNAMO}:1", "least-loaded", "round-robin")
 FITS, CLOSE = 8, 0.03
 """How often the engines' speed is fitted at most, and how close is close enough."""
 SLOWEST, FASTEST = 0.01, 100.0
+FAR_APART = 0.25
 MEMORY_SHARES = (0.5, 2.0, 4.0)
 
 OnRun = Callable[[str], None]
@@ -82,6 +83,17 @@ class Outlook:
     changes: list[Change] = field(default_factory=list)
 
     @property
+    def far_apart(self) -> list[str]:
+        """Figures of which the recorded and the simulated one are more than FAR_APART apart."""
+        return [
+            name
+            for name, real in self.recorded.items()
+            if real
+            and (found := self.simulated.get(name))
+            and max(real / found, found / real) > 1 + FAR_APART
+        ]
+
+    @property
     def base(self) -> Change:
         return self.changes[0]
 
@@ -100,6 +112,12 @@ class OutlookSettings:
     num_gpu_blocks: int | None = None
     planner_profile_data: str | None = None
     policies: Sequence[str] = POLICIES
+
+
+def percent_change(ratio: float) -> str:
+    """A ratio as what is more or less: +5%, 0%."""
+    percent = round((ratio - 1) * 100)
+    return f"{percent:+d}%" if percent else "0%"
 
 
 def busiest(requests: Sequence[RecordedRequest], most: int) -> Sequence[RecordedRequest]:

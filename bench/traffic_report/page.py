@@ -12,7 +12,7 @@ from ..results import format_number
 from ..traces import Record, RecordedRequest, Samples, TraceAnalysis, default_sizes
 from .advice import Advice
 from .charts import Axis, Bar, Mark, Series, axis_of, bars, lines, points
-from .outlook import Change, Estimate, Outlook
+from .outlook import Change, Estimate, Outlook, percent_change
 from .page_style import STYLE
 from .routing import SERVED, FleetFacts, RoutingFigures, of, predictions
 
@@ -298,7 +298,7 @@ def _hits_over_time(requests: Sequence[RecordedRequest], figures: RoutingFigures
     windows = max(4, min(WINDOWS, len(known) // 20))
     series = []
     for name, values, colour, dashed in (
-        ("cached, as engines report", cached, 1, False),
+        ("cached", cached, 1, False),
         ("expected by the router", expected, 3, True),
     ):
         total, edges = np.histogram(times - first, windows, (0, span), weights=prompt)
@@ -310,7 +310,7 @@ def _hits_over_time(requests: Sequence[RecordedRequest], figures: RoutingFigures
         ]
         series.append(Series(name, found, colour, dashed))
     bound = figures.infinite_share if figures.pooled_share is None else figures.pooled_share
-    series.append(Series("one cache for all, mean", [(0, bound), (span / scale, bound)], 2, True))
+    series.append(Series("one cache for all", [(0, bound), (span / scale, bound)], 2, True))
     return lines(
         "Prompt tokens found in the cache",
         series,
@@ -335,8 +335,9 @@ def _outlook(outlook: Outlook, record: Record) -> str:
     )
     ttft_ms, itl_ms = outlook.objectives
     goal = f"TTFT ≤ {ttft_ms:,.0f} ms, ITL ≤ {itl_ms:,.0f} ms"
+    interval = "mean over seeds, with its 95 % interval"
     parts = [
-        f'<h2>What else would have given</h2><p class="sub">{escape(text)}</p>',
+        f'<h2>What other settings would have given</h2><p class="sub">{escape(text)}</p>',
         _nearness(outlook),
     ]
     for kind, head in (
@@ -348,8 +349,8 @@ def _outlook(outlook: Outlook, record: Record) -> str:
         if len(changes) < 2:
             continue
         charts = [
-            bars(f"{head}: mean TTFT", _bars(changes, "ttft_ms"), show=_ms, name="ms"),
-            bars(f"{head}: whole answers", _bars(changes, "e2e_ms"), show=_ms, name="ms"),
+            bars(f"{head}: mean TTFT", _bars(changes, "ttft_ms"), show=_ms, name=interval),
+            bars(f"{head}: whole answers", _bars(changes, "e2e_ms"), show=_ms, name=interval),
         ]
         parts += [_pairs(charts), _changes(changes, goal)]
     return "".join(parts)
@@ -370,7 +371,13 @@ def _nearness(outlook: Outlook) -> str:
         for name, one, two in rows
     )
     head = "<tr><th>how near the simulation comes</th><th>recorded</th><th>simulated</th></tr>"
-    return f'<div class="card scroll"><table>{head}{body}</table></div>'
+    table = f"<table>{head}{body}</table>"
+    if outlook.far_apart:
+        table += (
+            '<p class="note">Where the two lie more than a quarter apart, take what follows for a'
+            " direction, not for a size.</p>"
+        )
+    return f'<div class="card scroll">{table}</div>'
 
 
 def _bars(changes: Sequence[Change], key: str) -> list[Bar]:
@@ -418,9 +425,9 @@ def _pairs(charts: Iterable[str]) -> str:
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
     body = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
     )
-    return f'<div class="card scroll"><table>{body}</table></div>'
+    return f'<dl class="card facts">{body}</dl>'
 
 
 def _distribution(
@@ -453,11 +460,12 @@ def _time_unit(span_s: float) -> tuple[float, str]:
     return (1.0, "s") if span_s < 300 else (60.0, "min") if span_s < 4 * 3600 else (3600.0, "h")
 
 
-def _ratio(estimate: Estimate) -> str:
-    text = f"{estimate.mean - 1:+.0%}"
-    if estimate.low is None or estimate.high is None:
+def _ratio(ratio: Estimate) -> str:
+    text = percent_change(ratio.mean)
+    if ratio.low is None or ratio.high is None:
         return text
-    return f'{text}<span class="range">{estimate.low - 1:+.0%} to {estimate.high - 1:+.0%}</span>'
+    span = f"{percent_change(ratio.low)} to {percent_change(ratio.high)}"
+    return f'{text}<span class="range">{span}</span>'
 
 
 def _percent(share: float | None) -> str:

@@ -50,6 +50,12 @@ stroke:var(--c4)}
 .mark{stroke:var(--soft);stroke-dasharray:4 3}.whisker{stroke:var(--ink);stroke-width:1.4}
 text{fill:var(--soft);font-size:12px}.middle{text-anchor:middle}.end{text-anchor:end}
 text.label,text.value{fill:var(--ink);font-size:13px}text.strong{font-weight:650}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));
+column-gap:36px;font-variant-numeric:tabular-nums}
+.facts div{display:flex;justify-content:space-between;gap:16px;padding:6px 0;
+border-bottom:1px solid var(--line)}.facts dt{color:var(--soft)}
+.facts dd{margin:0;text-align:right;font-weight:550}
+.note{color:var(--warn);margin:10px 10px 0;font-size:14px}
 footer{margin-top:44px;color:var(--soft);font-size:13px;border-top:1px solid var(--line);
 padding-top:14px}
 @media print{body{background:#fff}figure,.card,.tile{break-inside:avoid}}

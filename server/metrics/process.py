@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ...base.package_version import package_version
 from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
-from ..record import Recorder
+from ..record import OUTCOMES, Recorder
 from .families import counter_by, counters, gauge_by, gauges, source
 
 # Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
@@ -84,7 +84,7 @@ def record_metrics(recorder: Recorder) -> Iterator[Metric]:
         "outcome",
         "dynamo_router_record_lines",
         "Requests by what became of their line in the record: written, or dropped.",
-        {name: recorder.lines[name] for name in ("written", "queue_full", "disk_error")},
+        {outcome: recorder.lines[outcome] for outcome in OUTCOMES},
     )
     yield from counters(
         "dynamo_router_", ("record_bytes", "Bytes written to the record.", recorder.bytes)

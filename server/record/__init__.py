@@ -4,4 +4,4 @@
 Entered by the server's parts and pools.
 """
 
-from .recorder import PoolRecord, Recorder, recorder_of
+from .recorder import OUTCOMES, PoolRecord, Recorder, recorder_of

@@ -5,13 +5,19 @@ d = 4 at the end, little-endian words, the length in the last byte.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 cdef enum:
     KEY_BYTES = 16
     DIGITS = 20      # of the longest uint64_t
+    LONG = 1024      # hashes that are written without the interpreter
     SHIFT = 11       # 53 bits are left: what every reader of JSON holds exactly
+
+cdef char[200] PAIRS  # "00" to "99"
+for _pair in range(100):
+    PAIRS[2 * _pair], PAIRS[2 * _pair + 1] = 48 + _pair // 10, 48 + _pair % 10
 
 cdef struct Sip:
     uint64_t a
@@ -92,19 +98,23 @@ cdef inline uint64_t salted_word(uint64_t word, Key key) noexcept nogil:
 
 
 cdef char* write_number(char* out, uint64_t value) noexcept nogil:
+    """Its decimal digits, two to a division; where they end."""
     cdef char digits[DIGITS]
-    cdef int n = 0
-    while True:
-        digits[n] = <char>(48 + value % 10)
-        value //= 10
-        n += 1
-        if value == 0:
-            break
-    while n:
+    cdef int n = DIGITS
+    cdef uint64_t rest
+    while value >= 100:
+        rest = value // 100
+        n -= 2
+        memcpy(&digits[n], &PAIRS[2 * (value - 100 * rest)], 2)
+        value = rest
+    if value >= 10:
+        n -= 2
+        memcpy(&digits[n], &PAIRS[2 * value], 2)
+    else:
         n -= 1
-        out[0] = digits[n]
-        out += 1
-    return out
+        digits[n] = <char>(48 + value)
+    memcpy(out, &digits[n], DIGITS - n)
+    return out + DIGITS - n
 
 
 cdef Key read_key(bytes key) except *:
@@ -122,11 +132,23 @@ def siphash_of(bytes data not None, bytes key not None):
     )
 
 
+cdef char* write_salted(
+    char* at, const uint64_t* hashes, Py_ssize_t n, Py_ssize_t step, Key salt
+) noexcept nogil:
+    """Every `step`-th hash, each with a comma behind it; where that ends."""
+    cdef Py_ssize_t i = step - 1
+    while i < n:
+        at = write_number(at, salted_word(hashes[i], salt))
+        at[0] = b","
+        at += 1
+        i += step
+    return at
+
+
 def json_of_salted(const uint64_t[::1] hashes not None, Py_ssize_t step, tail, bytes key not None):
     cdef Key salt = read_key(key)
-    cdef Py_ssize_t n = hashes.shape[0], i
-    cdef bint has_tail = tail is not None
-    cdef uint64_t last = tail if has_tail else 0
+    cdef Py_ssize_t n = hashes.shape[0]
+    cdef const uint64_t* first = &hashes[0] if n else NULL
     cdef char* out
     cdef char* at
     if step < 1:
@@ -134,25 +156,20 @@ def json_of_salted(const uint64_t[::1] hashes not None, Py_ssize_t step, tail, b
     out = <char*>malloc(<size_t>(2 + (n // step + 1) * (DIGITS + 1)))
     if out is NULL:
         raise MemoryError
-    with nogil:
-        at = out
-        at[0] = b"["
-        at += 1
-        i = step - 1
-        while i < n:
-            at = write_number(at, salted_word(hashes[i], salt))
-            at[0] = b","
-            at += 1
-            i += step
-        if has_tail:
-            at = write_number(at, salted_word(last, salt))
+    try:
+        out[0] = b"["
+        if n // step > LONG:  # else others would take longer to take the lock than this takes
+            with nogil:
+                at = write_salted(out + 1, first, n, step, salt)
+        else:
+            at = write_salted(out + 1, first, n, step, salt)
+        if tail is not None:
+            at = write_number(at, salted_word(<uint64_t>tail, salt))
             at[0] = b","
             at += 1
         if at - out > 1:
             at -= 1  # the last comma
         at[0] = b"]"
-        at += 1
-    try:
-        return PyBytes_FromStringAndSize(out, at - out)
+        return PyBytes_FromStringAndSize(out, at + 1 - out)
     finally:
         free(out)

@@ -59,9 +59,7 @@ class Salt:
         self.began = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")
 
     def name(self, text: str) -> str:
-        """A name in place of a name; empty for none."""
-        if not text:
-            return ""
+        """A name in place of a name."""
         data = text.encode("utf-8", "surrogatepass")
         return f"{siphash_of(data, self._key):016x}"[:NAME_DIGITS]
 
@@ -135,8 +133,8 @@ def encode_line(ended: EndedRequest, salt: Salt, step: int, unique: int) -> byte
         output,
         msgspec.Raw(salt.hashes(prompt, step, unique)),
         ended.status,
-        salt.name(ended.session),
-        salt.name(ended.tenant),
+        ended.session and salt.name(ended.session),
+        ended.tenant and salt.name(ended.tenant),
         ended.worker,
         e2e_ms=_ms(ended.ended - ended.arrived),
         queue_ms=_ms(ended.queue_s),

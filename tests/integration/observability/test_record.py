@@ -184,15 +184,22 @@ async def test_a_recorded_hour_is_simulated_analyzed_and_reported(tmp_path: Path
         assert await router.stop() == 0
     assert len(read_record([str(record)]).requests) == 12
     for words in (
-        ("simulate", str(record), "--json", "out.json", "--workers", "2", "--no-progress"),
-        ("analyze", str(record), "--json", "out.json"),
+        ("simulate", str(record), "--workers", "2", "--no-progress"),
+        ("sweep", str(record), "--workers", "2", "--knob", "router_temperature=0", "--rounds", "1"),
+        ("analyze", str(record)),
+        ("report", str(record), "--output", "page.html", "--seeds", "1", "--no-progress"),
     ):
-        async with command(tmp_path / words[0], *words) as done:
+        folder = tmp_path / words[0]
+        async with command(folder, *words, "--json", "out.json") as done:
             assert await done.ended() == 0, done.text
-        result = json.loads((tmp_path / words[0] / "out.json").read_text())
-        assert result.get("requests", 12) == 12
+        result = json.loads((folder / "out.json").read_text())
         for run in result.get("runs", ()):
             assert run["requests"] == 12 and run["errors"] == 0
+        assert result.get("requests", 12) == 12
+    page = (tmp_path / "report" / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and page.endswith("</html>\n")
+    assert result["routing"]["statuses"] == {"ok": 12}
+    assert result["fleet"]["workers"] == 2 and result["fleet"]["blocks"] > 0
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def reported(folder: Path, *files: Path, **more: Any) -> tuple[str, Any]:
 def test_a_page_has_all_parts_and_needs_nothing_else(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl.gz")
     page, figures = reported(tmp_path, path, seeds=2, requests=40, policies="kv,round-robin")
-    for head in ("What to change", "This traffic", "How good routing was", "What else would have"):
+    for head in ("What to change", "This traffic", "How good routing was", "What other settings"):
         assert f"<h2>{head}" in page
     assert page.count("<svg") >= 8 and "prefers-color-scheme:dark" in page
     assert "http" not in page and "src=" not in page and "url(" not in page
@@ -80,7 +80,7 @@ def test_equal_records_give_equal_pages(tmp_path: Path) -> None:
 def test_without_simulation_only_the_record_speaks(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl.gz")
     page, figures = reported(tmp_path, path, simulate=False)
-    assert figures["outlook"] is None and "<h2>What else" not in page
+    assert figures["outlook"] is None and "<h2>What other" not in page
 
 
 @pytest.mark.parametrize(

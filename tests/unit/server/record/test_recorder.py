@@ -14,6 +14,7 @@ from support.polling import until
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.observability import ObservabilityConfig
 from dynamo_router.server.record import Recorder, recorder_of
 from dynamo_router.server.record import recorder as module
@@ -95,6 +96,21 @@ async def test_a_full_disk_is_logged_once_and_counted_until_it_has_room(
         ("requests are recorded again", None),
     ]
     assert len(lines_of(tmp_path / "a.jsonl")[1]) == 1
+
+
+async def test_a_request_that_makes_no_line_costs_no_other(
+    tmp_path: Path, router: KvRouter
+) -> None:
+    recorder = new_recorder(tmp_path / "a.jsonl")
+    file = recorder.file_of("", router)
+    bad = Prompt([2**40] * 40, BLOCK)
+    with capture_logs() as logs:
+        for prompt in (bad, Prompt([1] * 40, BLOCK), bad):
+            recorder.put(file, ended(prompt=prompt))
+        recorder.start()
+        await recorder.close()
+    assert recorder.lines == {"failed": 2, "written": 1}
+    assert [line["event"] for line in logs] == ["a request cannot be recorded"]
 
 
 async def test_each_model_has_a_file_and_each_size_of_its_blocks(
