@@ -256,7 +256,7 @@ class MockerConfig(ServingConfig):
         parse_speeds(self.worker_speeds)
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds in which so many tokens of a prompt come from a prefill engine."""
+        """Seconds in which these tokens of a prompt come from a prefill engine."""
         size = tokens * self.engine.tiers.kv_bytes_per_token
         return self.transfer_latency_ms / 1e3 + size / (self.transfer_gbps * 1e9)
 
