@@ -14,6 +14,7 @@ MAX_TOKEN_ID = 2**32
 EVEN_SPEEDS = (1.0,)
 ENGINE_TYPES = ("vllm", "classic")
 DISAGGREGATION_MODES = ("agg", "prefill", "decode")
+AGGREGATED = "aggregated"  # Dynamo's word for agg
 PREEMPTION_MODES = ("lifo", "fifo")
 _CLASSIC_WATERMARK = 0.01
 _USUAL_END = 2  # the end token of most models
@@ -209,9 +210,13 @@ class MockerConfig(ServingConfig):
         "agg",
         "What the engines compute: whole requests (agg), prompts for decode workers (prefill), or"
         " what follows them (decode).",
-        choices=DISAGGREGATION_MODES,
+        choices=(*DISAGGREGATION_MODES, AGGREGATED),
         short=True,
     )
+    transfer_gbps: float = option(
+        25.0, "Gigabytes a second at which a decode engine takes the prompt that it is handed."
+    )
+    transfer_latency_ms: float = option(2.0, "And how long that takes beside.")
     speedup_ratio: float = option(
         1.0, "How much faster than real time the engines run.", short=True
     )
@@ -241,9 +246,19 @@ class MockerConfig(ServingConfig):
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
             require("worker_id", last_id < 2**64, "must fit 64 bits")
+        if self.disaggregation_mode == AGGREGATED:
+            object.__setattr__(self, "disaggregation_mode", "agg")
+        require_positive("transfer_gbps", self.transfer_gbps)
+        latency = self.transfer_latency_ms
+        require("transfer_latency_ms", 0 <= latency < math.inf, "must be 0 or more")
         require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
         require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds in which these tokens of a prompt come from a prefill engine."""
+        size = tokens * self.engine.tiers.kv_bytes_per_token
+        return self.transfer_latency_ms / 1e3 + size / (self.transfer_gbps * 1e9)
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:

@@ -1,8 +1,9 @@
 """What mock engines hand over in disaggregated serving, and which requests are for which of them.
 
-No cache is moved between mock engines: a decode worker computes the prompt itself, so that the time
-of its first token is not that of a real one. But it takes a handoff only from a prefill worker that
-it could have the cache of.
+No bytes are moved between mock engines. A decode worker keeps blocks free for a prompt that it is
+handed, has it after the time that a transfer takes, and computes none of it. It takes a handoff
+only from a prefill worker that it could have the cache of, whose blocks are cached and not held for
+it.
 """
 
 from dataclasses import replace

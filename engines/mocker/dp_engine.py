@@ -5,6 +5,7 @@ the fewest requests.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from ...base.clock import Clock
@@ -19,7 +20,13 @@ class DataParallelEngine:
     """All calls are made on the loop that started it."""
 
     def __init__(
-        self, config: EngineConfig, *, speedup_ratio: float, clock: Clock, on_events: OnEvents
+        self,
+        config: EngineConfig,
+        *,
+        speedup_ratio: float,
+        clock: Clock,
+        on_events: OnEvents,
+        transfer_s: Callable[[int], float] = lambda tokens: 0.0,
     ) -> None:
         self.config = config
         self.failed = asyncio.Event()
@@ -31,6 +38,7 @@ class DataParallelEngine:
                 clock=clock,
                 on_events=partial(on_events, rank),
                 on_failure=self.failed.set,
+                transfer_s=transfer_s,
             )
             for rank in range(config.dp_size)
         ]

@@ -24,6 +24,7 @@ from .config import EngineConfig
 from .core import SingleEngine
 from .sampling import banned_tokens
 from .sequence import Sequence
+from .virtual import Handoff
 
 _NUMBERS = 2**32
 
@@ -36,6 +37,9 @@ class StepResult(NamedTuple):
     events: list[KvEvent]  # in order; true from the start of the step
     prefill_tokens: int
     preempted: int
+    arriving: list[tuple[str, int]]
+    """requests that have blocks for a prompt that is handed over, and how many of its tokens are to
+    come: see `arrive`"""
 
 
 class MockEngine:
@@ -46,6 +50,7 @@ class MockEngine:
         self._core = SingleEngine(config, config.timing)
         self._live: dict[str, int] = {}
         self._sequences: dict[int, Sequence] = {}
+        self._arriving: set[int] = set()
         self._last_number = 0
         # By tier, as announced; on the device a parent comes before its children.
         self._cached: dict[StorageTier, dict[int, CachedBlock]] = {
@@ -74,7 +79,8 @@ class MockEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        """Whether a request is here that waits for no prompt."""
+        return len(self._live) > len(self._arriving)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._live
@@ -108,6 +114,7 @@ class MockEngine:
             sequence.sequence_hashes,
             sequence.local_hashes,
             request.retention_spans(config.block_size),
+            self._handoff_of(request),
         )
         self._live[request.request_id] = number
         self._sequences[number] = sequence
@@ -146,8 +153,16 @@ class MockEngine:
         if number is None:
             return False
         del self._sequences[number]
+        self._arriving.discard(number)
         self._core.abort(number)
         return True
+
+    def arrive(self, request_id: str) -> None:
+        """The prompt of a request that was handed over has come. Nothing if it has left."""
+        number = self._live.get(request_id)
+        if number in self._arriving:
+            self._arriving.remove(number)
+            self._core.arrive(number)
 
     def step(self, idle_s: float = 0.0) -> StepResult:
         """Begin the next step; the caller lets `duration_s` pass before it begins another one.
@@ -157,8 +172,8 @@ class MockEngine:
         its blocks when this returns: nothing else can use them before the step is over.
         """
         if not self._live:
-            return StepResult(0.0, [], [], 0, 0)
-        seconds, tokens, changes, prefill_tokens, preempted = self._core.step(idle_s)
+            return StepResult(0.0, [], [], 0, 0, [])
+        seconds, tokens, changes, prefill_tokens, preempted, came = self._core.step(idle_s)
         events = [self._event(change) for change in changes]
         outputs = []
         for number, last, cached, preemptions in tokens:
@@ -170,7 +185,17 @@ class MockEngine:
             if last:
                 sequence.finished = True
                 del self._sequences[number], self._live[sequence.request.request_id]
-        return StepResult(seconds, outputs, events, prefill_tokens, preempted)
+        arriving = []
+        for number, cached in came:
+            self._arriving.add(number)
+            sequence = self._sequences[number]
+            arriving.append((sequence.request.request_id, sequence.prompt_len - cached))
+        return StepResult(seconds, outputs, events, prefill_tokens, preempted, arriving)
+
+    def _handoff_of(self, request: EngineRequest) -> Handoff:
+        """Whether its prompt comes from elsewhere; the profile classic computes it all the same."""
+        is_given = request.handoff is not None and self.config.engine_type == "vllm"
+        return Handoff.HANDED_OVER if is_given else Handoff.NONE
 
     def _event(self, change: tuple[Any, Any, Any]) -> KvEvent:
         """A change of the native cache, with the tokens that belong to it.

@@ -72,8 +72,10 @@ class LiveEngine:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_events: Callable[[list[KvEvent]], None] | None = None,
         on_failure: Callable[[], object] = lambda: None,
+        transfer_s: Callable[[int], float] = lambda tokens: 0.0,
     ) -> None:
-        """`on_events` hears of each step's cache events before another step is begun."""
+        """`on_events` hears of each step's cache events before another step is begun. `transfer_s`:
+        how long a number of tokens of a handed-over prompt take, in the engine's seconds."""
         self.engine = engine
         self.failure: str | None = None  # why it stopped on its own
         self.slowdown = 1.0  # a fault: steps take so many times as long
@@ -87,6 +89,8 @@ class LiveEngine:
         self._streams: dict[str, TokenStream] = {}
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._transfer_s = transfer_s
+        self._transfers: dict[str, asyncio.TimerHandle] = {}
         self._due = 0.0  # when the last step is over
         self._untold = False  # what it changed was not told yet
 
@@ -156,6 +160,9 @@ class LiveEngine:
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return False
+        if (timer := self._transfers.pop(request_id, None)) is not None:
+            timer.cancel()
+        self._work.set()  # what waited for its blocks may go on
         self.engine.abort(request_id)  # False in the step that finishes it, which is as good
         stream.advance(stream.ready, done=True, aborted=True)
         return True
@@ -190,6 +197,7 @@ class LiveEngine:
             await self.awake.wait()
             now = clock.now()
             result = engine.step((due - over) * self._speedup)
+            self._transfer(result.arriving)
             self._untold = True
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
             self._due = due
@@ -203,9 +211,25 @@ class LiveEngine:
             self._hand_out(result)
             if not lasts:  # nobody's token waits until what it changed is written down and sent
                 self._tell(result)
+            if not result.duration_s and not result.preempted and self._transfers:
+                self._work.clear()  # nothing can be computed before a prompt has come
+                await self._work.wait()
+                due, steps = max(due, clock.now()), 0
             if steps >= _STEPS_PER_TURN:
                 await asyncio.sleep(0)  # lets the readers write what they have
                 steps = 0
+
+    def _transfer(self, arriving: list[tuple[str, int]]) -> None:
+        """Let prompts that are handed over come, each in its time."""
+        loop = asyncio.get_running_loop()
+        for request_id, tokens in arriving:
+            seconds = self._transfer_s(tokens) * self.slowdown / self._speedup
+            self._transfers[request_id] = loop.call_later(seconds, self._arrive, request_id)
+
+    def _arrive(self, request_id: str) -> None:
+        del self._transfers[request_id]
+        self.engine.arrive(request_id)
+        self._work.set()
 
     def _tell(self, result: StepResult) -> None:
         self._untold = False

@@ -36,12 +36,17 @@ class ServedMock:
         speedup_ratio: float,
         clock: Clock,
         role: Callable[[], DisaggregationRole],
+        transfer_s: Callable[[int], float] = lambda tokens: 0.0,
     ) -> None:
-        """`role`: known once it is served."""
+        """`role`: known once it is served. `transfer_s`: see LiveEngine."""
         self.role = role
         self._config = config
         self.ranks = DataParallelEngine(
-            config, speedup_ratio=speedup_ratio, clock=clock, on_events=self._tell
+            config,
+            speedup_ratio=speedup_ratio,
+            clock=clock,
+            on_events=self._tell,
+            transfer_s=transfer_s,
         )
         self.facts = facts_of(config)
         self.dp_size = config.dp_size

@@ -53,7 +53,11 @@ class MockServer:
     def _build(self) -> None:
         """New ranks with empty caches."""
         engine = ServedMock(
-            self._config.engine, speedup_ratio=self._speedup, clock=self._clock, role=self._role
+            self._config.engine,
+            speedup_ratio=self._speedup,
+            clock=self._clock,
+            role=self._role,
+            transfer_s=self._config.transfer_s,
         )
         self.ranks: DataParallelEngine = engine.ranks
         self._feed = FaultyFeed(engine, self.ranks.awake)

@@ -128,4 +128,8 @@ def _way_of(requests: list[Request]) -> dict[str, Any]:
             "queue_s": round(last.queue_s, 6),
             "overlap_blocks": decision.overlap_blocks,
         }
+    if last.attempt is not None and last.attempt.pair.reason:
+        fields["disagg"] = last.attempt.pair.reason
+        if last.prefill is not None:
+            fields["prefill_worker_id"] = last.prefill.worker.worker_id
     return fields

@@ -142,7 +142,8 @@ class Handoffs:
         pool = self._partners(placement.prompt)
         if pool is None:
             return None
-        if self._why_not(pool) is not None:
+        _, refusal = pool.monitor.limits.check(placement.prompt.isl, 0)
+        if refusal is not None or self._why_not(pool) is not None:
             self.rule.note(Verdict(False, "no_pair"))
             return None
         if not is_divisible(body):

@@ -10,7 +10,7 @@ from ..request_limits import HandoffLimits
 from .leg import PrefillLeg
 
 FORECAST_FACTOR = 10.0
-"""A prefill may take so many times what the whole way to the first token was expected to."""
+"""A prefill may take this many times what the whole way to the first token was expected to."""
 PHASES: tuple[str, ...] = (
     "prefill", "prefill_timeout", "prefill_empty", "no_parcel", "decode", "decode_empty",
     "handoff_timeout",

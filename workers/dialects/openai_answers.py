@@ -10,6 +10,7 @@ import msgspec
 
 from ...base.errors import WorkerError
 from .failed_call import unimplemented
+from .handoff import with_handoff
 from .openai_errors import UNREADABLE, error_in
 from .openai_requests import EngineKind
 from .trtllm_answer import TokenLogprob, TrtllmAnswer
@@ -86,6 +87,7 @@ class _Choice(msgspec.Struct):
 class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     error: Any = None
 
 
@@ -101,12 +103,15 @@ class CompletionReader:
             self._prompt = list(request.tokenized.input_token_ids)
         self._reason = ""
         self._matched: int | str | None = None
+        self._handoff: dict[str, Any] | None = None
 
     def read(self, data: bytes) -> bytes | None:
         if data.strip() == _DONE:
             self.done = True
             return None
         part = _decoded(data, _COMPLETION)
+        if part.kv_transfer_params:
+            self._handoff = part.kv_transfer_params
         if part.usage is not None and part.usage.prompt_tokens_details is not None:
             _set_cached(self.answer, part.usage.prompt_tokens_details.cached_tokens)
         if not part.choices:  # usage alone
@@ -130,7 +135,10 @@ class CompletionReader:
     def complete(self) -> bytes:
         if not self._reason:
             raise WorkerError("its answer ended without a reason")
-        return self.answer.complete(self._reason, self._matched)
+        message = self.answer.complete(self._reason, self._matched)
+        if self._handoff is None:
+            return message
+        return with_handoff(message, msgspec.json.encode(self._handoff))
 
 
 class _Likely(msgspec.Struct):

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import InvalidRequestError
 from ..trtllm_proto import pb
+from .handoff import CONTEXT_ONLY, given_handoff
 from .logit_bias import bias_of
 from .openai_errors import UNREADABLE
 from .trtllm_answer import MAX_TOKENS, check_request, refuse
@@ -50,7 +51,10 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
         message = pb.GenerateRequest.FromString(request)
     except DecodeError:
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
-    check_request(message, kind.value)
+    # llama.cpp takes no prompt that another engine has computed.
+    check_request(message, kind.value, disaggregated=kind is EngineKind.COMPLETIONS)
+    if message.disaggregated_params.request_type == CONTEXT_ONLY:
+        message.streaming = False  # what is handed over comes with a whole answer alone
     sampling, output = message.sampling_config, message.output_config
     refuse(
         kind.value,
@@ -87,6 +91,10 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
 def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
     if model:
         body["model"] = model
+    if message.disaggregated_params.request_type == CONTEXT_ONLY:
+        body["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
+    elif (handoff := given_handoff(message)) is not None:
+        body["kv_transfer_params"] = _transfer_of(handoff)
     body |= {"max_tokens": min(message.max_tokens, MAX_TOKENS), "return_token_ids": True}
     if message.streaming:
         body["stream_options"] = {"include_usage": True}
@@ -110,6 +118,18 @@ def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
     })  # fmt: skip
     if guide:
         body["structured_outputs"] = guide
+
+
+def _transfer_of(handoff: bytes) -> Any:
+    """What the prefill worker said in its `kv_transfer_params`, as it said it. Source: the answers
+    of vLLM's OpenAI server with a NixlConnector."""
+    try:
+        told = msgspec.json.decode(handoff)
+    except UNREADABLE:
+        told = None
+    if not isinstance(told, dict):
+        raise InvalidRequestError("the prompt's handoff is none of vLLM's")
+    return told
 
 
 def _add_llama(body: dict[str, Any], message: Any) -> None:

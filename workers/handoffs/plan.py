@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 from ..dialects import for_decode, for_prefill, split_tokens
 from ..trtllm_proto import pb
 
-RELAYING = ("trtllm", "dynamo")
-"""Dialects whose prefill workers answer with a parcel. TensorRT-LLM's own gRPC server gives none:
-there a request fails with that word."""
+RELAYING = ("trtllm", "dynamo", "openai")
+"""Dialects whose prefill workers answer with a parcel, vLLM over HTTP among them. TensorRT-LLM's
+own gRPC server gives none: there a prefill fails with that word."""
 LEASE_S = 30.0
 """How long a prefill worker keeps what it computed, unless its engine says otherwise."""
 

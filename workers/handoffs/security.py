@@ -12,6 +12,8 @@ HOST_KEYS = frozenset(
      "ctx_info_endpoint")
 )  # fmt: skip
 """Fields of engines' parcels that name whom the decode worker connects to."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""One host, and what engines call it that were given no address."""
 _MOST_DEPTH = 8
 
 
@@ -25,13 +27,14 @@ def foreign_host(parcel: bytes, address: str) -> str | None:
     except msgspec.DecodeError:
         return None
     own = _host_of(address)
-    return next((host for host in _hosts(told, _MOST_DEPTH) if host and host != own), None)
+    names = {own, *(_LOOPBACK if own in _LOOPBACK else ())}
+    return next((host for host in _hosts(told, _MOST_DEPTH) if host not in names), None)
 
 
 def _hosts(told: Any, depth: int) -> Iterator[str]:
     if depth == 0:
-        return
-    if isinstance(told, list):
+        yield "?"  # nested deeper than any engine's: whatever is in there
+    elif isinstance(told, list):
         for each in told:
             yield from _hosts(each, depth - 1)
     elif isinstance(told, dict):

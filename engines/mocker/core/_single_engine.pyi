@@ -32,11 +32,16 @@ class SingleEngine:
         sequence_hashes: NDArray[np.uint64],
         local_hashes: NDArray[np.uint64],
         retention: Sequence[Span] | None,
+        handoff: int = 0,
     ) -> None:
         """Queue a request; ValueError if the columns are too short for it.
 
-        `retention`: how its blocks are kept once it is over; None if nobody said.
+        `retention`: how its blocks are kept once it is over; None if nobody said. `handoff`: as
+        Handoff in virtual.py; here NONE or HANDED_OVER.
         """
+
+    def arrive(self, request: int) -> bool:
+        """A prompt that was handed over has come; False if no request waits for it."""
 
     def prefetch(
         self,
@@ -53,8 +58,11 @@ class SingleEngine:
         """
 
     def abort(self, request: int) -> bool: ...
-    def step(self, idle_s: float) -> tuple[float, list[_Token], list[_Change], int, int]:
-        """(seconds, tokens, changes of the cache, prompt tokens computed, preempted).
+    def step(
+        self, idle_s: float
+    ) -> tuple[float, list[_Token], list[_Change], int, int, list[tuple[int, int]]]:
+        """(seconds, tokens, changes of the cache, prompt tokens computed, preempted, requests that
+        were given blocks for a prompt which is handed over, with the tokens they have of it).
 
         `idle_s` of the engine's time have passed since the step before it ended.
         """

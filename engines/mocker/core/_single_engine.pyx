@@ -10,12 +10,13 @@ from ._engine cimport (
     engine_free,
     engine_init,
     engine_prefetch,
+    engine_settle_handoff,
     engine_submit,
 )
 from ._journal cimport ENTRY_STORED, NO_REQUEST, Entry, Journal, journal_compact
-from ._kv_manager cimport check_tier, kv_listing
+from ._kv_manager cimport ARRIVING, NO_HANDOFF, Sequence, check_tier, kv_listing, kv_release
 from ._limits cimport Limits, read_limits
-from ._scheduler cimport Step, queues_remove
+from ._scheduler cimport Step, queues_remove, queues_unpark, sequence_free
 from ._timing cimport StepTiming
 
 from ....indexer.wire import TIERS as _TIERS
@@ -58,11 +59,15 @@ cdef class SingleEngine:
     def submit(
         self, uint32_t request, uint32_t prompt, uint32_t output,
         const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes, retention,
+        int handoff=NO_HANDOFF,
     ):
         engine_submit(
             &self.engine, &self.limits, request, prompt, output, sequence_hashes, local_hashes,
-            -1.0, 0.0, retention,
+            -1.0, 0.0, retention, handoff,
         )
+
+    def arrive(self, uint32_t request):
+        return bool(engine_settle_handoff(&self.engine, request, ARRIVING, self.engine.clock))
 
     def prefetch(
         self, const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,
@@ -74,10 +79,16 @@ cdef class SingleEngine:
         return loaded, self.take_changes()
 
     def abort(self, uint32_t request):
-        return bool(queues_remove(&self.engine.queues, &self.engine.kv, request))
+        cdef Sequence* sequence = queues_unpark(&self.engine.queues, request, ARRIVING)
+        if sequence == NULL:
+            return bool(queues_remove(&self.engine.queues, &self.engine.kv, request))
+        kv_release(&self.engine.kv, sequence)
+        sequence_free(sequence)
+        return True
 
     def step(self, double idle_s):
         cdef Step step
+        cdef Sequence* parked
         cdef uint32_t i
         self.engine.clock += idle_s
         if engine_begin_step(&self.engine, &self.limits, &self.timing.timing, NULL, &step) < 0:
@@ -92,7 +103,13 @@ cdef class SingleEngine:
             )
             for i in range(self.engine.n_pending)
         ]
-        return self.engine.took, tokens, self.take_changes(), step.prefill, step.preempted
+        arriving = []
+        parked = self.engine.queues.parked  # the newest first
+        for i in range(step.arriving):
+            arriving.append((parked.request, parked.cached))
+            parked = parked.next
+        changes = self.take_changes()
+        return self.engine.took, tokens, changes, step.prefill, step.preempted, arriving
 
     cdef list take_changes(self):
         cdef Journal* journal = &self.engine.kv.journal

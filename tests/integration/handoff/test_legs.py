@@ -7,12 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from support.fake_engine import FakeEngine, Script, chunk, complete, fail, hang, prompt
 from support.fake_engine import answer as answers_whole
 from support.polling import until
 from support.serving import Ports, serving
 
 from dynamo_router.router.disagg import DisaggConfig
+from dynamo_router.server.observability import ObservabilityConfig
 from dynamo_router.server.request_limits import HandoffLimits
 from dynamo_router.workers.dialects import CONTEXT_ONLY, given_handoff, with_handoff
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
@@ -84,7 +86,13 @@ def failures(phase: str) -> str:
 
 
 async def test_each_leg_is_sent_its_part_and_the_answer_is_one() -> None:
-    async with pair(handing_over()) as (ports, prefill, decode):
+    logged = ObservabilityConfig(access_log=True)
+    with structlog.testing.capture_logs() as caplog:
+        await answered_by_both(logged, caplog)
+
+
+async def answered_by_both(logged: ObservabilityConfig, caplog: list[Any]) -> None:
+    async with pair(handing_over(), observability=logged) as (ports, prefill, decode):
         call = ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         stream = call(prompt("r1", 32).SerializeToString())
         found = [pb.GenerateResponse.FromString(message) async for message in stream]
@@ -98,6 +106,8 @@ async def test_each_leg_is_sent_its_part_and_the_answer_is_one() -> None:
         assert found[-1].complete.cached_tokens == 5, "that the prefill worker had"
         told = {key: str(value) for key, value in await stream.trailing_metadata()}
         assert told["x-dynamo-worker-id"] == "2" and told["x-dynamo-prefill-worker-id"] == "1"
+        (line,) = [each for each in caplog if each["event"] == "request ended"]
+        assert (line["disagg"], line["prefill_worker_id"], line["worker_id"]) == ("always", 1, 2)
         await ports.shows(
             'dynamo_router_disagg_decisions_total{prefill="remote",reason="always"}', 1
         )

@@ -185,9 +185,13 @@ async def test_a_prefill_that_fails_is_computed_by_the_decode_worker(backend: Ba
     ):
         needing_nobody(backend, DECODE)
         await ready(client, a=1)
-        await until(
-            lambda: any(p.partners and p.partners[0].share for p in client.server.models.pools)
-        )
+
+        def meet() -> bool:
+            found = [pool for pool in client.server.models.pools if pool.answers]
+            free = not any(pool.found.needs_prefill for pool in found)
+            return free and any(p.share and p.partners and p.partners[0].share for p in found)
+
+        await until(meet)
         for engine in prefill.engines:
             await engine.kill()
         status, body = await client.complete("a")

@@ -1,0 +1,96 @@
+"""Requests wait, in their order, until a decode worker has capacity for their prompts."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_engine import prompt
+from support.polling import until
+
+from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.errors import NoWorkersError
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.admission import AdmissionConfig
+from dynamo_router.router.disagg import DisaggConfig
+from dynamo_router.router.pairs import NoCapacityError, PairDecision
+from dynamo_router.router.placement import Placement
+from dynamo_router.router.policy import Decision
+from dynamo_router.router.prompt import Prompt
+from dynamo_router.server.handoff import Handoffs
+
+BODY = prompt("r1", 32).SerializeToString()
+ALWAYS = DisaggConfig(disagg="always")
+
+
+class OneAtATime:
+    """In place of a Decider: a fleet with capacity for `free` more requests."""
+
+    def __init__(self, limit: int = 8) -> None:
+        self.free = 0
+        self.decided: list[str] = []
+        self.on_load_fell: list[Any] = []
+        config = AdmissionConfig(queue_limit=limit)
+        self.router = SimpleNamespace(block_size=16, limits=SimpleNamespace(config=config))
+
+    def decide_pair(self, placement: Placement, prefill: Any, rule: Any) -> PairDecision:
+        if not self.free:
+            raise NoCapacityError("none", overloaded=True)
+        self.free -= 1
+        self.decided.append(placement.request_id)
+        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 2, 0), None, "always")
+
+    def release(self, count: int = 1) -> None:
+        self.free += count
+        for heard in self.on_load_fell:
+            heard()
+
+
+def handoffs_of(decider: OneAtATime) -> Handoffs:
+    limits = SimpleNamespace(check=lambda isl, largest: (frozenset(), None))
+    pool: Any = SimpleNamespace(
+        router=None, monitor=SimpleNamespace(engines=(), limits=limits), prefills=0
+    )
+    made: Any = decider
+    monitor: Any = pool.monitor
+    return Handoffs(made, monitor, SystemClock(), ALWAYS, partners=lambda _: pool)
+
+
+def placed(request_id: str) -> Placement:
+    return Placement(Prompt(range(32), 16), request_id)
+
+
+async def test_they_go_in_the_order_in_which_they_came() -> None:
+    decider = OneAtATime()
+    handoffs = handoffs_of(decider)
+    waiting = []
+    for number in range(4):
+        name = f"r{number}"
+        waiting.append(asyncio.create_task(handoffs.await_capacity(placed(name), BODY, 30.0)))
+        await until(lambda expected=number + 1: handoffs.waiting == expected)
+    waiting[1].cancel()
+    await until(lambda: handoffs.waiting == 3)
+    decider.release()
+    await until(lambda: decider.decided == ["r0"])
+    decider.release(2)
+    await asyncio.gather(waiting[0], waiting[2], waiting[3])
+    assert decider.decided == ["r0", "r2", "r3"] and handoffs.waiting == 0
+
+
+async def test_one_that_waits_for_too_long_is_turned_away() -> None:
+    handoffs = handoffs_of(OneAtATime())
+    with pytest.raises(NoWorkersError, match="no decode worker had capacity") as told:
+        await handoffs.await_capacity(placed("r1"), BODY, 0.01)
+    assert told.value.overloaded and handoffs.waiting == 0
+
+
+async def test_no_more_wait_than_may() -> None:
+    decider = OneAtATime(limit=1)
+    handoffs = handoffs_of(decider)
+    first = asyncio.create_task(handoffs.await_capacity(placed("r1"), BODY, None))
+    await until(lambda: handoffs.waiting == 1)
+    with pytest.raises(NoWorkersError, match="1 requests wait") as told:
+        await handoffs.await_capacity(placed("r2"), BODY, None)
+    assert told.value.overloaded
+    decider.release()
+    await first
