@@ -21,9 +21,11 @@ from support.polling import until
 from support.processes import Command, command
 
 from dynamo_router.base.errors import ConfigError
+from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.epp.proto import processing_pb2 as pb
 from dynamo_router.server.call_limits import PROCESSOR
+from dynamo_router.server.request_limits import RequestLimits
 
 CHAT = "/v1/chat/completions"
 MANY = 2000
@@ -288,6 +290,9 @@ async def _is(found: Any, wanted: list[int]) -> bool:
         ({"workers": ("grpc://10.0.0.1:80",)}, "grpc: an endpoint is IP:PORT of OpenAI's HTTP"),
         ({"workers": ("10.0.0.1",)}, "is not grpc://HOST:PORT"),
         ({"workers": ("10.0.0.1:80?event=x",)}, "only one each of"),
+        ({"workers": ()}, "workers: there is no endpoint to pick"),
+        ({"limits": RequestLimits(hedge_after_s=1.0)}, "limits.hedge_after_s: Envoy carries"),
+        ({"limits": RequestLimits(migration_limit=1)}, "limits.migration_limit: Envoy carries"),
         ({"pool": "qwen"}, "pool: InferencePools are not watched yet"),
         ({"pool_namespace": "a"}, "pool_namespace: InferencePools are not watched yet"),
         ({"grpc_port": 70000}, "grpc_port: must be in 0..65535"),
@@ -298,7 +303,5 @@ async def _is(found: Any, wanted: list[int]) -> bool:
     ],
 )
 def test_bad_settings_are_named(given: dict[str, Any], text: str) -> None:
-    from dynamo_router.frontend.epp.config import PickerConfig
-
     with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
         PickerConfig(**{"workers": ("10.0.0.1:80",), **given})
