@@ -110,12 +110,20 @@ class PickerConfig(ServeConfig):
         if self.backend != STATIC and self.endpoint_port is None:
             text = "needs endpoint_port: workers in a store do not say where their frontend listens"
             raise bad_setting("discovery", text)
+        if not self.workers and self.backend == STATIC:
+            text = "there is no endpoint to pick: give --endpoint, or --discovery"
+            raise bad_setting("workers", text)
         for key, wanted in (
             ("limits.hedge_after_s", self.limits.hedge_after_s is not None),
             ("limits.migration_limit", self.limits.migration_limit > 0),
         ):
             if wanted:
                 raise bad_setting(key, "Envoy carries the requests of a picker, not the router")
+
+    @property
+    def starts_nats(self) -> bool:
+        """Engines that speak OpenAI's HTTP publish nothing there."""
+        return False
 
     @property
     def frontend(self) -> FrontendConfig:

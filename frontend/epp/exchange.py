@@ -105,7 +105,7 @@ class Exchange:
         self._first = True
         self._request = self._answer = _Side.NOTHING
         self._head = Head({}, None)
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = bytearray()
         self._has_body = self._trailers = False
         self.refused = False
         """it was refused: Envoy goes on without the picker"""
@@ -113,7 +113,7 @@ class Exchange:
     @property
     def body_bytes(self) -> int:
         """Of the request, that wait to be sent back."""
-        return sum(map(len, self._body))
+        return len(self._body)
 
     @property
     def may_refuse(self) -> bool:
@@ -148,8 +148,8 @@ class Exchange:
         """The messages that send the request to `endpoints`, in order of preference, with these
         headers set and removed, and with another body if one is given."""
         assert self._request is _Side.ENDED
-        parts, self._body = self._body, []
-        whole = b"".join(parts) if body is None else body
+        found, self._body = self._body, b""
+        whole = bytes(found) if body is None else body
         common = pb.CommonResponse(clear_route_cache=True)
         mutation = common.header_mutation
         for name, value in {DESTINATION: endpoints, **headers}.items():
@@ -176,7 +176,7 @@ class Exchange:
     ) -> bytes:
         """The message that ends the request with this answer, and nothing after it."""
         self.refused = True
-        self._body = []
+        self._body = b""
         answer = pb.ImmediateResponse(status=pb.HttpStatus(code=status), body=body, details=details)
         for name, value in headers.items():
             _set_header(answer.headers, name, value)
@@ -216,8 +216,7 @@ class Exchange:
     def _on_request_body(self, message: Any) -> Step:
         _expect(self._request is _Side.HEAD, "request_body came out of turn")
         part = message.request_body
-        if part.body:
-            self._body.append(part.body)
+        self._body += part.body
         if part.end_of_stream or not self._duplex_request:
             return self._ended()
         return Step()
@@ -231,8 +230,8 @@ class Exchange:
         return self._ended()
 
     def _ended(self) -> Step:
-        self._request, self._body = _Side.ENDED, [b"".join(self._body)]
-        return Step(event=RequestEnded(self._head, self._body[0]))
+        self._request, self._body = _Side.ENDED, bytes(self._body)
+        return Step(event=RequestEnded(self._head, self._body))
 
     def _on_response_headers(self, message: Any) -> Step:
         _expect(self._answer is _Side.NOTHING, "response_headers came twice")

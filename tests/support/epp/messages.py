@@ -37,13 +37,14 @@ def response_headers(status: int = 200, *, served: str = "", ends: bool = False)
 
 def body(kind: str, data: bytes, *, ends: bool = False) -> bytes:
     """A part of request_body or response_body."""
-    return pb.ProcessingRequest(
-        **{kind: pb.HttpBody(body=data, end_of_stream=ends)}
-    ).SerializeToString()
+    message = pb.ProcessingRequest()
+    getattr(message, kind).CopyFrom(pb.HttpBody(body=data, end_of_stream=ends))
+    return message.SerializeToString()
 
 
 def trailers(kind: str) -> bytes:
-    message = pb.ProcessingRequest(**{kind: pb.HttpTrailers()})
+    message = pb.ProcessingRequest()
+    getattr(message, kind).SetInParent()
     return message.SerializeToString()
 
 

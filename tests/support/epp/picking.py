@@ -93,12 +93,20 @@ async def picking(
     *,
     gateway: dict[str, Any] | None = None,
     in_cluster: int | None = None,
+    ranks: int = 1,
+    claims: Sequence[str] = (),
     **config: Any,
 ) -> AsyncIterator[Picking]:
-    """`in_cluster`: how many of the engines the gateway knows; None: all."""
+    """`in_cluster`: how many of the engines the gateway knows; None: all. Each has
+    `ranks`; `claims` are what else their endpoints say."""
     pytest.importorskip("envoy")
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Engine()) for _ in range(count)]
+        said = claims or [""] * count
+        config["workers"] = tuple(
+            f"{engine.address}?dp_size={ranks}{more}"
+            for engine, more in zip(engines, said, strict=True)
+        )
         found = settings(engines, **config)
         server = await stack.enter_async_context(served_picker(found, count))
         listener: Any = server.listeners[0]
