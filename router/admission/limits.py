@@ -355,7 +355,7 @@ class LoadLimits:
     def most_wait_s(self, isl: int, uncached_tokens: int, asked: Objectives) -> float:
         """Seconds that a request can wait and meet its TTFT objective; inf where it does not
         matter, or are not known. It matters to the order `deadline`, and to the policy's own one
-        where somebody has named the objective."""
+        where the request or a setting names the objective."""
         by_deadline = self.queue_policy == "deadline"
         if not by_deadline and self.config.queue_policy is not None:
             return math.inf
