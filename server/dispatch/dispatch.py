@@ -380,15 +380,26 @@ class Dispatcher:
         if handoffs.waiting:
             return None
         try:
-            pair, leg = handoffs.decide_pair(placement, request.newest_body)
+            pair, leg = self._decide(request, placement)
         except NoCapacityError:
             return None
         return self._begun(request, placement, pair, leg, began)
 
+    def _decide(
+        self, request: Request, placement: Placement
+    ) -> tuple[PairDecision, PrefillLeg | None]:
+        """The workers of both legs, or the one for the whole request, where it is booked now."""
+        pool, handoffs = None, self.handoffs
+        if handoffs.is_possible:
+            pool = handoffs.pool_for(placement, request.newest_body)
+        if pool is None:
+            return PairDecision(self._decider.decide(placement)), None
+        return handoffs.decide_pair(placement, pool)
+
     async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
         """The same once a decode worker has capacity."""
-        body, within_s = request.newest_body, self._queue_s
-        pair, leg = await self.handoffs.await_capacity(placement, body, within_s)
+        decide = partial(self._decide, request, placement)
+        pair, leg = await self.handoffs.await_capacity(decide, self._queue_s)
         return self._begun(request, placement, pair, leg, self._now())
 
     def _begun(

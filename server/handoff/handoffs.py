@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError
@@ -21,6 +22,7 @@ from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
 
+T = TypeVar("T")
 Partners = Callable[[Prompt], PrefillWorkers | None]
 """Whose workers may compute a prompt now; None: nobody's but those of the pool itself."""
 
@@ -46,24 +48,18 @@ class Handoffs:
         """requests that wait until a decode worker has capacity for their prompts"""
         self._decider, self._monitor, self._clock = decider, monitor, clock
         self._partners = partners
+        self.is_possible = partners is not None
+        """whether there may ever be prefill workers"""
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
         decider.on_load_fell.append(self._fell.set)
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there may ever be prefill workers."""
-        return self._partners is not None
-
     def decide_pair(
-        self, placement: Placement, body: bytes
+        self, placement: Placement, pool: PrefillWorkers
     ) -> tuple[PairDecision, PrefillLeg | None]:
-        """Choose the workers of a request and book it there. Raises what KvRouter.place_pair does.
+        """Choose the workers of a request, of which these may compute its prompt, and book it.
 
-        `body`: the serialized GenerateRequest. The leg, if a prefill worker has one, must be ended.
+        Raises what KvRouter.place_pair does. The leg, if a prefill worker has one, must be ended.
         """
-        pool = self._pool_for(placement, body)
-        if pool is None:
-            return PairDecision(self._decider.decide(placement)), None
         pair = self._decider.decide_pair(placement, pool.router, self.rule)
         if pair.prefill is None:
             return pair, None
@@ -76,11 +72,10 @@ class Handoffs:
             text = "disaggregated_params is the router's to set (--trust-handoff-fields)"
             raise InvalidRequestError(text, field="disaggregated_params")
 
-    async def await_capacity(
-        self, placement: Placement, body: bytes, within_s: float | None
-    ) -> tuple[PairDecision, PrefillLeg | None]:
-        """The same once a decode worker has capacity for the prompt, in the order in which requests
-        came. NoWorkersError (overloaded) if too many wait, or it takes longer than `within_s`."""
+    async def await_capacity(self, decide: Callable[[], T], within_s: float | None) -> T:
+        """What `decide` returns once a decode worker has capacity for the prompt, in the order in
+        which requests came. NoWorkersError (overloaded) if too many wait, or it takes longer than
+        `within_s`."""
         limit = self._decider.router.limits.config.queue_limit
         if self.waiting >= limit:
             raise NoWorkersError(
@@ -91,7 +86,7 @@ class Handoffs:
             async with asyncio.timeout(within_s), self._turn:
                 while True:
                     try:
-                        return self.decide_pair(placement, body)
+                        return decide()
                     except NoCapacityError:
                         self._fell.clear()
                         await self._fell.wait()
@@ -135,8 +130,8 @@ class Handoffs:
         plan = plan_handoff(request, max_tokens)
         return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)
 
-    def _pool_for(self, placement: Placement, body: bytes) -> PrefillWorkers | None:
-        """Whose workers may compute the prompt of a request."""
+    def pool_for(self, placement: Placement, body: bytes) -> PrefillWorkers | None:
+        """Whose workers may compute the prompt of a request, a serialized GenerateRequest."""
         if self._partners is None or self.rule.config.disagg == "off":
             return None
         pool = self._partners(placement.prompt)

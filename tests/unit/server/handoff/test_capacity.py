@@ -56,8 +56,11 @@ def handoffs_of(decider: OneAtATime) -> Handoffs:
     return Handoffs(made, monitor, SystemClock(), ALWAYS, partners=lambda _: pool)
 
 
-def placed(request_id: str) -> Placement:
-    return Placement(Prompt(range(32), 16), request_id)
+async def awaited(handoffs: Handoffs, request_id: str, within_s: float | None = None) -> Any:
+    placement = Placement(Prompt(range(32), 16), request_id)
+    pool = handoffs.pool_for(placement, BODY)
+    assert pool is not None
+    return await handoffs.await_capacity(lambda: handoffs.decide_pair(placement, pool), within_s)
 
 
 async def test_they_go_in_the_order_in_which_they_came() -> None:
@@ -66,7 +69,7 @@ async def test_they_go_in_the_order_in_which_they_came() -> None:
     waiting = []
     for number in range(4):
         name = f"r{number}"
-        waiting.append(asyncio.create_task(handoffs.await_capacity(placed(name), BODY, 30.0)))
+        waiting.append(asyncio.create_task(awaited(handoffs, name, 30.0)))
         await until(lambda expected=number + 1: handoffs.waiting == expected)
     waiting[1].cancel()
     await until(lambda: handoffs.waiting == 3)
@@ -80,17 +83,17 @@ async def test_they_go_in_the_order_in_which_they_came() -> None:
 async def test_one_that_waits_for_too_long_is_turned_away() -> None:
     handoffs = handoffs_of(OneAtATime())
     with pytest.raises(NoWorkersError, match="no decode worker had capacity") as told:
-        await handoffs.await_capacity(placed("r1"), BODY, 0.01)
+        await awaited(handoffs, "r1", 0.01)
     assert told.value.overloaded and handoffs.waiting == 0
 
 
 async def test_no_more_wait_than_may() -> None:
     decider = OneAtATime(limit=1)
     handoffs = handoffs_of(decider)
-    first = asyncio.create_task(handoffs.await_capacity(placed("r1"), BODY, None))
+    first = asyncio.create_task(awaited(handoffs, "r1"))
     await until(lambda: handoffs.waiting == 1)
     with pytest.raises(NoWorkersError, match="1 requests wait") as told:
-        await handoffs.await_capacity(placed("r2"), BODY, None)
+        await awaited(handoffs, "r2")
     assert told.value.overloaded
     decider.release()
     await first
