@@ -13,8 +13,9 @@ from .access import Security
 from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
+from .dashboard import Overview, ProcessHistory
 from .dispatch import NoTrace, Tracing
-from .fronts import Siblings, share_metrics
+from .fronts import Siblings, share_metrics, share_overview
 from .metrics import LabelledPages, MetricsPage, ProcessMetrics
 from .tracing import span_export_of
 
@@ -64,6 +65,12 @@ class ServerParts:
             self.metrics.http_answers, self.tracing, access_log=config.observability.access_log
         )
         """of all HTTP listeners"""
+        self.history = ProcessHistory(self.clock, self.metrics.http_answers)
+        """from the server's start until its pools close"""
+        self.read_overview = share_overview(
+            self.siblings, Overview(self.clock, self.history, self.metrics.http_answers)
+        )
+        """for dashboards: what all processes did lately"""
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
         """called once it drains"""
@@ -83,6 +90,7 @@ class ServerParts:
 
     def start(self) -> None:
         self.metrics.loop_lag.start()
+        self.history.start()
         self.security.watch.start()
 
     async def close(self) -> None:

@@ -122,9 +122,11 @@ class ModelPool:
 
     @property
     def state(self) -> str:
-        """serving, draining, refused or starting."""
+        """serving, down (no worker takes its requests), draining, refused or starting."""
         if self.is_built:
-            return "draining" if self.gone else "serving"
+            if self.gone:
+                return "draining"
+            return "serving" if self.share > 0 else "down"
         return "refused" if self._failure else "starting"
 
     @property
@@ -310,6 +312,7 @@ class ModelPool:
             elsewhere=lambda: self._members.elsewhere,
             reset=shared.reset,
             tokenize=None if text is None else partial(text.encode, add_special_tokens=True),
+            model=self.name.model,
         )
         self._workers = workers
         await workers.start_events(self._ask_about)

@@ -62,12 +62,13 @@ class WorkerPool:
         reset: StateReset | None = None,
         hits: LimitHits | None = None,
         tokenize: Tokenize | None = None,
+        model: str = "",
     ) -> None:
         """`off_loop`: where long requests are read, if not on threads of its own; `pool`: which set
         of the endpoint's workers these are, by a name that every router has for it, empty: all;
         `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
         `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
-        model reads text, if that is known."""
+        model reads text, if that is known; `model`: its name, if the configuration has none."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.events: EventIntake | None = None
@@ -93,7 +94,14 @@ class WorkerPool:
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
         self.dashboard = Dashboard(
-            self.router, clock, lambda: self.dispatcher.requests, observer, tokenize
+            self.router,
+            clock,
+            lambda: self.dispatcher.requests,
+            observer,
+            tokenize,
+            counts=lambda: self.metrics.requests.counts(config.router.block_size),
+            load=lambda: (self.dispatcher.in_flight, len(self.decider.queue or ())),
+            model=lambda: model or config.model_id or "",
         )
         before = self.dashboard.receipts.before_decision
         self.decider = Decider(self.router, before_decision=before)
