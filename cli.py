@@ -60,6 +60,12 @@ COMMANDS: Mapping[str, Entry] = {
         "frontend.serve:run_models",
         reads_again=True,
     ),
+    "epp": Entry(
+        "Pick endpoints for Envoy, by its external processing.",
+        "frontend.epp.config:PickerConfig",
+        "frontend.epp.serve:run",
+        reads_again=True,
+    ),
     "mocker": Entry(
         "Run mock engines.", "engines.mocker.config:MockerConfig", "engines.mocker.fleet:run"
     ),
@@ -75,6 +81,11 @@ COMMANDS: Mapping[str, Entry] = {
         "bench.replay:check_given",
     ),
     "sweep": Entry("Tune the knobs on a trace.", "bench.sweep:SweepConfig", "bench.sweep:run"),
+    "report": Entry(
+        "A page on recorded traffic: how well it was routed, what to change.",
+        "bench.report:ReportConfig",
+        "bench.report:run",
+    ),
     "analyze": Entry("What a trace is like.", "bench.analyze:AnalyzeConfig", "bench.analyze:run"),
     "synthesize": Entry(
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
@@ -164,6 +175,8 @@ WORKERS: Mapping[str, Entry] = {
         ("remove", "remove", "Forget one."),
     )
 }
+SERVERS = ("serve", "frontend")
+"""The commands that run until a signal ends them, each with a configuration file."""
 NAMES = (*COMMANDS, *BENCHES, *ENGINES, "workers")
 """What the prefixes of environment names are made of."""
 
@@ -193,9 +206,7 @@ class LazyGroup(click.Group):
 def build_command(name: str, entry: Entry) -> click.Command:
     """The click command of an entry: imports its settings dataclass, not yet its function."""
     cls = _load(entry.config)
-    # The router's own settings have the short names; other commands carry theirs.
-    serving = name in ("serve", "config", "doctor")
-    env_prefix = entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
+    env_prefix = _env_prefix(name, entry)
     specs = options_of(cls, env_prefix=env_prefix)
     more: list[click.Parameter] = [
         click.Option(["--config"], help="TOML file of settings.", metavar="FILE", default=None)
@@ -204,7 +215,9 @@ def build_command(name: str, entry: Entry) -> click.Command:
         more += _config_options()
 
     def call(config: str | None, **given: Any) -> None:
-        init, as_json = (given.pop(name, None) for name in ("init", "as_json"))
+        init, as_json, check, command = (
+            given.pop(name, None) for name in ("init", "as_json", "check", "command")
+        )
         flags = {spec.key: given[spec.name] for spec in specs if given[spec.name] not in (None, ())}
         texts = _strange_names(specs, env_prefix) + old_names_used(specs, os.environ, flags)
         for text in texts:
@@ -213,6 +226,9 @@ def build_command(name: str, entry: Entry) -> click.Command:
             flags |= unpack(packed, given[identifier(packed)], specs, flags)
         source = SettingsSource(cls, flags, config, env_prefix)
         resolved = source.current
+        if check is not None:
+            _check_file(check, command)
+            return
         if init is not None:
             _write_file(init, specs, resolved)
             return
@@ -230,6 +246,12 @@ def build_command(name: str, entry: Entry) -> click.Command:
         sys.exit(code)
 
     return SettingsCommand(name, specs, more, callback=call, help=entry.summary)
+
+
+def _env_prefix(name: str, entry: Entry) -> str:
+    """What a command's environment names begin with; settings of the router have the short one."""
+    serving = name in ("serve", "config", "doctor")
+    return entry.env or (ENV_PREFIX if serving else f"{ENV_PREFIX}{name.upper()}_")
 
 
 def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
@@ -254,7 +276,27 @@ def _config_options() -> list[click.Parameter]:
             help="Write a new configuration file instead, with every setting, commented; those"
             f' given here are in force in it. Without a name {CONFIG_FILE}; "-" is stdout.',
         ),
+        click.Option(
+            ["--check"],
+            metavar="FILE",
+            help="Read a configuration file as --command would, and say what is wrong with it.",
+        ),
+        click.Option(
+            ["--command"],
+            type=click.Choice(SERVERS),
+            default=SERVERS[0],
+            show_default=True,
+            help="Whose file --check reads.",
+        ),
     ]
+
+
+def _check_file(path: str, command: str) -> None:
+    """Say how many settings of the command a file has. ConfigError as for the command itself."""
+    entry = COMMANDS[command]
+    resolved = SettingsSource(_load(entry.config), {}, path, _env_prefix(command, entry)).current
+    count = sum(origin.startswith("file ") for origin in resolved.origins.values())
+    click.echo(f"{path}: {count} settings of {command}, each valid")
 
 
 def _write_file(path: str, specs: list[OptionSpec], resolved: Resolved[Any]) -> None:

@@ -41,6 +41,7 @@ LIMITS = (
     "max_streams",
     "max_unknown_workers",
     "message_timeout_s",
+    "pick_timeout_s",
     "queue_timeout_s",
     "request_timeout_s",
     "retry_budget",

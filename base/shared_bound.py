@@ -1,7 +1,6 @@
 """SharedBound: how much of something all callers together, and each, may have in use."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from .errors import CapacityError
 from .limit_hits import LimitHits
@@ -55,16 +54,26 @@ class SharedBound:
         if self.on_given_back is not None:
             self.on_given_back(amount)
 
-    @contextmanager
-    def held(self, caller: str, amount: int = 1) -> Iterator[None]:
-        """Have an amount in use meanwhile; CapacityError if there is no room for it."""
-        if amount and (refusal := self.take(caller, amount)) is not None:
-            raise CapacityError(f"no capacity for the request: {refusal}")
-        try:
-            yield
-        finally:
-            if amount:
-                self.give_back(caller, amount)
+    def held(self, caller: str, amount: int = 1) -> "_Held":
+        """Have an amount in use within a `with`; CapacityError there if there is no room for it."""
+        return _Held(self, caller, amount)
 
     def used_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)
+
+
+class _Held:
+    """An amount in use for the length of a `with`. No generator: each request has one."""
+
+    __slots__ = ("_amount", "_bound", "_caller")
+
+    def __init__(self, bound: SharedBound, caller: str, amount: int) -> None:
+        self._bound, self._caller, self._amount = bound, caller, amount
+
+    def __enter__(self) -> None:
+        if self._amount and (refusal := self._bound.take(self._caller, self._amount)) is not None:
+            raise CapacityError(f"no capacity for the request: {refusal}")
+
+    def __exit__(self, *raised: object) -> None:
+        if self._amount:
+            self._bound.give_back(self._caller, self._amount)

@@ -31,11 +31,14 @@ class AnalyzeConfig:
 
     traces: tuple[str, ...] = field(
         metadata={
-            "help": "Traces (JSON lines), shown beside the first one; or one model.",
+            "help": "Traces (JSON lines, also gzipped), shown beside the first one; or one model.",
             "positional": True,
         }
     )
-    trace_block_size: int = option(512, "Tokens that one hash id of the traces stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id stands for; not given: what a record says, else 512.",
+    )
     cache_tokens: tuple[int, ...] = option(
         (), "Cache size to report the hit rate of; may be repeated. Not given: 125k, doubled."
     )

@@ -16,7 +16,7 @@ from . import simulate
 from .load import LoadStats, OnStart, TargetAccess, progress_bar
 from .results import Goodput, ObjectiveConfig, Output, Run, runs_content, runs_table
 from .simulation import Load, SimulationConfig, idle_engine_ms
-from .traces import TraceRequest, read_trace, token_ids
+from .traces import TraceRequest, block_size_of, read_trace, token_ids
 
 DEFAULT_VOCAB_SIZE = 32_000
 LIVE_ONLY = (
@@ -50,14 +50,17 @@ class ReplayConfig:
     vocab_size: int | None = option(
         None, f"Prompts' token ids stay below; not given: the target's, or {DEFAULT_VOCAB_SIZE}."
     )
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     seed: int = option(0, "Content of the prompts: another seed shares no prefix with this one.")
     timeout_s: float | None = option(600.0, "Give a request up after this long.", "--timeout")
     connect_timeout_s: float = option(
         10.0, "Wait this long for the target to answer at all.", "--connect-timeout"
     )
     max_in_flight: int = option(
-        4096, "Hold arrivals back while so many requests run; counted in the report."
+        4096, "Most requests in flight; later arrivals are delayed, and counted in the report."
     )
     tls_ca: str | None = option(
         None, "Authorities (PEM) of a target with TLS; not given: the system's, at grpcs://."
@@ -67,11 +70,11 @@ class ReplayConfig:
     token_file: str | None = option(None, "File with the token of a caller with the role client.")
     mode: str | None = option(
         None,
-        "How the target routes; not given: what it says of itself. Without one: as `simulate`.",
+        "How the target routes; not given: as it reports. Without a target: as `simulate`.",
     )
-    policy: str | None = option(None, "Its cost policy; not given: what it says of itself.")
+    policy: str | None = option(None, "The cost policy of the target; not given: as it reports.")
     workers: int | None = option(
-        None, "How many workers it has; not given: what it says. Without a target: as `simulate`."
+        None, "Number of its workers; not given: as it reports. Without a target: as `simulate`."
     )
     progress: bool = option(
         True, "Show progress on stderr: a bar on a terminal, else a line every 5 s."
@@ -228,13 +231,12 @@ def timed_requests(config: ReplayConfig, vocab_size: int) -> Iterator[TimedReque
     """
     from .load import encode_generate
 
+    block_size = block_size_of(config.trace, config.trace_block_size)
     run_id = token_hex(4)  # request ids must not repeat those of a run before
     first_ms: float | None = None
     for index, request in enumerate(_requests(config)):
         first_ms = request.timestamp_ms if first_ms is None else first_ms
-        tokens = token_ids(
-            request, vocab_size, seed=config.seed, trace_block_size=config.trace_block_size
-        )
+        tokens = token_ids(request, vocab_size, seed=config.seed, trace_block_size=block_size)
         expected = max(1, min(request.output_length, config.max_output or request.output_length))
         yield TimedRequest(
             due_s=(request.timestamp_ms - first_ms) / 1e3 / config.arrival_speedup,

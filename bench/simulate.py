@@ -39,9 +39,12 @@ class SimulateConfig:
         1.0, "Let requests arrive at the trace's times divided by this."
     )
     max_output: int | None = option(None, "Ask for at most this many tokens a request.")
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     seed: int = option(0, "The first seed: of the prompts' content and of all that is random.")
-    progress: bool = option(True, "Say on stderr when a run is done.")
+    progress: bool = option(True, "Print a line to stderr after each run.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 

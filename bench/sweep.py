@@ -67,14 +67,17 @@ class SweepConfig:
         " the relative objective (goodput), or the engines needed for a rate (capacity).",
         choices=(BOTH, *OBJECTIVES),
     )
-    rounds: int = option(3, "Go through the knobs at most so many times.")
-    holdout_seeds: int = option(2, "Check what was found with so many further seeds.")
+    rounds: int = option(3, "Most passes over the knobs.")
+    holdout_seeds: int = option(2, "Number of further seeds that check the best setting.")
     output: str | None = option(None, "Write the configuration, TOML for serve, to this file.")
     workers: int = option(DEFAULT_WORKERS, "How many engines there are.")
     requests: int | None = option(None, "Use only the trace's first N requests.")
     arrival_speedup: float = option(1.0, "Send at the trace's times divided by this.")
     max_output: int | None = option(None, "Ask for at most this many tokens a request.")
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     seed: int = option(0, "The first seed.")
     json: str | None = option(None, 'Write all trials as JSON to this file; "-" is stdout.')
     simulation: SimulationConfig = field(default_factory=SimulationConfig)

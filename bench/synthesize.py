@@ -52,14 +52,16 @@ class SynthesizeConfig:
     model: ModelKind = option("sessions", "What to draw from.", choices=KINDS)
     fit: bool = option(
         False,
-        "Check the model on the trace first: where what it makes is off by more than 3 % in hit"
-        " rate or mean input length, use the other model if that is nearer, and say so.",
+        "Check the model on the trace first: if its traffic is off by more than 3 % in hit rate or"
+        " mean input length, use the other model if that is nearer, and print which.",
     )
     window: int = option(
         WINDOW, "Requests that share the Markov model's transitions; 0: all, a memoryless walk."
     )
     prefix_len_multiplier: float = option(1.0, "Stretch what prompts share.")
-    prefix_root_multiplier: int = option(1, "So many families that share nothing.")
+    prefix_root_multiplier: int = option(
+        1, "Number of families of sessions, which share no prefix with each other."
+    )
     prompt_len_multiplier: float = option(1.0, "Stretch what is a prompt's own.")
     osl_multiplier: float = option(1.0, "Stretch outputs.")
     pause_multiplier: float = option(
@@ -70,7 +72,10 @@ class SynthesizeConfig:
     max_isl: int | None = option(None, "Draw longer prompts again; a session ends there.")
     min_osl: int | None = option(None, "Raise shorter outputs to this.")
     max_osl: int | None = option(None, "Cut longer outputs to this.")
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     save_model: str | None = option(None, "Write what was learned to this file.")
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
     json: str | None = option(None, 'Write a summary as JSON to this file; "-" is stdout.')

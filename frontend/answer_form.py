@@ -43,6 +43,11 @@ class AnswerForm(Protocol):
         """What came of one choice; empty: nothing that this form shows."""
         ...
 
+    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+        """What `chunk` writes before and behind the JSON of a text that is all that comes, once
+        something of the choice was written. None: that is not always the same."""
+        ...
+
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:
         """Events after the last chunk of the last choice."""
         ...

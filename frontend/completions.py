@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,11 +19,12 @@ from ..workers.dialects import encode_bias
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
+from ._plain_stream import PlainStream
 from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import CHOICE_S, MOST_PROMPTS, TOKEN_S, Choice, PromptReader, Tokens
+from .engine_requests import CHOICE_S, MOST_PROMPTS, SMALL_S, TOKEN_S, Choice, PromptReader, Tokens
 from .generation import Workers, answer
 from .openai import (
     ApiError,
@@ -51,8 +51,7 @@ from .parsers import (
     recognised_tool_calls,
 )
 from .passed_on import PASSED_ROUTES, PassedOn
-from .prefill import PrefillWorkers
-from .processor import ModelText
+from .processor import ByteText, ModelText
 from .sse_writer import SseWriter
 
 CHAT_ROUTE = "POST /v1/chat/completions"
@@ -116,15 +115,14 @@ class Completions:
         config: FrontendConfig,
         name: str | None,
         adapter: int | None = None,
-        prefill: PrefillWorkers | None = None,
         *,
         card: Callable[[], ModelCard | None] | None = None,
         calls: CallLimits,
     ) -> None:
-        """`adapter` is the LoRA adapter that computes all of them; `prefill` says who computes a
-        prompt, if not the worker that answers; `card` is what the workers say of the model now;
-        `calls` counts requests of engines: a call has one for each of its answers."""
-        self._workers = Workers(dispatcher, calls.turns, prefill)
+        """`adapter` is the LoRA adapter that computes all of them; `card` is what the workers say
+        of the model now; `calls` counts requests of engines: a call has one for each of its
+        answers."""
+        self._workers = Workers(dispatcher, calls.turns)
         self._adapter = adapter
         self._monitor, self._calls = monitor, calls
         self._prompts = PromptReader(text, reader)
@@ -137,6 +135,7 @@ class Completions:
         self._name = name
         self._last_name = ""
         self._version = package_version()
+        self._printed: tuple[object, str] = None, ""  # of these facts
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
@@ -166,7 +165,11 @@ class Completions:
     @property
     def _fingerprint(self) -> str:
         facts = self._monitor.facts
-        return _fingerprint(self._version, self.name, facts.backend, facts.version, self._adapter)
+        if facts is not self._printed[0]:
+            parts = self._version, self.name, facts.backend, facts.version, self._adapter
+            digest = xxh3_64_hexdigest("/".join(map(str, parts)).encode())
+            self._printed = facts, f"fp_{digest[:10]}"
+        return self._printed[1]
 
     @property
     def token_cache(self) -> str:
@@ -253,14 +256,18 @@ class Completions:
         guide: Guide | None,
     ) -> list[Choice]:
         choices: list[Choice] = []
-        bias = self._bias(request)
+        bias = self._bias(request) if request.logit_bias else b""
+        wanted, seconds = request.choices, 0.0
         for tokens, prefix in prompts:
-            await self._calls.turns.take(len(tokens) * TOKEN_S + request.choices * CHOICE_S)
+            seconds += len(tokens) * TOKEN_S + wanted * CHOICE_S
+            if seconds > SMALL_S:
+                await self._calls.turns.take(seconds)
+                seconds = 0.0
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
             longest = self._output_limit(request, len(tokens))
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
-            for nth in range(request.choices):
+            for nth in range(wanted):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
                 made.adapter, made.guide, made.bias = self._adapter, guide, bias
                 choices.append(made)
@@ -339,7 +346,10 @@ class Completions:
         wanted = len(prompts) * request.choices
         if wanted > MOST_PROMPTS:
             raise ApiError(400, f"prompts times n is more than {MOST_PROMPTS}", param="n")
-        with self._calls.requests.held(current_account(), wanted - 1):  # the call itself is one
+        if wanted == 1:  # which is the call itself
+            await self._open(call, request, kind, prompts)
+            return
+        with self._calls.requests.held(current_account(), wanted - 1):
             await self._open(call, request, kind, prompts)
 
     async def _open(
@@ -359,11 +369,14 @@ class Completions:
         form = kind.make(answer_id, created, self.name, request, self._fingerprint)
         run = self._stream if request.wants_stream else self._whole
         try:
+            opened = _OpenRequest(call, request, choices, origin, form)
+            if len(choices) == 1 and not choices[0].bias:
+                await run(opened)
+                return
             # The first one's are those of the body, but for what the body does not have.
             others = _bytes_of(choices[1:]) + len(choices[0].bias)
-            held = self._calls.bytes.held(current_account(), others) if others else nullcontext()
-            with held:
-                await run(_OpenRequest(call, request, choices, origin, form))
+            with self._calls.bytes.held(current_account(), others):
+                await run(opened)
         except (InvalidRequestError, EngineCallError) as error:
             raise engine_refusal(error, _fields_of(request, guide)) from None
 
@@ -392,8 +405,15 @@ class Completions:
             if chunk := form.chunk(index, delta, usage):
                 stream.put(chunk, last=delta.finish_reason is not None)
 
+        def begin(index: int, plain: PlainStream, text: ByteText, usage: Usage) -> None:
+            if (around := form.text_around(index)) is not None:
+                around = stream.around(*around)
+                plain.begin(text, usage, call.client, stream.waiting, stream.schedule, *around)
+
         try:
-            await answer(self._workers, self._text, request, choices, origin, write, call.client)
+            await answer(
+                self._workers, self._text, request, choices, origin, write, call.client, begin
+            )
             nvext = _extras(choices, origin) if origin.extras else None
             usage = await self._usage(opened, reasoning) if form.with_usage else Usage()
             for event in form.ending(usage, nvext):
@@ -417,11 +437,6 @@ class Completions:
             ids = await self._text.encode(text, tenant, add_special_tokens=False)
             usage.reasoning_tokens = min(len(ids), usage.completion_tokens)
         return usage
-
-
-@lru_cache
-def _fingerprint(*parts: object) -> str:
-    return f"fp_{xxh3_64_hexdigest('/'.join(map(str, parts)).encode())[:10]}"
 
 
 def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:
@@ -500,6 +515,8 @@ def _extras(choices: Sequence[Choice], origin: Origin) -> dict[str, Any]:
             "request_blocks": decision.request_blocks,
             "cached_tokens": choice.usage.cached_tokens,
         }
+        if choice.pair is not None and choice.pair.reason:
+            extras["disagg"] = choice.pair.verdict
     if "timing" in origin.extras:
         took = now - origin.received
         ttft = None if choice.first_at is None else choice.first_at - origin.received

@@ -42,11 +42,12 @@ class FrontendConfig:
     )
     default_max_tokens: int | None = option(
         None,
-        "Most tokens of an answer whose request says nothing of its length. Not given: what its"
-        " prompt leaves of the context; 1024 where the engines do not say how long that is.",
+        "Most tokens of an answer whose request gives no max_tokens. Not given: what the prompt"
+        " leaves of the context; 1024 where the engines do not report its length.",
     )
     keep_alive_s: float = option(
-        15.0, "A stream that was silent for so long gets a comment, so that proxies keep it."
+        15.0,
+        "Seconds of silence until a stream gets a comment, so that proxies keep it open.",
     )
 
     token_cache_bytes: int = option(
@@ -56,14 +57,14 @@ class FrontendConfig:
     )
     reasoning_parser: str | None = option(
         None,
-        f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it is not"
-        " told from the answer. Not given: as a model's card says.",
+        f"How models write their reasoning: {', '.join(REASONING_PARSERS)}; {NO_PARSER}: it stays"
+        " in the answer. Not given: the parser that the model's card names.",
         short=True,
     )
     tool_call_parser: str | None = option(
         None,
-        f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: none are"
-        " found. Not given: as a model's card says.",
+        f"How models write calls of tools: {', '.join(TOOL_CALL_PARSERS)}; {NO_PARSER}: they stay"
+        " in the answer. Not given: the parser that the model's card names.",
         short=True,
     )
 
@@ -110,7 +111,7 @@ class DoctorConfig(ServeFrontendConfig):
     GROUP: ClassVar[str] = "Doctor"
 
     wait_s: float = option(
-        8.0, "How long workers may take to answer, and their events to be heard.", short=True
+        8.0, "Seconds to wait for answers of workers and for their first KV events.", short=True
     )
     json: bool = option(False, "Print the findings as JSON.", short=True)
 
@@ -119,13 +120,13 @@ class DoctorConfig(ServeFrontendConfig):
         require_finite(self, SHORTEST_S, "wait_s")
 
 
-def _as_in_serve(name: str) -> Any:
+def as_in_serve(name: str) -> Any:
     """The setting of FrontendConfig of this name."""
     setting = FrontendConfig.__dataclass_fields__[name]
     return field(default=setting.default, metadata=setting.metadata)
 
 
-def _not_served(default: Any) -> Any:
+def not_served(default: Any) -> Any:
     """A setting of `serve` that this command has not: it keeps its default."""
     return field(default=default, init=False)
 
@@ -146,11 +147,11 @@ class ModelFrontendConfig(ServeConfig):
         " must have the card's checksums.",
         short=True,
     )
-    default_max_tokens: int | None = _as_in_serve("default_max_tokens")
-    keep_alive_s: float = _as_in_serve("keep_alive_s")
-    token_cache_bytes: int = _as_in_serve("token_cache_bytes")
-    reasoning_parser: str | None = _as_in_serve("reasoning_parser")
-    tool_call_parser: str | None = _as_in_serve("tool_call_parser")
+    default_max_tokens: int | None = as_in_serve("default_max_tokens")
+    keep_alive_s: float = as_in_serve("keep_alive_s")
+    token_cache_bytes: int = as_in_serve("token_cache_bytes")
+    reasoning_parser: str | None = as_in_serve("reasoning_parser")
+    tool_call_parser: str | None = as_in_serve("tool_call_parser")
     namespace: str = option(
         "dynamo",
         "Namespace whose models are served; dynamo: those of all namespaces.",
@@ -164,7 +165,7 @@ class ModelFrontendConfig(ServeConfig):
         env=("DYN_NAMESPACE_PREFIX",),
         group="Workers",
     )
-    port: int = _not_served(8000)
+    port: int = not_served(8000)
     admin_host: str | None = option(
         None, "Address of the admin routes. Not given: that of OpenAI's API.", group="Listening"
     )
@@ -174,14 +175,15 @@ class ModelFrontendConfig(ServeConfig):
         group="Listening",
         short=True,
     )
-    workers: tuple[str, ...] = _not_served(())
-    dns_refresh_s: float = _not_served(10.0)
-    mock_engines: MockEnginesConfig = _not_served(MockEnginesConfig())
-    component: str = _not_served("backend")
-    endpoint: str = _not_served("generate")
-    model_id: str | None = _not_served(None)
-    index_snapshot: str | None = _not_served(None)
-    index_snapshot_interval_s: float = _not_served(60.0)
+    workers: tuple[str, ...] = not_served(())
+    prefill_workers: tuple[str, ...] = not_served(())
+    dns_refresh_s: float = not_served(10.0)
+    mock_engines: MockEnginesConfig = not_served(MockEnginesConfig())
+    component: str = not_served("backend")
+    endpoint: str = not_served("generate")
+    model_id: str | None = not_served(None)
+    index_snapshot: str | None = not_served(None)
+    index_snapshot_interval_s: float = not_served(60.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ..base.errors import InvalidRequestError, StatusCode
 from ..base.request_record import traced
+from ..router.pairs import PairDecision
 from ..router.policy import Decision
 from ..router.prompt import Prompt
 from ..server.dispatch import GenerateFacts, ReadRequest, RequestReader
@@ -63,8 +64,22 @@ SECONDS_PER_BYTE = 1e-7
 CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0003, 5e-6, 0.0003, 2e-8
 """What it takes of the event loop to read a request, to note an answer that it asks for, to begin
 that, and this for each token of its prompt."""
+SMALL_S = 0.0001
+"""What is less than this is done in the turn of the event loop in which a request is read."""
 MOST_KEPT = 256
 """Sets of common settings whose serialized form is kept: clients ask for few."""
+
+
+class TemplateFields(Protocol):
+    """What a request to a chat says to the template beside its messages."""
+
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    documents: list[dict[str, Any]] | None
+    reasoning_effort: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    chat_template_args: dict[str, Any] | None
+    add_generation_prompt: bool
 
 
 class HashedPrompt(NamedTuple):
@@ -88,6 +103,8 @@ class Choice:
     decision: Decision | None = None
     prefill: Decision | None = None
     """where its prompt was computed, if not where it was generated"""
+    pair: PairDecision | None = None
+    """what both are a part of"""
     adapter: int | None = None
     """the LoRA adapter that computes it, as engines number it"""
     first_at: float | None = None
@@ -111,7 +128,11 @@ class PromptReader:
 
     async def request(self, body: bytes, kind: type[SomeRequest]) -> SomeRequest:
         """A request of this kind, read off the event loop if it is large."""
-        found: SomeRequest = await self.read_by(partial(read_request, kind=kind), body)
+        found: SomeRequest
+        if len(body) <= LONG_BODY:
+            found = read_request(body, kind)
+        else:
+            found = await self.read_by(partial(read_request, kind=kind), body)
         return found
 
     async def read_by(self, read: Callable[[bytes], T], body: bytes) -> T:
@@ -125,6 +146,8 @@ class PromptReader:
 
     async def guide(self, request: Sampling, size: int) -> Guide | None:
         """What each of its answers is held to. `size`: bytes of the body."""
+        if request.is_unguided:
+            return None
         return await self._run(partial(_guide, request), size)
 
     async def of_chat(self, request: ChatRequest, tenant: Tenant, size: int = 0) -> Tokens:
@@ -145,13 +168,14 @@ class PromptReader:
         """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
         longer than prompts may be."""
         made = tokens if isinstance(tokens, np.ndarray) else array("I", tokens)
-        names = (None if name is None else str(name) for name in (adapter, salt))
-        return HashedPrompt(made, await self._reader.prompt(made, *names))
+        lora = None if adapter is None else str(adapter)
+        namespace = None if salt is None else str(salt)
+        return HashedPrompt(made, await self._reader.prompt(made, lora, namespace))
 
     async def render(
         self,
         messages: list[dict[str, Any]],
-        request: ChatRequest | None,
+        request: TemplateFields | None,
         tenant: Tenant,
         size: int = 0,
     ) -> Tokens:

@@ -125,7 +125,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         if not parts.security.access.open or is_loopback(config.host):
             return []
         return [
-            f"http {listener.address} is open: whoever reaches it may have requests answered"
+            f"http {listener.address} is open: any host that reaches it may send requests"
             " (--auth-tokens or --tls-client-ca)"
         ]
 

@@ -18,16 +18,27 @@ from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
 from ..workers.trtllm_proto import pb
-from .engine_requests import ANSWER_S, TOKEN_S, Choice, Tokens, engine_message, engine_request
+from ._plain_stream import PlainStream
+from .engine_requests import (
+    ANSWER_S,
+    SMALL_S,
+    TOKEN_S,
+    Choice,
+    Tokens,
+    engine_message,
+    engine_request,
+)
 from .openai import ApiError, Delta, FunctionCall, Sampling, TokenLogprob, Usage
 from .origin import Origin
 from .parsers import ChatOutput, Parsed
-from .prefill import PrefillWorkers, prefill
-from .processor import ModelText, StopStrings
+from .processor import ByteText, ModelText, StopStrings
 from .shared_prefill import ALONE, Leader, Part, parts_of
 
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
+Begin = Callable[[int, PlainStream, ByteText, Usage], None]
+"""Called once something came of a choice whose text is all that may come until it ends: has the
+stream begun, if it can be, which then writes what comes of it in place of a Take."""
 
 _FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
 _ABORTED = "abort"
@@ -66,6 +77,13 @@ class AnswerReader:
         self.usage = Usage()
         self.finished = False
         """a delta with a finish reason was made; what still comes is not shown"""
+
+    @property
+    def plain_text(self) -> ByteText | None:
+        """What reads its ids, if all that they bring is text, whatever the text is."""
+        if self._stops is not None or self._logprobs is not None or self._output is not None:
+            return None
+        return self._detokenizer if isinstance(self._detokenizer, ByteText) else None
 
     def read(self, message: bytes) -> Delta | None:
         """What a message brings; None: nothing to show yet."""
@@ -208,8 +226,6 @@ class Workers(NamedTuple):
     dispatcher: Dispatcher
     turns: LoopTurns
     """where answers begin"""
-    prefill: PrefillWorkers | None = None
-    """None: whoever answers a request computes its prompt too"""
 
 
 async def answer(
@@ -220,18 +236,21 @@ async def answer(
     origin: Origin,
     take: Take,
     client: Client | None = None,
+    begin: Begin | None = None,
 ) -> None:
     """Have all choices answered, at the same time; the first error ends them all. While a
     `client` is given and does not keep up, nothing is taken from engines.
 
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
+    if len(choices) == 1:
+        seconds = len(choices[0].prompt.tokens) * TOKEN_S
+        if seconds > SMALL_S:  # else the turn in which the request is read is its own
+            await workers.turns.take(ANSWER_S + seconds)
+        await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client, begin)
+        return
     tokens = sum(len(choice.prompt.tokens) for choice in choices)
     turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
-    if len(choices) == 1:
-        await turn()
-        await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client)
-        return
     parts: Sequence[Part] = [ALONE] * len(choices)
     if workers.dispatcher.reader.hashes and not request.scores_prompt:
         parts = parts_of([choice.prompt.prompt for choice in choices])
@@ -242,7 +261,8 @@ async def answer(
             following.setdefault(part.follows, []).append(at)
 
     def answered(at: int) -> Coroutine[Any, Any, None]:
-        return _answer_one(workers, text, request, choices[at], parts[at], origin, take, client)
+        part = parts[at]
+        return _answer_one(workers, text, request, choices[at], part, origin, take, client, begin)
 
     async def answered_after(leader: Leader, followers: list[int]) -> None:
         await leader.decision()
@@ -260,6 +280,7 @@ async def _answer_one(
     origin: Origin,
     take: Take,
     client: Client | None,
+    begin: Begin | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
     reader = AnswerReader(text, request, choice.prefix, choice.output, choice.prompt.tokens)
@@ -274,11 +295,15 @@ async def _answer_one(
 
     def shown(delta: Delta | None) -> Delta | None:
         if delta is not None:
-            if choice.first_at is None:
+            is_first = choice.first_at is None
+            if is_first:
                 choice.first_at = time.monotonic()
             if delta.finish_reason is not None:
                 choice.finish_reason = delta.finish_reason
+                plain.end()
             take(choice.index, delta)
+            if is_first and may_begin and plain_text is not None and not reader.finished:
+                may_begin(choice.index, plain, plain_text, reader.usage)
         return delta
 
     def put(message: bytes) -> bool:
@@ -299,30 +324,19 @@ async def _answer_one(
             # The engine may not know of the stop string; the rest would be computed for nobody.
             await dispatcher.abort(request_id, origin.caller)
 
+    plain, plain_text = PlainStream(put), reader.plain_text
+    # What leads has to be noted with each message.
+    may_begin = None if ends_early or scores or part.leads is not None else begin
     choice.usage = reader.usage
     # What leads shows by its first token that its prompt is computed. Engines tell the logprobs of
     # a prompt with a whole answer alone.
     streaming = True if part.leads is not None else False if request.whole_alone else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
     try:
-        # A worker that is handed a prompt has no logprobs of it.
-        hands_over = workers.prefill is not None and not request.scores_prompt
-        first = workers.prefill() if hands_over and workers.prefill is not None else None
-        if first is not None:
-            prefilled = await prefill(first, read.body, origin, computed)
-            computed = None  # by a worker of the other kind
-            choice.decision = choice.prefill = prefilled.decision
-            if part.leads is not None:
-                part.leads.begin(prefilled.decision)
-            reader.usage.cached_tokens = prefilled.cached_tokens
-            if prefilled.request is None:
-                for message in prefilled.messages:
-                    await respond(message)
-                return
-            read = read._replace(body=prefilled.request)
-        choice.decision = await origin.generate(
-            dispatcher, read, respond, put=put, pinned=origin.pinned, computed=computed
+        pair = await origin.generate(
+            dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
         )
+        choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
     finally:
         if part.leads is not None:
             part.leads.begin(None)

@@ -17,8 +17,8 @@ from ..router.admission import (
     read_objectives,
 )
 from ..router.affinity import ALL_SESSION_KEYS, Session, read_session
+from ..router.pairs import PairDecision
 from ..router.placement import Computed
-from ..router.policy import Decision
 from ..server.access import Caller, current_account
 from ..server.dispatch import Dispatcher, Put, ReadRequest, Write
 from ..server.services import METADATA_KEYS, read_metadata
@@ -34,6 +34,11 @@ ALIASES = {
     "x-dynamo-request-priority": "x-dynamo-priority",
 }
 """Headers that other frontends know under another name."""
+HANDOFF_KEYS = frozenset(
+    ("x-prefiller-host-port", "x-kv-cache-source-host-port", "x-encoder-hosts-ports",
+     "x-data-parallel-host-port")
+)  # fmt: skip
+"""Headers by which other gateways name hosts that engines connect to: no client's to set."""
 _READ_KEYS = METADATA_KEYS | SLO_KEYS | ALL_SESSION_KEYS
 """Headers that say something of a request's way; most requests have none of them."""
 NOTHING_MORE: frozenset[str] = frozenset()
@@ -67,7 +72,7 @@ class Origin(NamedTuple):
         put: Put | None = None,
         pinned: WorkerWithDpRank | None = None,
         computed: Computed | None = None,
-    ) -> Coroutine[Any, Any, Decision]:
+    ) -> Coroutine[Any, Any, PairDecision]:
         """Have a GenerateRequest answered in its name; see `Dispatcher.generate`.
 
         Stop strings are the caller's to find: `respond` gets text behind them, too.
@@ -101,6 +106,9 @@ def origin_of(
         said.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
         headers = {name: value for name, value in headers.items() if name not in ALIASES}
     said.update(headers)
+    if not HANDOFF_KEYS.isdisjoint(said):
+        name = min(HANDOFF_KEYS.intersection(said))
+        raise ApiError(400, f"{name} is the router's to set", param=name)
     items = tuple(said.items())
     forwarded: Sequence[tuple[str, str | bytes]] = ()
     pinned, urgency, objectives, session = None, NORMAL, NO_OBJECTIVES, None
@@ -139,11 +147,14 @@ def tenant_of(headers: Mapping[str, str], request: Sampling | None = None) -> Te
 
 def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
     """The cache namespace as the engines' protocol has it: a number."""
-    nvext = None if request is None else request.nvext
-    given = (
-        headers.get(TENANT_KEY),
-        None if nvext is None else nvext.cache_salt,
-        None if request is None else request.cache_salt,
-    )
-    text = next((each for each in given if each), None)
+    text = headers.get(TENANT_KEY)
+    if not text and request is not None:
+        if request.nvext is not None:
+            text = request.nvext.cache_salt
+        text = text or request.cache_salt
+    return salt_of(text)
+
+
+def salt_of(text: str | None) -> int | None:
+    """The number that a cache namespace is to engines; None: it is that of all others."""
     return None if not text else xxh3_64_intdigest(text.encode()) & _INT63

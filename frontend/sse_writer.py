@@ -48,7 +48,8 @@ class SseWriter:
     ) -> None:
         self._event, self._keep_alive = shape
         self._send, self._client = send, client
-        self._waiting: list[bytes] = []
+        self.waiting: list[bytes] = []
+        """events that go out together, in this list as long as there is a stream"""
         self._headers = headers
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
@@ -62,9 +63,9 @@ class SseWriter:
     def put(self, data: bytes, *, last: bool = False) -> None:
         """Write an event. Events of one turn of the event loop go out together; after the `last`
         one, one more turn passes, so that the end of the stream goes with it."""
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(self._event % data)
+        if not self.waiting:
+            self.schedule()
+        self.waiting.append(self._event % data)
         self.started = True
         self._ending = last
 
@@ -73,14 +74,31 @@ class SseWriter:
         await self._client.drained()
         self.put(data)
 
+    def schedule(self) -> None:
+        """Have what waits go out after this turn of the event loop. Call it with the first event
+        that is put into `waiting`."""
+        self._loop.call_soon(self._flush)
+
+    def around(self, begin: bytes, end: bytes) -> tuple[bytes, bytes]:
+        """What stands around a part of what is put, as it is written."""
+        before, behind = self._event.split(b"%b")
+        return before + begin, end + behind
+
     def _flush(self) -> None:
-        if self._ending and self._waiting:
-            self._ending = False
-            self._loop.call_soon(self._flush)
+        if not self.waiting:
             return
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._send_now(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+        if self._ending:
+            self._ending = False
+            self.schedule()
+            return
+        self._send_now(self._taken())
+
+    def _taken(self) -> bytes:
+        """What waited."""
+        waiting = self.waiting
+        written = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        waiting.clear()
+        return written
 
     def _send_now(self, written: bytes) -> None:
         self._last = self._loop.time()
@@ -93,8 +111,7 @@ class SseWriter:
         """Write the last event, and end the answer."""
         if not self._begun:
             self._begin()
-        waiting, self._waiting = self._waiting, []
-        body = b"".join((*waiting, self._event % data))
+        body = self._taken() + self._event % data
         await self._send({"type": "http.response.body", "body": body})
 
     async def close(self) -> None:
@@ -115,7 +132,7 @@ class SseWriter:
 
     async def _write_comment(self) -> None:
         await self._client.drained()
-        if not self._waiting:  # else something goes out anyway
+        if not self.waiting:  # else something goes out anyway
             self._send_now(self._keep_alive)
 
     def _begin(self) -> None:

@@ -23,13 +23,13 @@ def _metrics(pieces: PieceCache) -> Iterator[Metric]:
     yield counter_by(
         "source",
         "dynamo_router_token_cache_characters",
-        "Characters of long prompts, by where their token ids came from.",
+        "Characters of long prompts, by where their token ids came from: cache or tokenizer.",
         {"cache": pieces.found_chars, "tokenizer": pieces.encoded_chars},
     )
     yield counter_by(
         "reason",
         "dynamo_router_token_cache_evictions",
-        "Pieces of prompts dropped from the token cache.",
+        "Pieces of prompts dropped from the token cache: full.",
         {"full": pieces.dropped},
     )
     yield from gauges(

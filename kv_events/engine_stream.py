@@ -246,7 +246,7 @@ class EngineStream:
                 await self._flush()
                 message = await call.read()
         except StopAsyncIteration:
-            raise EventsEnded("it ended with OK") from None
+            raise EventsEnded("the engine ended the stream of events (OK)") from None
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
@@ -304,7 +304,7 @@ class EngineStream:
             raise _AskAgain
         head = batch.head
         if head.wrong_size:
-            reason = f"blocks of {head.wrong_size} tokens, ours have {self._block_size}"
+            reason = f"blocks of {head.wrong_size} tokens, the router's have {self._block_size}"
             self._listener.on_refused(self._worker_id, reason)
             raise _Unwanted
         if not self._believed:

@@ -203,8 +203,8 @@ class EventSources:
         if before is not None:
             self.switches[source.label] += 1
         if source is EventSource.PREDICTED:
-            error = self._error(worker) or "it offers none"
-            text = "KV events unavailable, predicting its cache"
+            error = self._error(worker) or "the worker offers none"
+            text = "KV events unavailable, predicting cache"
             log.warning(text, worker_id=worker_id, address=entry.address, error=error, **details)
         else:
             log.info("KV events", worker_id=worker_id, source=source.label, **details)

@@ -47,9 +47,7 @@ class UnknownPublishers:
         self._hits.hit("max_unknown_workers", self._refused - before)
         if now - self._reported_at >= REPEAT_S:
             self._reported_at = now
-            log.warning(
-                "too many workers publish events that nobody registered", refused=self._refused
-            )
+            log.warning("too many unregistered workers publish KV events", refused=self._refused)
 
     def forget(self, unknown: set[WorkerWithDpRank], now: float) -> None:
         """Drop those of the workers that publish unregistered for too long."""

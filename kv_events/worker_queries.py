@@ -88,7 +88,9 @@ class WorkerQueries:
                 log.info("events recovered", worker=tuple(worker), from_event_id=first)
         except _NO_ANSWER as error:
             self.failed += 1
-            log.warning("a worker does not tell its events", worker=tuple(worker), error=str(error))
+            log.warning(
+                "a worker did not send missed events", worker=tuple(worker), error=str(error)
+            )
         finally:
             del self._running[worker]
 
@@ -120,7 +122,7 @@ class WorkerQueries:
         elif kind in ("Events", "TreeDump"):
             events, last = said["events"], int(said["last_event_id"])
         else:
-            log.warning("a worker does not tell its events", worker=tuple(source.worker),
+            log.warning("a worker did not send missed events", worker=tuple(source.worker),
                         error=f"{kind}: {str(said)[:200]}")  # fmt: skip
             return False
         payload = msgspec.msgpack.encode(events)

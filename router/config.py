@@ -129,7 +129,7 @@ class KvRouterConfig:
     )
     router_ttl_secs: float = option(
         120.0,
-        "Of workers that tell no KV events: how long a predicted block is believed.",
+        "Of workers without KV events: seconds until a predicted block expires.",
         "--router-ttl-secs",
         "--router-ttl",
         env=("DYN_ROUTER_TTL_SECS",),
@@ -142,9 +142,9 @@ class KvRouterConfig:
     )
     router_predicted_ttl_secs: float | None = option(
         None,
-        "With KV events: believe for this long that a worker will hold what was sent to it, until"
-        " its events tell; 0: believe events only. Not given: where events are late, longer"
-        " than that, else 0; with Dynamo's cost 0.",
+        "With KV events: seconds for which the blocks of a routed request count as cached until the"
+        " worker's events confirm them; 0: events alone count. Not given: longer than events are"
+        " late, 0 where they are not or with Dynamo's cost.",
         "--router-predicted-ttl-secs",
         env=("DYN_ROUTER_PREDICTED_TTL_SECS",),
     )
@@ -180,15 +180,15 @@ class KvRouterConfig:
     )
     router_replica_sync: bool = option(
         False,
-        "Count what other routers have booked on the workers: each tells the others over NATS.",
+        "Share bookings with other routers of the same workers, over NATS.",
         "--router-replica-sync",
         env=("DYN_ROUTER_REPLICA_SYNC",),
         short=True,
     )
     router_prefetch: bool = option(
         True,
-        "Ask engines to load what they have of a request in host memory and on disk while it waits;"
-        " those that do not know how are asked once.",
+        "While a request waits, ask engines to load its blocks from host memory and disk; engines"
+        " that answer UNIMPLEMENTED are asked once.",
         env_key="prefetch_waiting",  # that of a mock engine is DYNAMO_ROUTER_PREFETCH
     )
     router_max_booked_blocks: int = option(2**24, "Most blocks and requests booked as load.")

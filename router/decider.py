@@ -10,15 +10,21 @@ or `await decider.place(placement)`. Used on one event loop. Once a request is b
 reported to the router (`mark_prefill_complete`, `free`), and by `poll` here that load fell.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .admission import Admission, AdmissionQueue, Lane, Ticket
 from .config import KvRouterConfig
 from .kv_router import KvRouter
 from .placement import Placement
 from .policy import Decision
+
+if TYPE_CHECKING:
+    from .disagg import PairRule
+    from .pairs import PairDecision
 
 
 class Decider:
@@ -40,6 +46,8 @@ class Decider:
         self.router = router
         self._admission = admission
         self._before_decision = before_decision
+        self.on_load_fell: list[Callable[[], object]] = []
+        """called by `poll`"""
 
     @property
     def queue(self) -> AdmissionQueue | None:
@@ -86,6 +94,15 @@ class Decider:
             self._before_decision(placement)
         return self.router.place(placement)
 
+    def decide_pair(
+        self, placement: Placement, prefill: KvRouter, rule: "PairRule"
+    ) -> "PairDecision":
+        """Choose the workers of both legs, and book the request there. Raises what
+        KvRouter.place_pair does."""
+        if self._before_decision is not None:
+            self._before_decision(placement)
+        return self.router.place_pair(placement, prefill, rule)
+
     async def place(self, placement: Placement) -> Decision:
         """The decision, once it is the request's turn."""
         if self.is_open(placement):
@@ -101,6 +118,8 @@ class Decider:
         """Load fell, or a worker came: a request that waits might go."""
         if self._admission is not None:
             self._admission.poll()
+        for heard in self.on_load_fell:
+            heard()
 
     def _lane(self, placement: Placement) -> Lane:
         if placement.session is None or placement.pinned is not None:
@@ -126,7 +145,9 @@ def new_queue(router: KvRouter) -> AdmissionQueue:
 def ticket_of(router: KvRouter, placement: Placement, lane: Lane = None) -> Ticket:
     """The ticket with which a request waits in a lane."""
     tokens, penalty_s = router.queue_terms(placement.prompt)
-    most_s = router.limits.most_wait_s(placement.prompt.isl, tokens, placement.objectives)
+    limits, isl, asked = router.limits, placement.prompt.isl, placement.objectives
+    most_s = limits.most_wait_s(isl, tokens, asked)
+    shed_s = limits.shed_wait_s(isl, tokens, asked, placement.tenant, router.clock.now())
     return Ticket(
         placement.request_id,
         placement.arrived,
@@ -136,4 +157,5 @@ def ticket_of(router: KvRouter, placement: Placement, lane: Lane = None) -> Tick
         penalty_s,
         placement.arrived + most_s,
         placement.tenant,
+        math.inf if lane is not None else placement.arrived + shed_s,
     )

@@ -1,7 +1,7 @@
 """Why a decision comes out as it does: the cost that decides, for every worker, and its terms."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -90,7 +90,7 @@ def explain(
         temperature=config.router_temperature,
         params=vars(config.cost_params()),
         residuals=policy.residuals(),
-        objectives=asdict(limits.objectives(prompt.isl, asked)),
+        objectives=limits.objectives(prompt.isl, asked).to_dict(),
         session=None if bound is None else {**bound.worker._asdict(), "mode": bound.mode},
     )
     entries = {entry.worker_id: entry for entry in source.registry.entries()}

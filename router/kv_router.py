@@ -194,6 +194,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         overrides: Mapping[str, Any] | None = None,
         owner: str | None = None,
         tenant: str = "",
+        asked: Objectives = NO_OBJECTIVES,
+        arrived: float | None = None,
         **content: Unpack[ContentFields],
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
@@ -202,8 +204,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `excluded_workers` stands for all ranks of a worker, elsewhere for rank 0. The preferred one
         is let off a part of its cost. `computed`: what a worker has and the index may not know; it
         is chosen where it takes the request. `even_inhibited`: see CandidateSource.exclude;
-        `tenant`: see TenantConfig. InvalidRequestError for what cannot be served, NoWorkersError if
-        no worker can take it.
+        `tenant`: see TenantConfig. `asked`: its objectives, of a request that `arrived` then, or
+        now; see AdmissionConfig.shed. InvalidRequestError for what cannot be served, NoWorkersError
+        if no worker can take it.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -214,7 +217,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             now = self._expire()
             self._require_free(request_id)
             candidates = source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
-            candidates.below_share = limits.share_of(tenant, now)
+            candidates.bound = limits.shed_bound(
+                prompt.isl, asked, now - (now if arrived is None else arrived), tenant, now
+            )
             preferred = source.preferred(preferred_worker, config)
             if computed is not None:
                 preferred = source.count_computed(computed, candidates) or preferred
@@ -268,6 +273,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             computed=placement.computed,
             expected_output_tokens=placement.expected_output_tokens,
             tenant=placement.tenant,
+            asked=placement.objectives,
+            arrived=None if placement.retried else placement.arrived or None,
             owner=placement.owner,
         )
         if session is not None:
@@ -297,7 +304,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             decodes = self._side(placement)
             takers = decodes.candidates.eligible
             try:
-                prefills = prefill._side(Placement(prompt, excluded=placement.excluded))
+                prefills = prefill._side(
+                    Placement(prompt, excluded=placement.excluded, retried=placement.retried)
+                )
             except NoWorkersError:
                 prefills = None
             verdict, target, source = choose_pair(
@@ -349,6 +358,22 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         with self._lock:
             now, limits = self._expire(), self.limits
             return explain(self._source, policy, prompt, config, now, limits, asked, bound)
+
+    def foreseen_ttft_s(self, request_id: str) -> float | None:
+        """Seconds to a booked request's first token, as the policy foresaw them when it was booked;
+        None where it foresees nothing, or is not trusted."""
+        with self._lock:
+            return self._policy.foreseen_ttft_s(request_id)
+
+    def soonest_ttft_s(self, prompt: Prompt) -> float | None:
+        """The same on the worker where they are fewest, if the prompt came now. Books nothing."""
+        policy, config = self._policy, self.config
+        if policy.needs_overlaps:
+            prompt.hashed()
+        with self._lock:
+            now = self._expire()
+            found = self._source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
+            return policy.soonest_ttft_s(found)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]
@@ -474,12 +499,18 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         candidates = source.candidates(
             placement.prompt, self.config, now, with_caches=policy.needs_overlaps
         )
-        candidates.below_share = limits.share_of(placement.tenant, now)
+        if placement.request_id:  # else it is a leg whose request is judged at the other one
+            candidates.bound = limits.shed_bound(
+                placement.prompt.isl, placement.objectives, 0.0, placement.tenant, now
+            )
         pinned, preferred = placement.pinned, None
         if pinned is None and placement.session is not None:
             bound = self.sessions.wanted(placement.session, placement.excluded)
             if bound is not None:
                 pinned, preferred = bound.pinned, bound.preferred
+        wanted = source.preferred(preferred, self.config)
+        if placement.computed is not None:
+            wanted = source.count_computed(placement.computed, candidates) or wanted
         number = source.pin(pinned, candidates)
         takers = candidates.eligible
         if placement.excluded:
@@ -501,7 +532,6 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if avoided is not None and (others := eligible & ~avoided).any():
             eligible = others
         candidates.eligible = eligible
-        wanted = source.preferred(preferred, self.config)
         return Side(candidates, policy, self._rng, self.registry, wanted)
 
     def _require_free(self, request_id: str | None) -> None:

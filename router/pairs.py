@@ -27,6 +27,10 @@ BOOKED_OUT = 0.95
 """Share of a decode worker's blocks up to which it takes a prompt that is handed over."""
 
 
+class NoCapacityError(NoWorkersError):
+    """No decode worker has room for a prompt that is to be handed over."""
+
+
 class PairDecision(NamedTuple):
     """Where a request goes. Each leg is booked in its own router, under the request's id, until
     `free` there; no `prefill`: the worker of `decode` computes the prompt itself."""
@@ -37,6 +41,16 @@ class PairDecision(NamedTuple):
     local_s: float | None = None
     """the sums that were compared, where they were"""
     remote_s: float | None = None
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """Where the prompt is computed and why, with the seconds that were compared."""
+        return {
+            "prefill": "local" if self.prefill is None else "remote",
+            "reason": self.reason,
+            "local_s": self.local_s,
+            "remote_s": self.remote_s,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         prefill = None if self.prefill is None else self.prefill.to_dict()
@@ -152,7 +166,7 @@ def choose_pair(
 ) -> tuple[Verdict, Leg, Leg | None]:
     """The verdict, the decode worker's leg, and the prefill worker's where that computes.
 
-    NoWorkersError (overloaded) where the prompt may only be handed over, and no worker has room.
+    NoCapacityError where the prompt may only be handed over, and no worker has room.
     """
     here, config = decode.candidates, rule.config
     whole = decode.mask(rule.aggregated)
@@ -166,7 +180,7 @@ def choose_pair(
     computing = here.eligible & whole if always else here.eligible
     if not targets.any():
         if not (computing & fits).any():
-            raise NoWorkersError("no decode worker has room for the prompt", overloaded=True)
+            raise NoCapacityError("no decode worker has room for the prompt", overloaded=True)
         return Verdict(False, "no_room"), decode.best(computing & fits), None
     source = prefill.best(prefill.candidates.eligible)
     worker = prefill.registry.worker(source.number)

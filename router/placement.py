@@ -23,7 +23,7 @@ class Placement(NamedTuple):
     request_id: str = ""
     """it is booked under this id until `KvRouter.free`; empty: it is not booked"""
     arrived: float = 0.0
-    """seconds of the router's clock"""
+    """seconds of the router's clock; 0: now"""
     pinned: WorkerWithDpRank | None = None
     """the only worker that it may go to"""
     computed: Computed | None = None

@@ -40,8 +40,8 @@ def new_policy(config: KvRouterConfig) -> Policy:
         return mode_policy(config.mode)
     name = config.policy_name
     if name == FORECAST:
-        params = ForecastParams(itl_objective_s=config.admission.slo_itl_ms / 1e3)
-        return ForecastPolicy(config.router_temperature, params, sheds=config.admission.shed)
+        params = ForecastParams(itl_objective_s=config.admission.itl_objective_ms / 1e3)
+        return ForecastPolicy(config.router_temperature, params)
     if name.partition(":")[0] == DYNAMO:
         return _dynamo(config)
     for point in offered():
@@ -78,7 +78,6 @@ class PolicyChoice:
             self.policy = new_policy(config)
         elif isinstance(self.policy, ForecastPolicy):
             self.policy.temperature = config.router_temperature
-            self.policy.sheds = config.admission.shed
 
     @property
     def failures(self) -> int:

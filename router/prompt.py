@@ -76,6 +76,11 @@ class Prompt:
         return -(-self.isl // self.block_size)
 
     @property
+    def lora_name(self) -> str | None:
+        """The adapter that computes it."""
+        return self._content.lora_name
+
+    @property
     def cache_namespace(self) -> str | None:
         """Prompts of another one share no cache with it."""
         return self._content.cache_namespace

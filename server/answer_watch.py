@@ -1,7 +1,7 @@
 """AnswerWatch: each request that HTTP listeners answered is counted, logged and traced once."""
 
 from ..base.request_record import RequestRecord
-from .dispatch import Tracing, log_answer
+from .dispatch import NO_TRACE, Tracing, log_answer
 from .metrics import HttpAnswers
 
 
@@ -13,12 +13,14 @@ class AnswerWatch:
         self._tracing, self._logs = tracing, access_log
 
     def on_request(self, record: RequestRecord) -> None:
-        record.trace = self._tracing.begin_http(record)
+        if self._tracing is not NO_TRACE:
+            record.trace = self._tracing.begin_http(record)
 
     def on_end(self, record: RequestRecord) -> None:
         self.counts.count(record)
         if self._logs:
             log_answer(record)
-        trace = record.trace or self._tracing.begin_http(record)
-        if trace is not None:
-            trace.ended(record)
+        if self._tracing is not NO_TRACE:
+            trace = record.trace or self._tracing.begin_http(record)
+            if trace is not None:
+                trace.ended(record)

@@ -8,7 +8,14 @@ from ..process.loop_turns import LoopTurns
 from ..workers.trtllm_proto import SERVICE
 from .caller_limits import CallerLimits
 
-REQUESTS = frozenset(f"/{SERVICE}/{name}" for name in ("Generate", "Embed", "GetTokenizer"))
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
+"""The service by which Envoy asks where each request goes: a call is a request of a client's."""
+REQUESTS = frozenset(
+    (
+        *(f"/{SERVICE}/{name}" for name in ("Generate", "Embed", "GetTokenizer")),
+        f"/{PROCESSOR}/Process",
+    )
+)
 HEALTH = frozenset((f"/{SERVICE}/HealthCheck", "/grpc.health.v1.Health/Check"))
 
 

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from ..base.errors import ConfigError
 from ..base.urls import DEFAULT_NATS_URL, split_nats_url
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, option
 from ..router.config import KvRouterConfig
+from ..router.disagg import DisaggConfig
 from ..transport.security import NatsAuthConfig, ServerTlsConfig, WorkerTlsConfig
 from ..workers.channels import ConnectionPolicy
 from ..workers.health_tracker import HealthPolicy
@@ -16,7 +18,7 @@ from ..workers.worker_url import parse_worker
 from .caller_limits import CallerLimits
 from .mock_process import MockEnginesConfig
 from .observability import ObservabilityConfig
-from .request_limits import RequestLimits
+from .request_limits import HandoffLimits, RequestLimits
 
 SHORTEST_HANG_S = 1.0
 """Many times what a loop may stand still by itself."""
@@ -98,7 +100,7 @@ class ServeConfig:
     )
     auth_tokens: str | None = option(
         None,
-        "File of the callers: tokens, names, roles. Not given: nobody needs a token.",
+        "File of the callers: tokens, names, roles. Not given: callers need no token.",
         group="Security",
         short=True,
     )
@@ -120,6 +122,12 @@ class ServeConfig:
         url=True,
         short=True,
     )
+    prefill_workers: tuple[str, ...] = option(
+        (),
+        "An engine that computes prompts for the others, as --worker; may be repeated.",
+        "--prefill-worker",
+        url=True,
+    )
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig,
@@ -127,10 +135,10 @@ class ServeConfig:
     )
     event_sources: str = option(
         "auto",
-        "Where workers tell of their caches: nats (the event plane), jetstream (the same, with"
-        " --durable-kv-events), grpc (SubscribeKvEvents of the"
-        " engine), zmq or http (what its URL says), auto: for each worker the first that it has. Of"
-        " one that tells nothing the cache is predicted from routing; none: of all, as"
+        "Source of KV events: nats (the event plane), jetstream (the same, with"
+        " --durable-kv-events), grpc (SubscribeKvEvents of the engine), zmq or http (the address"
+        " in its URL), auto: for each worker the first of these that it has. The cache of a worker"
+        " without events is predicted from routing; none: that of every worker, as"
         " --no-kv-events.",
         choices=EVENT_SOURCES,
         group="KV events",
@@ -141,7 +149,7 @@ class ServeConfig:
         url=True,
         env=("NATS_SERVER",),
         help=f"NATS server for KV events. Not given: {DEFAULT_NATS_URL} if one answers there, "
-        "else one is started for mock engines, and others tell their events themselves.",
+        "else one is started for mock engines; other engines need their own source of events.",
         group="KV events",
         short=True,
     )
@@ -193,7 +201,7 @@ class ServeConfig:
         None, "Model name to report; not given: the engines'.", short=True
     )
     unknown_worker_ttl_s: float = option(
-        300.0, "How long events of a worker nobody registered are kept.", group="KV events"
+        300.0, "Seconds for which events of an unregistered worker are kept.", group="KV events"
     )
     index_snapshot: str | None = option(
         None,
@@ -215,6 +223,8 @@ class ServeConfig:
     )
     fronts: FrontsConfig = field(default_factory=FrontsConfig, metadata={"inline": True})
     limits: RequestLimits = field(default_factory=RequestLimits)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig, metadata={"inline": True})
+    handoff: HandoffLimits = field(default_factory=HandoffLimits, metadata={"inline": True})
     peers: CallerLimits = field(default_factory=CallerLimits)
     health: HealthPolicy = field(default_factory=HealthPolicy)
     outliers: OutlierPolicy = field(default_factory=OutlierPolicy)
@@ -230,8 +240,8 @@ class ServeConfig:
     )
     lame_duck_s: float = option(
         2.0,
-        "How long new requests are still served after SIGTERM, while health says that none should"
-        " come any more.",
+        "Seconds after SIGTERM during which new requests are still served while health checks"
+        " already fail.",
         group="Processes and shutdown",
     )
     observability: ObservabilityConfig = field(
@@ -258,6 +268,12 @@ class ServeConfig:
             raise bad_setting("admin_port", "must be in 0..65535")
         for url in self.workers:
             parse_worker(url)
+        for url in self.prefill_workers:
+            try:
+                parse_worker(url)
+            except ConfigError as error:
+                text = str(error).removeprefix("workers: ")
+                raise bad_setting("prefill_workers", text) from None
         if self.nats is not None:
             split_nats_url(self.nats)
         self.nats_auth.check_has_server(self.nats)

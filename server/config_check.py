@@ -70,7 +70,7 @@ def _without_grpc(config: ServeConfig) -> str | None:
 
 def _with_queue_threshold(config: ServeConfig) -> str | None:
     given = config.router.admission.queue_threshold is not None
-    return "queue_threshold says who waits" if given else None
+    return "queue_threshold decides which requests wait" if given else None
 
 
 RULES = (

@@ -81,7 +81,7 @@ async def check_ports(config: ServeConfig, more: dict[str, int | None]) -> list[
         if why is None:
             findings.append(Finding(name, OK, f"{at} is free"))
         elif ours:
-            findings.append(Finding(name, OK, f"{at} is in use, and a router of ours runs here"))
+            findings.append(Finding(name, OK, f"{at} is in use, by a dynamo-router that runs here"))
         else:
             advice = f"end what listens there (ss -ltnp 'sport = :{port}'), or set {key}"
             findings.append(Finding(name, FAILED, f"{at}: {why}", advice))
@@ -200,7 +200,7 @@ def _event_finding(view: WorkerView, url: WorkerUrl | None) -> Finding:
     name = f"events of {view.address or view.worker.worker_id}"
     wanted = url is not None and url.events is not None
     if view.event_source in ("", PREDICTED):
-        why = view.event_error or "none are heard"
+        why = view.event_error or "none received"
         advice = "see docs/events.md; until then its cache is predicted"
         return Finding(name, FAILED if wanted else WARNING, why, advice)
     text = f"{view.event_source}, {view.event_source_state}, {view.indexed_blocks} blocks"
@@ -220,7 +220,7 @@ async def _check_clock(address: str) -> list[Finding]:
         if key.lower() == "date":
             with suppress(ValueError):
                 skew = parsedate_to_datetime(value.strip()).timestamp() - time()
-                text = f"{skew:+.0f} s beside ours"
+                text = f"{skew:+.0f} s off the clock of this host"
                 advice = "synchronise both clocks (NTP): tokens, certificates and traces need it"
                 bad = abs(skew) > MOST_SKEW_S
                 return [Finding(f"clock of {address}", WARNING if bad else OK, text, advice)]

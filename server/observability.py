@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..process.logs import LOG_FORMATS, LogFormat, LogOutput, log_to_stderr
+from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -24,6 +25,19 @@ class ObservabilityConfig:
     access_log: bool = option(
         False, "Log a line for each request that ended, also for those that ended well.", short=True
     )
+    record: str | None = option(
+        None,
+        "Record each request in this file, as a line of a trace without text and ids; compressed if"
+        " it ends in .gz. With several processes or models each has a file, named so. Read it with"
+        " report, simulate, analyze, sweep.",
+        "--record",
+    )
+    record_max_mb: float = option(
+        256.0, "Size at which a file of the record is moved on to FILE.1, MiB.", "--record-max-mb"
+    )
+    record_files: int = option(
+        8, "Files of the record that are kept, the one being written among them.", "--record-files"
+    )
     metrics_max_workers: int = option(
         4096,
         "Most ranks with metrics of their own; what is beyond is summed up.",
@@ -33,7 +47,7 @@ class ObservabilityConfig:
     otel_endpoint: str | None = option(
         None,
         "OpenTelemetry collector (OTLP/gRPC) that gets spans of requests, http://HOST:PORT. Not "
-        "given: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none. Needs the extra otel.",
+        "given: that of OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs the extra otel.",
         url=True,
         short=True,
     )
@@ -43,6 +57,10 @@ class ObservabilityConfig:
             if getattr(self, key) not in allowed:
                 text = f"{getattr(self, key)!r} is not one of {', '.join(allowed)}"
                 raise bad_setting(key, text)
+        require_positive(self, "record_max_mb")
+        require_at_least(self, 1, "record_files")
+        if self.record == "":
+            raise bad_setting("record", "must name a file")
         if self.metrics_max_workers < 0:
             text = f"{self.metrics_max_workers} is less than 0; 0 shows no rank by itself"
             raise bad_setting("metrics_max_workers", text)

@@ -66,6 +66,36 @@ class RequestLimits:
             require_finite(self, SHORTEST_S if each.name.endswith("_s") else 0, each.name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HandoffLimits:
+    """How long each leg of a request on two workers may take, and what clients may say of it.
+
+    ConfigError, naming the key, on a bad value.
+    """
+
+    GROUP: ClassVar[str] = "Requests"
+
+    disagg_prefill_timeout_s: float = option(
+        30.0,
+        "How long a prefill worker may take for a prompt, or ten times the forecast if that is"
+        " longer; then another pair of workers is tried.",
+    )
+    disagg_handoff_timeout_s: float = option(
+        30.0,
+        "How long the decode worker may take from the end of the prefill to its first token; then"
+        " another pair of workers is tried.",
+    )
+    trust_handoff_fields: bool = option(
+        False,
+        "Pass on what clients say of a hand-off (disaggregated_params, kv_transfer_params,"
+        " bootstrap_*): it names hosts that engines connect to. Off: such requests are refused.",
+        "--trust-handoff-fields",
+    )
+
+    def __post_init__(self) -> None:
+        require_finite(self, SHORTEST_S, "disagg_prefill_timeout_s", "disagg_handoff_timeout_s")
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     """All that a dispatcher holds requests to.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from ..workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from .admin import AdminRoutes, CacheClearingRoute, ReloadRoute
 from .dashboard import DashboardRoutes
 from .fronts import (
@@ -17,6 +18,7 @@ from .pool import ConfiguredPool
 from .server import Server
 from .server_parts import ServerParts
 from .services import (
+    ROUTER_SERVICE,
     GrpcServer,
     HealthRoutes,
     HttpServer,
@@ -53,22 +55,24 @@ def router_server(
 
 def grpc_server(parts: ServerParts, pool: ConfiguredPool, changes: SharedChanges) -> GrpcServer:
     """The engine's own protocol, and RouterService."""
-    config, workers = parts.config, pool.workers
+    config, workers, tls = parts.config, pool.workers, parts.security.server_tls
+    generate = TrtllmService(
+        workers.dispatcher,
+        workers.monitor,
+        model_id=config.model_id,
+        mode=config.router.mode,
+        policy=config.router.policy_name,
+        abort_elsewhere=share_aborts(parts.siblings, workers.dispatcher),
+    )
+    select = RouterService(
+        workers.router,
+        workers.reader,
+        changes,
+        booked_elsewhere=share_bookings(parts.siblings, workers.router),
+    )
     server = GrpcServer(
-        TrtllmService(
-            workers.dispatcher,
-            workers.monitor,
-            model_id=config.model_id,
-            mode=config.router.mode,
-            policy=config.router.policy_name,
-            abort_elsewhere=share_aborts(parts.siblings, workers.dispatcher),
-        ),
-        RouterService(
-            workers.router,
-            workers.reader,
-            changes,
-            booked_elsewhere=share_bookings(parts.siblings, workers.router),
-        ),
+        {TRTLLM_SERVICE: generate.methods, ROUTER_SERVICE: select.methods},
+        ready=(TRTLLM_SERVICE,),
         host=config.host,
         port=config.port,
         is_ready=lambda: workers.monitor.any_ready and not parts.draining,
@@ -76,7 +80,7 @@ def grpc_server(parts: ServerParts, pool: ConfiguredPool, changes: SharedChanges
         calls=parts.calls,
         workers=pool.most_workers,
         max_message_bytes=config.connection.max_message_bytes,
-        tls=parts.security.server_tls,
+        tls=None if tls is None else tls.http2_context(),
         reuse_port=parts.shares_ports,
     )
     workers.monitor.listeners.append(server.update)
@@ -98,7 +102,9 @@ def admin_server(
         {
             **MetricsRoute(page).routes,
             **HealthRoutes(pool.health, parts).routes,
-            **WorkersRoute(lambda: [({}, workers.router)]).routes,
+            **WorkersRoute(
+                lambda: [(labels, each.router) for labels, each in pool.labelled]
+            ).routes,
             **PoolRoutes(workers.router, workers.reader, changes.change_limits).routes,
             **AdminRoutes(changes).routes,
             **CacheClearingRoute(

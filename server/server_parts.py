@@ -14,9 +14,10 @@ from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
 from .dashboard import Overview, ProcessHistory
-from .dispatch import NoTrace, Tracing
+from .dispatch import NO_TRACE, Tracing
 from .fronts import Siblings, share_metrics, share_overview
-from .metrics import LabelledPages, MetricsPage, ProcessMetrics
+from .metrics import LabelledPages, MetricsPage, ProcessMetrics, record_metrics
+from .record import recorder_of
 from .tracing import span_export_of
 
 
@@ -45,7 +46,7 @@ class ServerParts:
         self.clock = SystemClock()
         self.security = Security(config, self.clock)
         self._spans = span_export_of(config.observability.otel_endpoint)
-        self.tracing: Tracing = NoTrace() if self._spans is None else self._spans.tracing
+        self.tracing: Tracing = NO_TRACE if self._spans is None else self._spans.tracing
         self.hits = LimitHits()
         """limits of the whole process"""
         limits = config.peers
@@ -71,6 +72,17 @@ class ServerParts:
             self.siblings, Overview(self.clock, self.history, self.metrics.http_answers)
         )
         """for dashboards: what all processes did lately"""
+        seen = config.observability
+        self.recorder = recorder_of(
+            seen.record,
+            max_mb=seen.record_max_mb,
+            kept=seen.record_files,
+            process=self.siblings.number if self.shares_ports else None,
+            folder=self.siblings.folder,
+        )
+        """of all requests; None: none is recorded"""
+        if self.recorder is not None:
+            self.metrics.add(record_metrics(self.recorder))
         self.draining = False
         self.on_draining: list[Callable[[], None]] = []
         """called once it drains"""
@@ -91,12 +103,16 @@ class ServerParts:
     def start(self) -> None:
         self.metrics.loop_lag.start()
         self.history.start()
+        if self.recorder is not None:
+            self.recorder.start()
         self.security.watch.start()
 
     async def close(self) -> None:
         """Idempotent."""
         self.metrics.loop_lag.close()
         await self.security.watch.close()
+        if self.recorder is not None:
+            await self.recorder.close()
         self._freed.close()
         self.off_loop.close()
         if self._spans is not None:

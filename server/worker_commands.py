@@ -173,7 +173,7 @@ def _call(
         try:
             return error.code, json.load(error)
         except ValueError:
-            return error.code, {"error": f"it answers {error.code} {error.reason}"}
+            return error.code, {"error": f"the router answered {error.code} {error.reason}"}
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         text = f"no answer from {redact_url(client.router)}: {reason}"

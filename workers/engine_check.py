@@ -21,7 +21,7 @@ def why_refused(
         return f"its KV block size is {their_size}, the router's is {block_size}"
     publishers = len(identity.publisher_ids or ())
     if publishers not in (0, dp_size):
-        return f"it announces {publishers} publishers of KV events for {dp_size} ranks"
+        return f"the worker announces {publishers} publishers of KV events for {dp_size} ranks"
     if model and facts.model_id and facts.model_id != model:
         return f"its model is {facts.model_id!r}, others' {model!r}"
     return None

@@ -49,6 +49,10 @@ class EngineFacts:
             )
         return None
 
+    def holds(self, length: int, output: int) -> bool:
+        """Whether a context has room for a prompt and so long an answer, as far as is known."""
+        return not self.max_seq_len or length + output <= self.max_seq_len
+
     def as_message(self, kind: Any) -> Any:
         """These facts as a GetModelInfoResponse or GetServerInfoResponse, whichever `kind` is."""
         names = [descriptor.name for descriptor in kind.DESCRIPTOR.fields]

@@ -28,7 +28,7 @@ class HealthPolicy:
     retry_most_s: float = option(5.0, "Longest time between such probes.", "--probe-retry-most-s")
     inhibit_s: float = option(
         5.0,
-        "How long a worker gets no request after its connection broke, if no probe says otherwise.",
+        "Seconds without new requests after a worker's connection broke, unless a probe succeeds.",
         "--inhibit-s",
     )
 

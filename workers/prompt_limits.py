@@ -22,7 +22,7 @@ _ANYWHERE = Fit(_NOBODY, None)
 
 class PromptLimits:
     """The limits of the engines known, by worker id. A prompt that suits all of them, as almost
-    every one does, costs two comparisons.
+    every one does, costs three comparisons.
     """
 
     def __init__(self, engines: Mapping[int, EngineFacts]) -> None:
@@ -32,6 +32,8 @@ class PromptLimits:
         self._shortest = min((limit for limit in limits if limit), default=0)
         contexts = {facts.max_seq_len for facts in engines.values() if facts.max_seq_len}
         self._contexts = sorted(contexts)
+        differ = len({facts.max_seq_len for facts in engines.values()}) > 1
+        self._narrowest = self._contexts[0] if differ and self._contexts else math.inf
         self._smallest = min((size for size in vocabularies if size), default=0)
 
     def context_for(self, length: int) -> int:
@@ -40,10 +42,14 @@ class PromptLimits:
         at = bisect_right(self._contexts, length)
         return self._contexts[min(at, len(self._contexts) - 1)] if self._contexts else 0
 
-    def check(self, length: int, largest_token: int) -> Fit:
-        """Who cannot take a prompt of this length with this largest token id."""
-        if (not self._shortest or length <= self._shortest) and (
-            not self._smallest or largest_token < self._smallest
+    def check(self, length: int, largest_token: int, output: int = 0) -> Fit:
+        """Who cannot take a prompt of this length with this largest token id and an answer of
+        `output` tokens. Where no context holds both, those that take the prompt may have it: they
+        cut the answer or refuse it by a name of their own."""
+        if (
+            (not self._shortest or length <= self._shortest)
+            and (not self._smallest or largest_token < self._smallest)
+            and length + output <= self._narrowest
         ):
             return _ANYWHERE
         unfit = {
@@ -52,7 +58,13 @@ class PromptLimits:
             if facts.check_prompt(length, largest_token) is not None
         }
         if len(unfit) < len(self._engines):
-            return Fit(unfit, None)
+            narrow = {
+                worker_id
+                for worker_id, facts in self._engines.items()
+                if not facts.holds(length, output)
+            }
+            everyone = len(unfit | narrow) == len(self._engines)
+            return Fit(unfit if everyone else unfit | narrow, None)
         return Fit(unfit, self._refusal(length, largest_token))
 
     def _refusal(self, length: int, largest_token: int) -> str:

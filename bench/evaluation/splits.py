@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...engines.mocker import TierConfig
 from ...process.settings import bad_setting
 from ..traces import TraceRequest
-from ..traffic import Bursts, TrafficSpec
+from ..traffic import Bursts, Chunks, Jobs, TrafficSpec
 from .conditions import PLANS, Condition
 
 TRAIN, VALIDATE, REPORT = SPLIT_NAMES = ("train", "validate", "report")
@@ -197,6 +197,69 @@ FAMILIES: Mapping[str, Mapping[str, tuple[Any, Any, Any]]] = {
         "pause_spread": (0.5, 0.6, 0.7),
         "job_requests": (16.0, 12.0, 20.0),
     },
+    "rag-chunks": {
+        "rate": (4.8, 5.1, 4.5),
+        "prefixes": (2, 3, 4),
+        "popularity": (0.4, 0.3, 0.5),
+        "prefix_tokens": (640, 448, 832),
+        "prefix_spread": (0.2, 0.3, 0.25),
+        "turns": (1.3, 1.2, 1.4),
+        "user_tokens": (120, 150, 100),
+        "user_spread": (0.6, 0.5, 0.7),
+        "output_tokens": (220, 200, 250),
+        "output_spread": (0.7, 0.6, 0.8),
+        "pause_s": (14.0, 11.0, 18.0),
+        "pause_spread": (0.8, 0.7, 0.9),
+        "chunks": (Chunks(pool=60, popularity=1.2, taken=5, tokens=768),
+                   Chunks(pool=80, popularity=1.1, taken=4, tokens=896),
+                   Chunks(pool=50, popularity=1.3, taken=6, tokens=640)),
+    },
+    "drifting-tenants": {
+        "rate": (6.2, 5.8, 5.4),
+        "prefixes": (200, 160, 240),
+        "popularity": (1.1, 1.0, 1.2),
+        "prefix_tokens": (3500, 4500, 2800),
+        "prefix_spread": (0.6, 0.5, 0.7),
+        "turns": (1.7, 1.5, 2.0),
+        "user_tokens": (250, 320, 200),
+        "user_spread": (0.8, 0.9, 1.0),
+        "output_tokens": (210, 180, 240),
+        "output_spread": (0.6, 0.7, 0.8),
+        "pause_s": (14.0, 18.0, 11.0),
+        "pause_spread": (0.7, 0.8, 0.9),
+        "drift_s": (3.0, 4.0, 2.0),
+    },
+    "batch-beside-chat": {
+        "rate": (4.6, 5.0, 4.2),
+        "prefixes": (10, 14, 7),
+        "popularity": (0.6, 0.5, 0.7),
+        "prefix_tokens": (1500, 1100, 2000),
+        "prefix_spread": (0.3, 0.4, 0.5),
+        "turns": (3.0, 2.6, 3.4),
+        "user_tokens": (300, 360, 260),
+        "user_spread": (0.8, 0.9, 0.7),
+        "output_tokens": (240, 210, 270),
+        "output_spread": (0.7, 0.6, 0.8),
+        "pause_s": (16.0, 13.0, 20.0),
+        "pause_spread": (0.8, 0.7, 0.9),
+        "jobs": (Jobs(share=0.4, requests=40.0, user_tokens=2600, output_tokens=120),
+                 Jobs(share=0.5, requests=30.0, user_tokens=2200, output_tokens=140),
+                 Jobs(share=0.35, requests=50.0, user_tokens=3000, output_tokens=100)),
+    },
+    "reasoning": {
+        "rate": (0.9, 0.98, 0.82),
+        "prefixes": (4, 6, 3),
+        "popularity": (0.5, 0.7, 0.4),
+        "prefix_tokens": (500, 350, 700),
+        "prefix_spread": (0.3, 0.4, 0.2),
+        "turns": (1.8, 1.6, 2.1),
+        "user_tokens": (400, 480, 340),
+        "user_spread": (1.0, 0.9, 1.1),
+        "output_tokens": (2200, 1900, 2500),
+        "output_spread": (0.9, 0.8, 1.0),
+        "pause_s": (30.0, 24.0, 36.0),
+        "pause_spread": (0.8, 0.9, 0.7),
+    },
 }  # fmt: skip
 NO_HISTORY = ("documents",)  # a question about a document does not repeat those before it
 
@@ -229,6 +292,7 @@ ERRORS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "no-events": {"kv_events": (False, False, False)},
     "slow-worker": {"worker_speeds": ("1,1,0.5,1", "0.4,1,1", "1,0.33,1,1,1")},
+    "half-slow": {"worker_speeds": ("1,0.6,1,0.6", "0.55,1,0.55", "0.5,1,0.5,1,1")},
     "untold-facts": {
         "engine_facts": (False, False, False),
         "max_num_batched_tokens": (4096, 3072, 2048),

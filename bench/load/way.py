@@ -183,7 +183,7 @@ def ways_tables(result: Mapping[str, Any]) -> list[Table | str]:
         Column("latency p50", "latency_ms.p50", 2),
         Column("latency p99", "latency_ms.p99", 2),
     )
-    title = "CPU in us a request, of the way's process and the engines'; times in ms"
+    title = "CPU in us per request, of the measured process and of the engines; times in ms"
     words = [
         f"{each['name']} / {each['beside']}, {_load_words(each)}:"
         f" CPU {each['cpu']:.2f}, requests/s {each['requests_per_s']:.2f}"

@@ -3,7 +3,7 @@
 Entered by the commands `simulate` and `sweep`, and by the benchmarks of policies.
 """
 
-from .bounds import idle_engine_ms
+from .bounds import idle_engine_ms, pooled_hit_rate
 from .capacity import CapacityConfig
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .experiment import Experiment, Result, compare_policies

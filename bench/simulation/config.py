@@ -20,7 +20,7 @@ from ...router.config import KvRouterConfig
 from ...router.disagg import DisaggConfig
 from ...server.config import ServeConfig
 from ..results import ObjectiveConfig
-from ..traces import TRACE_BLOCK_SIZE, check_trace_block_size
+from ..traces import check_trace_block_size
 from .capacity import CapacityConfig
 from .handoffs import RoleConfig
 from .replicas import ReplicaConfig
@@ -37,7 +37,7 @@ class Load:
     requests: int | None = None
     arrival_speedup: float = 1.0
     max_output: int | None = None
-    trace_block_size: int = TRACE_BLOCK_SIZE
+    trace_block_size: int | None = None  # as a record says, else 512
     seed: int = 0
 
     def __post_init__(self) -> None:

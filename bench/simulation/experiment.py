@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...engines.mocker import parse_speeds
 from ...router.config import KvRouterConfig
-from ..traces import read_turns
+from ..traces import block_size_of, read_turns
 from .bounds import hit_rate_bounds
 from .capacity import highest_rate
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
@@ -36,14 +36,13 @@ class Experiment:
     def __init__(self, config: SimulationConfig, load: Load, workers: int) -> None:
         self.config, self.load, self.workers = config, load, workers
         self.engines = workers + config.roles.engines
-        self._turns = read_turns(
-            load.trace, trace_block_size=load.trace_block_size, limit=load.requests
-        )
+        self._block_size = block_size_of(load.trace, load.trace_block_size)
+        self._turns = read_turns(load.trace, trace_block_size=self._block_size, limit=load.requests)
         self._bounds = hit_rate_bounds(
             [turn.request for turn in self._turns],
             block_size=config.block_size,
             fleet_blocks=self.engines * config.dp_size * config.num_gpu_blocks,
-            trace_block_size=load.trace_block_size,
+            trace_block_size=self._block_size,
         )
         self._trace: tuple[int, SimulatedTrace] | None = None
 
@@ -52,7 +51,7 @@ class Experiment:
         return parse_policies(
             names,
             block_size=self.config.block_size,
-            trace_block_size=self.load.trace_block_size,
+            trace_block_size=self._block_size,
             base=base or self.config.router(),
         )
 
@@ -67,7 +66,7 @@ class Experiment:
                 arrival_speedup=load.arrival_speedup,
                 max_output=load.max_output,
                 seed=seed,
-                trace_block_size=load.trace_block_size,
+                trace_block_size=self._block_size,
             )
             self._trace = seed, trace
         return self._trace[1]

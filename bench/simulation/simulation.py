@@ -337,6 +337,7 @@ class Simulation:
             placement = Placement(
                 trace.prompt(place),
                 request_id,
+                float(self._arrival[place]),
                 tenant=request.tenant,
                 expected_output_tokens=output_tokens,
             )

@@ -11,13 +11,15 @@ from .plots import check_plot_target, plot_traces
 from .prefix_tree import PrefixTree, build_tree
 from .similarity import trace_distances
 from .trace import (
-    TRACE_BLOCK_SIZE,
+    Record,
+    RecordedRequest,
     TraceRequest,
-    check_trace_block_size,
     encode_request,
+    read_record,
     read_trace,
     token_ids,
     write_tokens,
 )
+from .trace_lines import TRACE_BLOCK_SIZE, block_size_of, check_trace_block_size, files_of
 from .turn_trace import Turn, read_turns
 from .turns import Turns, find_turns

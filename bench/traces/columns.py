@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .trace import TRACE_BLOCK_SIZE, TraceRequest, decode_trace
+from .trace import TraceRequest, decode_trace
+from .trace_lines import TRACE_BLOCK_SIZE, block_size_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +38,10 @@ class TraceColumns:
         return np.diff(self.offsets)
 
 
-def read_columns(path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE) -> TraceColumns:
+def read_columns(path: str | Path, *, trace_block_size: int | None = None) -> TraceColumns:
     """Read the trace at `path`. TraceError as `decode_trace` raises it; 8 bytes an id."""
-    return _gather(
-        decode_trace(path, trace_block_size=trace_block_size), str(path), trace_block_size
-    )
+    size = block_size_of(path, trace_block_size)
+    return _gather(decode_trace(path, trace_block_size=size), str(path), size)
 
 
 def columns_of(

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from ._chains import ChainTable
 from .columns import TraceColumns
-from .trace import TraceError, two_parents
+from .trace import two_parents
+from .trace_lines import TraceError
 
 STEM_BRANCHES = 16  # continuations that make a stem; in a short trace fewer,
 STEM_SHARE = 64  # one for so many requests,

@@ -4,41 +4,31 @@ A trace holds no text: `hash_ids` name the prompt's blocks of 512 tokens, and an
 equal prefix. `token_ids` makes prompts that share exactly what the ids share.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import ConfigError
-from ...process.settings import bad_setting
+from ...server.record_format import Header
 from ._tokens import fill
-
-TRACE_BLOCK_SIZE = 512
-# A prompt of a million tokens is 2000 ids, so a longer line is no trace but some other file.
-MAX_LINE_BYTES = 16 << 20
+from .trace_lines import (
+    TRACE_BLOCK_SIZE,
+    Line,
+    TraceError,
+    block_size_of,
+    files_of,
+    header_of,
+    read_header,
+    read_lines,
+)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-def check_trace_block_size(tokens: int) -> None:
-    """ConfigError unless one hash id may stand for so many tokens: 1 to 2**20."""
-    if not 1 <= tokens <= 2**20:
-        raise bad_setting("trace_block_size", f"{tokens} must be from 1 to 2**20")
-
-
-class TraceError(ConfigError):
-    """A trace that cannot be used; `path`, and `line` (from 1) where one line is at fault."""
-
-    def __init__(self, path: str, line: int | None, reason: str) -> None:
-        where = path if line is None else f"{path}:{line}"
-        super().__init__(f"{where}: {reason}")
-        self.path = path
-        self.line = line
+R = TypeVar("R", bound="TraceRequest")
 
 
 class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,16 +44,55 @@ class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str = ""
 
 
+class RecordedRequest(TraceRequest, frozen=True, omit_defaults=True):
+    """One request of a record: what became of it. Times in ms; None where it is not known.
+
+    `overlap_tokens` are those that its worker was expected to have cached, `cached_tokens` what its
+    engine reported. `engine_ttft_ms` counts from when it was sent, as `foreseen_ttft_ms` does: what
+    the policy foresaw of its worker; `soonest_ttft_ms` is what it foresaw of the soonest one.
+    """
+
+    status: str = ""
+    session_id: str = ""
+    worker: str = ""
+    overlap_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+    queue_ms: float | None = None
+    engine_ttft_ms: float | None = None
+    foreseen_ttft_ms: float | None = None
+    soonest_ttft_ms: float | None = None
+    ttft_objective_ms: float | None = None
+    itl_objective_ms: float | None = None
+    attempts: int = 1
+
+
+class Record(NamedTuple):
+    """Some files of one record: their headers by path, and all requests as they arrived."""
+
+    headers: dict[str, Header]
+    requests: list[RecordedRequest]
+
+    @property
+    def header(self) -> Header:
+        """The first file's; those of the others have the same block size and record."""
+        return next(iter(self.headers.values()))
+
+
 def read_trace(
-    path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE, limit: int | None = None
+    path: str | Path, *, trace_block_size: int | None = None, limit: int | None = None
 ) -> Iterator[TraceRequest]:
     """Yield the first `limit` requests of the file at `path`, in its order, each one checked.
 
-    Empty lines are passed over and unknown keys ignored. Raises TraceError, on the way, for: a file
-    that cannot be read or holds no request; a line that is not a JSON object with the four keys;
-    numbers that are negative; an empty prompt; a number of ids that does not fit the input length;
-    a timestamp before the previous one; an id that follows two different ids (the ids are then no
-    prefixes). Memory grows with the number of different ids only.
+    Files may be compressed with gzip. A record is put in the order of arrival, and may be several
+    files, which a pattern names. Empty lines are passed over and unknown keys ignored. Raises
+    TraceError, on the way, for: a file that cannot be read or holds no request; a line that is not
+    a JSON object with the four keys; numbers that are negative; an empty prompt; a number of ids
+    that does not fit the input length; a timestamp before the previous one; an id that follows two
+    different ids (the ids are then no prefixes); a record of another version, or with another block
+    size than is asked for. Memory grows with the number of different ids only, or the record.
     """
     requests = _in_one_tree(decode_trace(path, trace_block_size=trace_block_size), str(path))
     first = next(requests)
@@ -73,23 +102,64 @@ def read_trace(
 
 
 def decode_trace(
-    path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE
+    path: str | Path, *, trace_block_size: int | None = None
 ) -> Iterator[tuple[int, TraceRequest]]:
     """Yield (line number, request) as `read_trace` does, but without looking for two parents.
 
-    For readers that hold the whole prefix tree anyway; needs no memory.
+    For readers that hold the whole prefix tree anyway; needs no memory, but for a record.
     """
-    name = str(path)
-    try:
-        with open(path, "rb") as file:
-            empty = True
-            for numbered in _checked(file, name, trace_block_size):
-                yield numbered
-                empty = False
-    except OSError as error:
-        raise TraceError(name, None, f"cannot be read: {error.strerror or error}") from error
+    block_size = block_size_of(path, trace_block_size)
+    if read_header(path) is not None:
+        yield from enumerate(read_record(files_of(path)).requests, 1)
+        return
+    file, *others = files_of(path)
+    if others:
+        text = f"names {1 + len(others)} files: only those of a record are read together"
+        raise TraceError(str(path), None, text)
+    empty = True
+    for numbered in _checked(read_lines(file), block_size):
+        yield numbered
+        empty = False
     if empty:
-        raise TraceError(name, None, "holds no request")
+        raise TraceError(file, None, "holds no request")
+
+
+def read_record(files: Sequence[str]) -> Record:
+    """The files of one record. TraceError, naming file and line, for what `read_trace` refuses, a
+    file that is no record, and files that do not belong together: other salts, other blocks."""
+    headers: dict[str, Header] = {}
+    requests: list[RecordedRequest] = []
+    decoder = msgspec.json.Decoder(RecordedRequest)
+    for path in files:
+        lines = read_lines(path)
+        first = next(lines, None)
+        if first is None:
+            raise TraceError(path, None, "holds no request")
+        header = header_of(first)
+        if header is None:
+            text = "no record: its first line is no header of one"
+            raise TraceError(path, first.number, text)
+        _check_alike(header, path, headers)
+        headers[path] = header
+        for line in lines:
+            requests.append(_decoded(line, decoder, header.block_size))
+    if not requests:
+        raise TraceError(files[0], None, "holds no request")
+    requests.sort(key=lambda request: request.timestamp_ms)
+    return Record(headers, requests)
+
+
+def _check_alike(header: Header, path: str, others: Mapping[str, Header]) -> None:
+    """TraceError unless it is of the same record as those before it."""
+    if not others:
+        return
+    other, known = next(iter(others.items()))
+    if header.block_size != known.block_size:
+        text = f"blocks of {header.block_size} tokens, and those of {other} have {known.block_size}"
+        raise TraceError(path, 1, f"{text}: read them apart")
+    if header.record != known.record:
+        text = f"another record than {other}: of another model, or of a router started anew"
+        raise TraceError(path, 1, f"{text}, which has other salts; read them apart")
 
 
 def encode_request(request: TraceRequest) -> bytes:
@@ -140,29 +210,26 @@ def _in_one_tree(requests: Iterable[tuple[int, TraceRequest]], path: str) -> Ite
         yield request
 
 
-def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[tuple[int, TraceRequest]]:
+def _checked(lines: Iterable[Line], block_size: int) -> Iterator[tuple[int, TraceRequest]]:
     decoder = msgspec.json.Decoder(TraceRequest)
     latest = float("-inf")
-    for line_number, line in enumerate(_lines(file), 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise TraceError(path, line_number, f"line is longer than {MAX_LINE_BYTES} bytes")
-        if line.isspace():
-            continue
-        try:
-            request = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(path, line_number, str(error)) from error
-        reason = lengths_fault(request, block_size)
+    for line in lines:
+        request = _decoded(line, decoder, block_size)
         if request.timestamp_ms < latest:
             reason = f"timestamp {request.timestamp_ms} is before the previous one, {latest}"
-        if reason:
-            raise TraceError(path, line_number, reason)
+            raise TraceError(line.path, line.number, reason)
         latest = request.timestamp_ms
-        yield line_number, request
+        yield line.number, request
 
 
-def _lines(file: BinaryIO) -> Iterable[bytes]:
-    return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+def _decoded(line: Line, decoder: msgspec.json.Decoder[R], block_size: int) -> R:
+    try:
+        request = decoder.decode(line.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(line.path, line.number, str(error)) from error
+    if reason := lengths_fault(request, block_size):
+        raise TraceError(line.path, line.number, reason)
+    return request
 
 
 def lengths_fault(request: TraceRequest, block_size: int) -> str | None:

@@ -4,23 +4,15 @@ A line is one of trace.py's, and may have a `session_id`. A later turn of a sess
 (ms) in place of a timestamp: it is sent that long after the answer to the turn before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, BinaryIO, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from .trace import (
-    MAX_LINE_BYTES,
-    TRACE_BLOCK_SIZE,
-    Count,
-    HashId,
-    TraceError,
-    TraceRequest,
-    lengths_fault,
-    parent_fault,
-)
+from .trace import Count, HashId, TraceRequest, lengths_fault, parent_fault, read_trace
+from .trace_lines import Line, TraceError, block_size_of, files_of, read_header, read_lines
 
 
 class Turn(NamedTuple):
@@ -42,40 +34,34 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def read_turns(
-    path: str | Path, *, trace_block_size: int = TRACE_BLOCK_SIZE, limit: int | None = None
+    path: str | Path, *, trace_block_size: int | None = None, limit: int | None = None
 ) -> list[Turn]:
     """The first `limit` requests of the file at `path`, at least one, each one checked.
 
     Raises TraceError as `read_trace` does, and for a `delay` without a turn before it, or one that
     is negative.
     """
-    name = str(path)
-    try:
-        with open(path, "rb") as file:
-            turns = list(islice(_checked(file, name, trace_block_size), limit))
-    except OSError as error:
-        raise TraceError(name, None, f"cannot be read: {error.strerror or error}") from error
+    size = block_size_of(path, trace_block_size)
+    if read_header(path) is not None or len(files_of(path)) > 1:  # or it is refused there
+        requests = read_trace(path, trace_block_size=size, limit=limit)
+        return [Turn(request) for request in requests]
+    turns = list(islice(_checked(read_lines(str(path)), size), limit))
     if not turns:
-        raise TraceError(name, None, "holds no request")
+        raise TraceError(str(path), None, "holds no request")
     return turns
 
 
-def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[Turn]:
+def _checked(lines: Iterable[Line], block_size: int) -> Iterator[Turn]:
     decoder = msgspec.json.Decoder(_Row)
     parents: dict[int, int] = {}
     latest: dict[str | int, int] = {}  # session -> place of its last turn
     times: list[float] = []
     now = float("-inf")
-    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-    for line_number, line in enumerate(lines, 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise TraceError(path, line_number, f"line is longer than {MAX_LINE_BYTES} bytes")
-        if line.isspace():
-            continue
+    for line in lines:
         try:
-            row = decoder.decode(line)
+            row = decoder.decode(line.data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(path, line_number, str(error)) from error
+            raise TraceError(line.path, line.number, str(error)) from error
         previous = latest.get(row.session_id) if row.session_id is not None else None
         follows = row.delay is not None and previous is not None
         reason = None
@@ -95,7 +81,7 @@ def _checked(file: BinaryIO, path: str, block_size: int) -> Iterator[Turn]:
         )
         reason = reason or lengths_fault(request, block_size) or parent_fault(request, parents)
         if reason:
-            raise TraceError(path, line_number, reason)
+            raise TraceError(line.path, line.number, reason)
         if row.session_id is not None:
             latest[row.session_id] = len(times)
         times.append(time)

@@ -5,6 +5,7 @@ takes ANSWER_TOKEN_S a token, so that every policy gets the same requests at the
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -31,6 +32,7 @@ class _Turn(NamedTuple):
     tokens: int  # of the prompt it carries on from, with the answer to that
     base_ids: tuple[int, ...]  # of the shared beginning
     base_tokens: int
+    of_job: bool = False
 
 
 def generate_traffic(
@@ -65,8 +67,13 @@ class _Sessions:
         self._arrivals, self._choice = streams["arrivals"], streams["prefixes"]
         self._lengths, self._outputs = streams["lengths"], streams["outputs"]
         self._pauses, self._sizes = streams["pauses"], streams["sizes"]
-        weights = [(place + 1) ** -spec.popularity for place in range(spec.prefixes)]
-        self._shares = [part / sum(weights) for part in accumulate(weights)]
+        self._shares = _cumulative_shares(spec.prefixes, spec.popularity)
+        self._passages = streams["passages"]
+        self._chunk_shares: list[float] = []
+        if spec.chunks is not None:
+            self._chunk_shares = _cumulative_shares(spec.chunks.pool, spec.chunks.popularity)
+        # By the ids before them and the passage.
+        self._chunk_ids: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
         lengths = streams["prefix lengths"]
         self._prefixes: list[tuple[tuple[int, ...], int]] = []
         for _ in range(spec.prefixes):
@@ -75,6 +82,11 @@ class _Sessions:
             self._prefixes.append((self._fresh(tokens // TRAFFIC_BLOCK_SIZE), tokens))
         # A side session has as many turns as any other, and side sessions of its own.
         per_session = spec.turns / (1 - spec.forks * spec.turns)
+        jobs, self._job_share = spec.jobs, 0.0  # of openings
+        if jobs is not None:
+            of_jobs = jobs.share / jobs.requests
+            self._job_share = of_jobs / (of_jobs + (1 - jobs.share) / per_session)
+            per_session += self._job_share * (jobs.requests - per_session)
         self._opening_rate = rate / per_session / spec.job_requests
         answer_s = spec.output_tokens * ANSWER_TOKEN_S
         self.warm_up_s = WARM_UP_SESSIONS * spec.turns * (spec.pause_s + answer_s)
@@ -86,9 +98,34 @@ class _Sessions:
                 found = self._take(heappop(self._pending))
                 if found is not None:
                     yield found
-            ids, tokens = self._prefixes[self._prefix()]
-            for _ in range(self._geometric(self._spec.job_requests)):
-                self._add(opening_s, ids, tokens, ids, tokens)
+            ids, tokens = self._beginning(opening_s)
+            of_job = self._job_share > 0 and self._sizes.random() < self._job_share
+            jobs = self._spec.jobs
+            size = jobs.requests if of_job and jobs is not None else self._spec.job_requests
+            for _ in range(self._geometric(size)):
+                self._add(opening_s, ids, tokens, ids, tokens, of_job)
+
+    def _beginning(self, now: float) -> tuple[tuple[int, ...], int]:
+        """The ids and tokens that a session which opens now begins with."""
+        spec, place = self._spec, _draw(self._choice, self._shares)
+        if spec.drift_s > 0:
+            place = (place + int(now / spec.drift_s)) % spec.prefixes
+        ids, tokens = self._prefixes[place]
+        if spec.chunks is None:
+            return ids, tokens
+        blocks = max(1, spec.chunks.tokens // TRAFFIC_BLOCK_SIZE)
+        taken: set[int] = set()
+        while len(taken) < spec.chunks.taken:
+            chunk = _draw(self._passages, self._chunk_shares)
+            if chunk in taken:
+                continue
+            taken.add(chunk)
+            # A block's id stands for all before it, too: a passage behind another one has others.
+            key = ids, chunk
+            if key not in self._chunk_ids:
+                self._chunk_ids[key] = (*ids, *self._fresh(blocks))
+            ids = self._chunk_ids[key]
+        return ids, len(ids) * TRAFFIC_BLOCK_SIZE
 
     def _openings(self) -> Iterator[float]:
         """Times at which sessions open; within bursts more often than between them."""
@@ -106,12 +143,15 @@ class _Sessions:
     def _take(self, turn: _Turn) -> tuple[float, int, int, tuple[int, ...]] | None:
         """The request of a turn, None where it would be too long; what follows it is pending."""
         spec = self._spec
-        length = turn.tokens + _lognormal(self._lengths, spec.user_tokens, spec.user_spread)
+        lengths = spec.jobs if turn.of_job and spec.jobs is not None else spec
+        length = turn.tokens + _lognormal(self._lengths, lengths.user_tokens, spec.user_spread)
         if length > spec.max_prompt_tokens:
             return None
         blocks = -(-length // TRAFFIC_BLOCK_SIZE)
         ids = (*turn.ids, *self._fresh(blocks - len(turn.ids)))
-        output = _lognormal(self._outputs, spec.output_tokens, spec.output_spread)
+        output = _lognormal(self._outputs, lengths.output_tokens, spec.output_spread)
+        if turn.of_job:
+            return turn.time_s, length, output, ids
         if spec.history:
             carried, tokens = ids[: length // TRAFFIC_BLOCK_SIZE], length + output
         else:
@@ -131,16 +171,11 @@ class _Sessions:
         tokens: int,
         base_ids: tuple[int, ...],
         base_tokens: int,
+        of_job: bool = False,
     ) -> None:
         self._order += 1
-        turn = _Turn(time_s, self._order, ids, tokens, base_ids, base_tokens)
+        turn = _Turn(time_s, self._order, ids, tokens, base_ids, base_tokens, of_job)
         heappush(self._pending, turn)
-
-    def _prefix(self) -> int:
-        at = self._choice.random()
-        return next(
-            (place for place, share in enumerate(self._shares) if at < share), len(self._shares) - 1
-        )
 
     def _geometric(self, mean: float) -> int:
         """At least 1, with this mean."""
@@ -152,6 +187,17 @@ class _Sessions:
         start = self._next_id
         self._next_id += count
         return tuple(range(start, start + count))
+
+
+def _cumulative_shares(count: int, popularity: float) -> list[float]:
+    """Of the k-th and those before it, by weights of k ** -popularity."""
+    weights = [(place + 1) ** -popularity for place in range(count)]
+    return [part / sum(weights) for part in accumulate(weights)]
+
+
+def _draw(stream: Stream, shares: list[float]) -> int:
+    """A place of those by their cumulative shares."""
+    return min(bisect_right(shares, stream.random()), len(shares) - 1)
 
 
 def _spread(stream: Stream, spread: float) -> float:

@@ -36,11 +36,11 @@ class BookingsBenchConfig:
     routers: int = option(8, "Routers in front of the same workers.")
     workers: int = option(64, "Workers.")
     blocks: int = option(128, "Blocks of a prompt.")
-    batch: int = option(8, "Requests that a router tells of in one message.")
+    batch: int = option(8, "Requests per message between routers.")
     requests: int = option(256, "Requests of each router in a round.")
     rounds: int = option(9, "Rounds, after one to warm up; medians of them are reported.")
     policy: str = option(
-        "forecast", "The policy, which hears of the others' requests if it learns."
+        "forecast", "The policy; one that learns observes the requests of other routers."
     )
     core: int | None = option(None, "Pin this process to a CPU core (steadier).")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
@@ -83,7 +83,7 @@ class Bookings:
                 self._hearer.replica.hear(message, self._clock.now())
 
     def round(self) -> dict[str, float]:
-        """us of CPU a request: to tell of it, and to hear of one."""
+        """us of CPU a request: to publish its booking, to apply one of another router."""
         telling, messages = 0.0, []
         for _ in range(0, self._config.requests, self._config.batch):
             for site in self._others:
@@ -156,7 +156,10 @@ def measure(config: BookingsBenchConfig) -> dict[str, Any]:
 def tables(result: Mapping[str, Any]) -> list[Table]:
     config = result["config"]
     title = f"us of CPU a request, {config['routers']} routers, {config['blocks']} blocks"
-    lines = Column("to tell of it", "told_us", 1), Column("to hear of it", "heard_us", 1)
+    lines = (
+        Column("to publish one", "told_us", 1),
+        Column("to apply one", "heard_us", 1),
+    )
     return [spread_table(title, result["bookings"], lines)]
 
 

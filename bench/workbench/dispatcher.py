@@ -20,7 +20,7 @@ from ...router.config import KvRouterConfig
 from ...server.access import Security
 from ...server.command import GC_THRESHOLDS
 from ...server.config import ServeConfig
-from ...server.dispatch import NoTrace
+from ...server.dispatch import NO_TRACE
 from ...server.pool import WorkerPool
 from ...workers.channels import Metadata
 from ...workers.engine_facts import EngineFacts
@@ -114,7 +114,7 @@ class Parts:
         router = KvRouterConfig(mode="kv", block_size=16, router_predicted_ttl_secs=0.0)
         serve = ServeConfig(port=0, http_port=0, router=router)
         clock = SystemClock()
-        self.pool = WorkerPool(serve, Security(serve, clock), clock, NoTrace())
+        self.pool = WorkerPool(serve, Security(serve, clock), clock, NO_TRACE)
         self._answers: list[bytes] = []
         self._short, self._long = _answer(1), _answer(config.output_tokens)
         bodies = generate_bodies(new_prompts(config.tokens), config.output_tokens)

@@ -36,10 +36,13 @@ class FidelityConfig:
     trace: str = field(
         default=str(SAMPLE_TRACE), metadata={"help": "The trace to learn.", "positional": True}
     )
-    seeds: int = option(4, "Make so many traces of each model, seeds 0, 1, 2 ...")
+    seeds: int = option(4, "Traces of each model, of seeds 0, 1, 2 ...")
     requests: int | None = option(None, "Requests of each; not given: as many as were learned.")
     cache_tokens: int = option(4_000_000, "The pool of caches to compare hit rates of.")
-    trace_block_size: int = option(512, "Tokens that one hash id of the trace stands for.")
+    trace_block_size: int | None = option(
+        None,
+        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+    )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ def measure_fidelity(config: FidelityConfig) -> Iterator[dict[str, Any]]:
                 synthesize(models[window], config.requests or len(columns), seed=seed, kind=kind)
             )
             sample_s = perf_counter() - started
-            made, drawn = analyze(columns_of(requests, trace_block_size=config.trace_block_size))
+            made, drawn = analyze(columns_of(requests, trace_block_size=columns.block_size))
             values = headline(made, drawn, config.cache_tokens)
             yield {
                 "model": name,

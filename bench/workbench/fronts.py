@@ -191,7 +191,7 @@ async def _start(
     pid, ready = await start_child([*serve, "--fronts", str(fronts)], stack)
     match = READY.search(ready)
     if match is None:
-        raise RouterError(f"serve did not say that it is ready, but: {ready}")
+        raise RouterError(f"serve printed no ready line, but: {ready}")
     processes = {"serve": pid}
     if fronts > 1:
         pids = sorted(children_of(pid))

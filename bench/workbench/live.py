@@ -56,7 +56,8 @@ class LiveConfig:
     requests: int = option(150, "Requests of a run.")
     rounds: int = option(2, "Runs of each mode, each with another seed.")
     slowdown: float = option(
-        4.0, "Engines and arrivals run so much slower: the machine's own delays count the less."
+        4.0,
+        "Slow-down of engines and arrivals, so that delays of the machine matter less.",
     )
     tolerance: float = option(0.05, "How far live and simulated means may be apart, as a share.")
     start_timeout_s: float = option(

@@ -100,7 +100,7 @@ class Servers:
         engines = _only(children_of(serve.pid), "mocker")
         openai = _OPENAI.search(serve.ready_line)
         if openai is None:
-            raise RouterError(f"serve did not say where its frontend is, but: {serve.ready_line}")
+            raise RouterError(f"serve printed no address of its frontend, but: {serve.ready_line}")
         if not config.long:
             await self._add_grpc(serve, engines)
             self._add_completions("frontend", Way(openai[1], serve.pid, engines))

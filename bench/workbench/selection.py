@@ -71,7 +71,7 @@ async def _router(
         async for message in channel.call(SELECT_WORKER, next(bodies)):
             answers.append(message)
         took = (perf_counter_ns() - began) / 1e3
-        assert len(answers) == 1 and answers[0], "SelectWorker chose nobody"
+        assert len(answers) == 1 and answers[0], "SelectWorker chose no worker"
         return Timing(took, took)
 
     return Way(router.grpc_address, router.pid), ask

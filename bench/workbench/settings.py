@@ -57,7 +57,7 @@ class FrontsBenchConfig:
     requests: int = option(1600, "Short requests per load and round; of long ones a third.")
     rounds: int = option(3, "Rounds; medians of them are reported.")
     connections: int = option(32, "Connections of the client, spread over the processes.")
-    workers: int = option(4, "Mock engines, which tell their KV events over NATS.")
+    workers: int = option(4, "Mock engines, which publish KV events over NATS.")
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:

@@ -285,7 +285,7 @@ class NatsEngines:
             engines
         ):
             if now - self._heard_ns > STALL_S * 1e9:
-                raise TimeoutError("the reader of the events says nothing any more")
+                raise TimeoutError("the reader of the events has stopped")
             due = began + load.due_ns(turn) // len(engines)
             if due > now or turn * load.run_blocks - self._applied > load.window_blocks:
                 await asyncio.sleep(max(IDLE_S, (due - now) / 1e9))

@@ -162,7 +162,7 @@ class CacheMirror:
         """Name and tokens of those up to the first that no prompt of token ids can match."""
         size, tokens, keys = event["block_size"], event["token_ids"], event.get("extra_keys") or ()
         if size > self.block_size:
-            raise EventsRefused(f"blocks of {size} tokens, it says {self.block_size}")
+            raise EventsRefused(f"blocks of {size} tokens, the engine reported {self.block_size}")
         found = []
         for place, block_hash in enumerate(event["block_hashes"]):
             own = tokens[place * size : (place + 1) * size]

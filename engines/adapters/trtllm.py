@@ -271,7 +271,7 @@ def _failure_of(llm: Any) -> str | None:
     if executor is None or executor.is_shutdown():
         return f"its executor has stopped: {getattr(executor, '_fatal_error', None)}"
     check = getattr(llm, "_check_health", None)
-    return None if check is None or check() else "it says that it is not well"
+    return None if check is None or check() else "its health check fails"
 
 
 def _setting(settings: Any, name: str) -> int:

@@ -63,5 +63,5 @@ class TrtllmCache:
 
     def _refuse(self, error: Exception) -> Changes:
         self.refused = f"{type(error).__name__}: {error}"
-        log.error("the engine's KV events cannot be told", reason=self.refused)
+        log.error("cannot publish the engine's KV events", reason=self.refused)
         return [(rank, self.mirror.clear(rank)) for rank in range(self.mirror.dp_size)]

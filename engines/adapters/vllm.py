@@ -124,7 +124,7 @@ class VllmEngine:
         if self._llm is None or self._running.failure is not None:
             raise EngineUnavailableError(self._running.failure or "the engine is stopped")
         if await self._llm.reset_prefix_cache() is False:
-            raise WorkerError("the engine keeps its cache: requests use blocks of it")
+            raise WorkerError("the engine did not clear its cache: running requests use it")
 
     def cached_blocks(self, rank: int, tier: StorageTier) -> list[CachedBlock]:
         return self._mirror.cached_blocks(rank, tier)

@@ -86,7 +86,7 @@ class VllmEvents:
             except EventsEnded:
                 pass  # once more
             except EventsRefused as error:
-                log.error("the engine's KV events cannot be told", reason=str(error))
+                log.error("cannot publish the engine's KV events", reason=str(error))
                 self._tell(0, self._mirror.clear(0))
                 return
             finally:

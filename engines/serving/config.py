@@ -53,12 +53,12 @@ class ServingConfig:
     endpoint: str = option("generate", "Endpoint of the event subject.", group="KV events")
     heartbeat_s: float = option(
         5.0,
-        "How often, about, an engine says which of its KV events was the last; 0: never.",
+        "Seconds, about, between heartbeats, which carry the id of the last KV event; 0: none.",
         group="KV events",
     )
     kv_stream: bool = option(
         True,
-        "Tell cache events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED.",
+        "Send KV events to gRPC subscribers (SubscribeKvEvents); off: UNIMPLEMENTED.",
         group="KV events",
     )
     model_id: str = option(

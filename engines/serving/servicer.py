@@ -163,7 +163,7 @@ class TrtllmServicer:
     async def subscribe_kv_events(self, message: Any, context: ServerCall) -> None:
         """The state of the cache, then its changes, until the client goes or is too far behind."""
         if self._feed is None:
-            await context.abort(_UNIMPLEMENTED, "this engine tells no cache events")
+            await context.abort(_UNIMPLEMENTED, "this engine publishes no KV events")
         await context.send_initial_metadata(self._identity)
         subscription = self._feed.subscribe(
             message.start_sequence_number, load_first=message.load_records_before_first_batch
@@ -181,7 +181,7 @@ class TrtllmServicer:
         await context.abort(_UNIMPLEMENTED, "this engine has no embeddings")
 
     async def get_tokenizer(self, message: Any, context: ServerCall) -> None:
-        await context.abort(_UNIMPLEMENTED, "this engine does not tell its tokenizer")
+        await context.abort(_UNIMPLEMENTED, "this engine does not serve its tokenizer")
 
 
 def _number_in(context: ServerCall, wanted: str, field: str) -> int | None:

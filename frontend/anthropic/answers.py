@@ -54,6 +54,9 @@ class MessagesAnswer:
             self._end(events)
         return b"".join(events)
 
+    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+        return None
+
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:
         """The last events: why it stopped, and what it took."""
         reason, sequence = self._stopped()

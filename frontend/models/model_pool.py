@@ -17,16 +17,16 @@ from ...base.identity import WorkerWithDpRank
 from ...indexer.event_index import EventIndex
 from ...kv_events import StateReset, WorkerQueries
 from ...process.supervised import stopped, supervise
-from ...router.config import DYNAMO
+from ...router.prompt import Prompt
 from ...runtime.request_planes import RequestClient
 from ...server.admin import DiscoveredWorkers
 from ...server.config import ServeConfig
 from ...server.dashboard import PageData
-from ...server.dispatch import Dispatcher
 from ...server.pool import WorkerPool
 from ...server.server_parts import ServerParts
 from ...transport.http1 import Handler
 from ...workers.records import (
+    DECODE,
     PREFILL,
     CardFile,
     PublisherRecord,
@@ -116,9 +116,15 @@ class ModelPool:
     def share(self) -> float:
         """Of its model's requests: as many parts as it has workers that take requests, and none
         without the prefill workers that they need."""
-        if self._workers is None or (self.found.needs_prefill and not self._able("")):
+        if self._workers is None or (
+            self.found.needs_prefill and not self._able() and self._wants_pairs
+        ):
             return 0.0
         return float(len(self._workers.monitor.ready_clients()))
+
+    @property
+    def _wants_pairs(self) -> bool:
+        return self._shared.settings().disagg.disagg != "off"
 
     @property
     def state(self) -> str:
@@ -190,7 +196,7 @@ class ModelPool:
 
     @property
     def in_flight(self) -> int:
-        return 0 if self._workers is None else self._workers.dispatcher.in_flight
+        return 0 if self._workers is None else self._workers.in_flight
 
     @property
     def context_limit(self) -> int:
@@ -203,7 +209,7 @@ class ModelPool:
         """Whether nobody is left who could be waited for."""
         if self._workers is None:
             return True
-        return not self._workers.states and not self._workers.dispatcher.in_flight
+        return not self._workers.states and not self._workers.in_flight
 
     @property
     def model(self) -> str:
@@ -224,25 +230,27 @@ class ModelPool:
         if self._workers is not None:
             self._workers.change(_config_of(new, self.found), keys)
 
-    def prefill_workers(self, adapter: str = "") -> Dispatcher | None:
-        """Through whom the prompt of a request is computed; None: by the worker that answers.
+    def _partner(self, prompt: Prompt) -> WorkerPool | None:
+        """Whose workers may compute a prompt; None: only those that answer.
 
-        NoWorkersError if its workers need others for that, and nobody is ready.
-        """
-        for pool in in_order(self._able(adapter), self._rng)[:1]:
-            assert pool._workers is not None
-            return pool._workers.dispatcher
+        NoWorkersError if these cannot do without others, and there are none."""
+        for pool in in_order(self._able(prompt.lora_name), self._rng)[:1]:
+            return pool._workers
         if self.found.needs_prefill:
             raise NoWorkersError(f"the model {self.name.model} has no prefill worker that is ready")
         return None
 
-    def _able(self, adapter: str) -> "list[ModelPool]":
-        """The partners that have workers, and the adapter if there is one."""
+    def _able(self, adapter: str | None = None) -> "list[ModelPool]":
+        """The partners that have workers, and the adapter of this number if there is one."""
         return [
             pool
             for pool in self.partners
-            if pool.is_built and pool.share > 0 and (not adapter or adapter in pool.found.adapters)
+            if pool.is_built and pool.share > 0 and (adapter is None or pool.has_adapter(adapter))
         ]
+
+    def has_adapter(self, number: str) -> bool:
+        """Whether its workers have the adapter that engines know by this number."""
+        return any(str(adapter_id(name)) == number for name in self.found.adapters)
 
     def has_worker(self, worker_id: int) -> bool:
         return self._workers is not None and self._workers.has_worker(worker_id)
@@ -312,6 +320,8 @@ class ModelPool:
             elsewhere=lambda: self._members.elsewhere,
             reset=shared.reset,
             tokenize=None if text is None else partial(text.encode, add_special_tokens=True),
+            prefill=self._partner if card.worker_type == DECODE else None,
+            recorder=parts.recorder if self.answers else None,
             model=self.name.model,
         )
         self._workers = workers
@@ -350,7 +360,6 @@ class ModelPool:
             shared.frontend,
             name,
             adapter_id(name) if adapter else None,
-            partial(self.prefill_workers, name if adapter else ""),
             card=lambda: self.found.card,
             calls=shared.parts.calls,
         )
@@ -415,19 +424,8 @@ def _config_of(config: ServeConfig, found: WorkerSet) -> ServeConfig:
     """The configuration of one pool: the frontend's, for the workers of one set."""
     values = {field.name: getattr(config, field.name) for field in fields(ServeConfig)}
     endpoint = found.name.endpoint
-    router = replace(config.router, block_size=found.card.block_size)
-    if found.needs_prefill and router.mode == "kv":
-        # Its prompts cost nothing here, nor does it matter what is cached of them: the fewest
-        # active blocks decide, which is Dynamo's cost without its terms for prompts.
-        router = replace(
-            router,
-            policy=DYNAMO,
-            overlap_score_weight=None,
-            overlap_score_credit=0.0,
-            router_track_prefill_tokens=False,
-        )
     values |= {
-        "router": router,
+        "router": replace(config.router, block_size=found.card.block_size),
         "namespace": endpoint.namespace,
         "component": endpoint.component,
         "endpoint": endpoint.endpoint,

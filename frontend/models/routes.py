@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ...base.errors import CapacityError, InvalidRequestError, StatusCode
+from ...base.errors import CapacityError, StatusCode
 from ...server.access import current_account
 from ...server.call_limits import CallLimits
 from ...server.dispatch import MAX_JSON_PARTS, RequestReader, status_of
@@ -19,7 +19,7 @@ from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
 from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
-from ..engine_requests import CALL_S
+from ..engine_requests import ANSWER_S, CALL_S
 from ..openai import ApiError, unknown_model
 
 
@@ -172,7 +172,7 @@ class ModelRoutes:
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another one is asked if nobody is left in
         the first: a request that did not begin belongs to none yet."""
-        await self._calls.turns.take(CALL_S)
+        await self._calls.turns.take(CALL_S + ANSWER_S)  # and the first of its answers
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
@@ -198,7 +198,7 @@ class ModelRoutes:
         if name is None:
             entries = [entry for entry in self._directory.entries if not entry.parent]
             if len(entries) > 1:
-                raise ApiError(400, "model says which of them is meant", param="model")
+                raise ApiError(400, "model is required: this server has several", param="model")
             name = entries[0].name if entries else ""
         found = [pool for pool in self._directory.find(name) if pool.handlers]
         record = call.record
@@ -246,13 +246,9 @@ class ModelRoutes:
 
 
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
-    """Where what stands under the key is a list of token ids: the same with them apart, so that no
-    decoder has to go through them. What is wrong with them is for who reads them to say."""
-    try:
-        ids, rest = await reader.json_tokens(call.body, key)
-    except InvalidRequestError:
-        return call
-    return call._replace(body=rest, ids=ids) if len(ids) else call
+    """The same with the token ids under the key apart."""
+    ids, rest = await reader.ids_apart(call.body, key)
+    return call if ids is None else call._replace(body=rest, ids=ids)
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

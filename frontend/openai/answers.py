@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -94,7 +93,7 @@ class Answer:
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def with_logprobs(self) -> bool:
         return self.request is not None and self.request.logprobs_wanted is not None
 
@@ -124,17 +123,26 @@ class Answer:
             chunk["usage"] = usage.to_dict()
         return _encode(chunk)
 
-    def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        """The same of text alone, as nearly all chunks are: only that is encoded."""
-        chat = self.kind == "chat"
+    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+        if self.with_logprobs or self.usage_in_each:
+            return None
+        return self._text_begin(index), self._text_end
+
+    def _text_begin(self, index: int) -> bytes:
         begin = self._begins.get(index)
         if begin is None:
-            head, name = (
-                _encode(self._head(True))[:-1],
-                b'"delta":{"content"' if chat else b'"text"',
-            )
+            head = _encode(self._head(True))[:-1]
+            name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
             begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
-        end = _CHAT_TEXT_END if chat else _TEXT_END
+        return begin
+
+    @property
+    def _text_end(self) -> bytes:
+        return _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
+
+    def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
+        """The same of text alone, as nearly all chunks are: only that is encoded."""
+        begin, end = self._text_begin(index), self._text_end
         if finish_reason is not None:
             end = end.replace(b"null}]", _encode(finish_reason) + b"}]")
         return b"".join((begin, _encode(text), end))

@@ -45,6 +45,11 @@ number."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
+def error_type(status: int) -> str:
+    """The `type` of an error's body, by its HTTP status."""
+    return _TYPES.get(status, "server_error")
+
+
 class ApiError(Exception):
     """What a client is told: an HTTP status and a body."""
 
@@ -61,7 +66,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": shortened(str(self)),
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": error_type(self.status),
                 "param": self.param,
                 "code": self.code if self.code is not None else _CODES.get(self.status),
             }

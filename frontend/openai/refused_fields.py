@@ -38,6 +38,9 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_number: Any = msgspec.field(name="bootstrap_room", default=None)
+    transfer_id: Any = None
+    remote_prefiller: Any = None
+    remote_decoder: Any = None
     # chat alone
     functions: Any = None
     function_call: Any = None
@@ -73,6 +76,11 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": (),  # OpenAI replaced them by tools
     "function_call": (),
     "bootstrap_room": (),
+    "kv_transfer_params": (),
+    "disaggregated_params": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "transfer_id": (),
     "modalities": (["text"],),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),

@@ -136,27 +136,19 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
 
     def check(self) -> None:
         """ApiError 400 for the first field out of its range."""
-        may_be_0 = self.limit_field if self.least_tokens == 0 else ""
-        for field, low, high in _RANGES:
-            value = getattr(self, field)
-            if field == may_be_0:
-                low = 0
+        for value, (field, low, high) in zip(_ranged(self), _RANGES, strict=True):
             if value is not None and not low <= value <= high:
-                raise ApiError(400, f"{field} must be in {low}..{high}", param=field)
+                if value == 0 == self.least_tokens and field == self.limit_field:
+                    continue
+                least = 0 if field == self.limit_field and self.least_tokens == 0 else low
+                raise ApiError(400, f"{field} must be in {least}..{high}", param=field)
         if self.top_p is not None and not self.top_p > 0:
             raise ApiError(400, "top_p must be greater than 0", param="top_p")
         if self.repetition_penalty is not None and not self.repetition_penalty > 0:
             text = "repetition_penalty must be greater than 0"
             raise ApiError(400, text, param="repetition_penalty")
-        if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
-            raise ApiError(400, f"stop has more than {MOST_STOPS} entries", param="stop")
-        if sum(map(len, self.stop_strings)) > MOST_STOP_CHARS:
-            text = f"stop has more than {MOST_STOP_CHARS} characters"
-            raise ApiError(400, text, param="stop")
-        check_count("stop_token_ids", self.stop_token_ids, MOST_IDS)
-        check_count("logit_bias", self.logit_bias, MOST_IDS)
-        if (wrong := first_beyond(self.stop_ids)) is not None:
-            raise ApiError(400, f"stop: {wrong} is no token id", param="stop")
+        if self.stop is not None or self.stop_token_ids:
+            self._check_stops()
         if self.choices > 1 and self.temperature == 0:
             text = "n above 1 needs a temperature above 0: all answers would be the same"
             raise ApiError(400, text, param="n")
@@ -165,14 +157,32 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
         ):
             text = f"bad_words must have at most {MOST_BAD_WORDS} texts, none of them empty"
             raise ApiError(400, text, param="bad_words")
-        _ = self.biases
+        if self.logit_bias:
+            check_count("logit_bias", self.logit_bias, MOST_IDS)
+            _ = self.biases
         if self.best_of not in (None, 1, self.choices):
             raise ApiError(400, "best_of other than n is not supported", param="best_of")
         if self.nvext is not None:
             self.nvext.check()
         if _refusable(self) != _NOTHING:
             self.check_refused()
-        _ = self.guide
+        if not self.is_unguided:
+            _ = self.guide
+
+    def _check_stops(self) -> None:
+        if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
+            raise ApiError(400, f"stop has more than {MOST_STOPS} entries", param="stop")
+        if sum(map(len, self.stop_strings)) > MOST_STOP_CHARS:
+            text = f"stop has more than {MOST_STOP_CHARS} characters"
+            raise ApiError(400, text, param="stop")
+        check_count("stop_token_ids", self.stop_token_ids, MOST_IDS)
+        if (wrong := first_beyond(self.stop_ids)) is not None:
+            raise ApiError(400, f"stop: {wrong} is no token id", param="stop")
+
+    @property
+    def is_unguided(self) -> bool:
+        """Whether no field asks for answers that are held to something."""
+        return _guiding(self) == _UNGUIDED
 
     @cached_property
     def biases(self) -> dict[int, float]:
@@ -190,7 +200,7 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
     @cached_property
     def guide(self) -> Guide | None:
         """What the answer is held to, worked out once. ApiError 400 if it is none."""
-        return None if _guiding(self) == _UNGUIDED else guide_of(self)
+        return None if self.is_unguided else guide_of(self)
 
 
 _guiding = attrgetter(*GUIDING)
@@ -211,6 +221,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("seed", -(1 << 63), _UINT64 - 1),
     ("n", 1, MOST_CHOICES),
 )
+_ranged = attrgetter(*(field for field, _, _ in _RANGES))
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -268,18 +279,28 @@ class ChatRequest(Sampling, kw_only=True):
         if not self.messages:
             raise ApiError(400, "messages is empty", param="messages")
         check_messages(self.messages)
-        for field in ("chat_template_kwargs", "chat_template_args"):
-            given = getattr(self, field)
-            check_count(field, given, MOST_VARIABLES)
-            if given and "messages" in given:
-                raise ApiError(400, f"{field} must not have messages", param=field)
+        if self.chat_template_kwargs or self.chat_template_args:
+            self._check_variables()
         if self.top_logprobs is not None:
             if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
                 text = f"top_logprobs must be in 0..{MOST_LOGPROBS}"
                 raise ApiError(400, text, param="top_logprobs")
             if not self.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-        _ = self.tools_asked
+        if self.tools or self.tool_choice is not None:
+            _ = self.tools_asked
+
+    def _check_variables(self) -> None:
+        for field in ("chat_template_kwargs", "chat_template_args"):
+            given = getattr(self, field)
+            check_count(field, given, MOST_VARIABLES)
+            if given and "messages" in given:
+                raise ApiError(400, f"{field} must not have messages", param=field)
+
+    @property
+    def is_unguided(self) -> bool:
+        # Tools that must be called are a guide, too.
+        return not self.tools and self.tool_choice is None and super().is_unguided
 
     @cached_property
     def tools_asked(self) -> ToolChoice:

@@ -3,6 +3,7 @@
 `tokenizers` and `jinja2` are what models are published for; both come with the extra `frontend`.
 """
 
+from ._byte_text import ByteText
 from .chat_template import ChatTemplate
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 from .stop_strings import Piece, StopStrings
@@ -10,6 +11,7 @@ from .tokenizer import Detokenizer, ModelText
 
 __all__ = [
     "NO_TENANT",
+    "ByteText",
     "ChatTemplate",
     "Detokenizer",
     "ModelText",

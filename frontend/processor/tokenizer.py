@@ -1,20 +1,22 @@
 """A model's text: its tokenizer, special tokens and chat template, as published in one folder."""
 
 import json
+import re
 from array import array
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.decoders import ByteLevel, DecodeStream
 
 from ...base.errors import ConfigError, InvalidRequestError
 from ...process.off_loop import OffLoop
+from ._byte_text import ByteText, TokenBytes
 from .chat_template import ChatTemplate
 from .cut_rules import CutRules, read_cut_rules
 from .encoder import LEAST_CHARS, LONG_CHARS, SECONDS_PER_CHAR, Encoder
@@ -98,8 +100,10 @@ class ModelText:
         """One token by itself, special ones too; bytes that are no character are U+FFFD."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def detokenizer(self, *, special: bool = False) -> "Detokenizer":
+    def detokenizer(self, *, special: bool = False) -> "ByteText | Detokenizer":
         """For one answer; `special`: with special tokens in the text."""
+        if (tokens := self._decoding.token_bytes) is not None:
+            return ByteText(tokens, self._decoding.shown(special))
         return Detokenizer(self._decoding, special=special)
 
     def ending(self, ids: TokenIds, count: int = 16) -> str:
@@ -148,6 +152,8 @@ class Decoding:
             bytes(1 if number in ids else 0 for number in range(max(ids, default=-1) + 1))
             for ids in (set(known) - special, set(known))
         )
+        self.token_bytes = _token_bytes(tokenizer)
+        """None: what a token stands for depends on those beside it"""
         words = (number for number in sorted(set(known) - special) if self._is_word(number))
         self.anchor = list(islice(words, 1))
         self.anchor_text = self.text(self.anchor, True)
@@ -165,6 +171,36 @@ class Decoding:
         text = self.text([number], True).strip()
         written = self.tokenizer.id_to_token(number) or ""
         return text.isascii() and text.isalpha() and not written.startswith("<0x")
+
+
+def _token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
+    """What each token stands for, where the decoder is that of byte-level BPE, which joins the
+    bytes of tokens: a character stands for a byte each, and a token with others for itself."""
+    if not isinstance(tokenizer.decoder, ByteLevel):
+        return None
+    names: dict[int, str] = {}
+    for token, number in tokenizer.get_vocab().items():
+        if number in names:  # a token that was added in the place of another
+            names[number] = tokenizer.id_to_token(number) or ""
+        else:
+            names[number] = token
+    byte_of, is_bytes = _byte_characters()
+    found = [b""] * (max(names, default=-1) + 1)
+    for number, token in names.items():
+        whole = is_bytes.fullmatch(token) is not None
+        found[number] = token.translate(byte_of).encode("latin-1") if whole else token.encode()
+    return TokenBytes(found)
+
+
+@cache
+def _byte_characters() -> tuple[dict[int, int], "re.Pattern[str]"]:
+    """GPT-2's characters for bytes: those that show stand for themselves, the others, in their
+    order, for the characters from 256 on. And what is made of them alone."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in shown]
+    byte_of = {byte: byte for byte in shown} | {256 + n: byte for n, byte in enumerate(others)}
+    assert {*map(chr, byte_of)} == {*pre_tokenizers.ByteLevel.alphabet()}
+    return byte_of, re.compile(f"[{''.join(re.escape(chr(each)) for each in byte_of)}]*")
 
 
 class Detokenizer:

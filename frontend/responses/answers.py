@@ -68,6 +68,9 @@ class ResponsesAnswer:
             self._end(events, "completed" if whole else "incomplete")
         return b"".join(events)
 
+    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+        return None
+
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:
         """The last event."""
         response = self._last_response(usage, nvext)

@@ -91,7 +91,7 @@ cdef class EngineEventDecoder:
 
     cdef str refusal(self, int code):
         if code == REFUSED_SIZE:
-            return f"blocks of {self.other_size} tokens, ours have {self.block_size}"
+            return f"blocks of {self.other_size} tokens, the router's have {self.block_size}"
         pairs = code == REFUSED_PAIRS
         what = "pairs of tokens (speculative decoding)" if pairs else "blocks of 0 tokens"
         return f"it tells of {what}, which no prompt can be looked up by"

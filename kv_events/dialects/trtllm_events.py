@@ -113,7 +113,9 @@ class TrtllmEvents:
         wrong = [size for size in sizes[:-1] if size != self._block_size]
         wrong += [size for size in sizes[-1:] if size > self._block_size]
         if wrong:
-            raise EventsRefused(f"blocks of {wrong[0]} tokens, ours have {self._block_size}")
+            raise EventsRefused(
+                f"blocks of {wrong[0]} tokens, the router's have {self._block_size}"
+            )
 
 
 def _removed(hashes: list[Any], level: int) -> dict[str, Any]:

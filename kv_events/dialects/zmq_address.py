@@ -43,7 +43,7 @@ async def why_unheard(address: str) -> str:
         with suppress(OSError):
             await writer.wait_closed()
     if begin[:1] == b"\xff" and begin[-1:] == b"\x7f":
-        return f"{address} speaks ZMQ, but is no publisher: is it the replay's endpoint?"
+        return f"{address} speaks ZMQ, but is no publisher: is it the replay endpoint?"
     return f"what listens at {address} does not speak ZMQ: is it the port of something else?"
 
 

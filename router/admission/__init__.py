@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .limits import AdmissionConfig, LoadLimits
-from .objectives import NO_OBJECTIVES, SLO_KEYS, Objectives, read_objectives
+from .objectives import (
+    NO_OBJECTIVES,
+    SLO_ITL_KEY,
+    SLO_KEYS,
+    SLO_TTFT_KEY,
+    Objectives,
+    read_objectives,
+)
 from .queue import AdmissionQueue
 from .tenants import TenantConfig
 from .ticket import NORMAL, Lane, Ticket, Urgency

@@ -17,7 +17,7 @@ import numpy as np
 from ...process.settings import bad_setting, is_finite, option
 from ...slots.table import SlotTable
 from ...workers.registry import WorkerRegistry
-from ..policy import Candidates, Mask, Policy
+from ..policy import Candidates, Mask, Policy, ShedBound
 from .objectives import DefaultObjectives, Objectives
 from .tenants import TenantConfig, TenantShares
 from .ticket import QUEUE_POLICIES, QueuePolicy
@@ -25,6 +25,9 @@ from .weights import WeightedShares
 
 UNKNOWN_BATCH_TOKENS = 10_000_000
 """What stands for an engine's token budget where it is not known (Dynamo's number)."""
+
+DEFAULT_ITL_MS = 25.0
+"""Mean ITL objective where neither a request nor a setting names one."""
 
 ENGINE = "engine"
 """The cap on requests that is what each engine says of itself."""
@@ -46,10 +49,11 @@ class AdmissionConfig:
         " an engine, while every worker computes prompts or has its cache booked out.",
         "--router-hold",
     )
-    shed: bool = option(
-        False,
-        "With a policy that forecasts: refuse a request that would make about as many answers miss"
-        " their ITL objective as it adds, wherever it went.",
+    shed: bool | None = option(
+        None,
+        "With a policy that forecasts: refuse a request that would miss its TTFT objective, or make"
+        " about as many answers miss their ITL objective as it adds, wherever it went. Not given:"
+        " by objectives that the request or --slo-ttft-ms and --slo-itl-ms name, not by defaults.",
         "--router-shed",
     )
     queue_threshold: float | None = option(
@@ -61,9 +65,9 @@ class AdmissionConfig:
     )
     queue_policy: QueuePolicy | None = option(
         None,
-        "Who goes first: first come, last come, the fewest tokens to compute, or who has to begin"
-        " first to meet its TTFT objective. Not given: fcfs with a queue threshold, else as the"
-        " policy says.",
+        "Order of the queue: first come, last come, fewest tokens to compute, or earliest start to"
+        " meet the TTFT objective. Not given: fcfs with a queue threshold, else the policy's"
+        " own order.",
         "--router-queue-policy",
         env=("DYN_ROUTER_QUEUE_POLICY",),
         choices=QUEUE_POLICIES,
@@ -77,16 +81,18 @@ class AdmissionConfig:
     )
     slo_relative_base_ms: float = option(200.0, "See --slo-ttft-ms.")
     slo_relative_factor: float = option(1.5, "See --slo-ttft-ms.")
-    slo_itl_ms: float = option(
-        25.0, "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms).", short=True
+    slo_itl_ms: float | None = option(
+        None,
+        "Mean ITL objective of requests that name none (x-dynamo-slo-itl-ms). Not given: 25.",
+        short=True,
     )
     queue_limit: int = option(
-        10_000, "Most requests that wait; more are turned away.", "--router-queue-limit"
+        10_000, "Most requests in the queue; further ones are refused.", "--router-queue-limit"
     )
     max_requests_per_worker: str | None = option(
         None,
-        "Requests wait while every worker has so many: none, engine (as many as each says that it"
-        " runs at once), or a number; of a rank where there are several.",
+        "Most requests at a worker, or at each of its ranks, before others wait in the router: a"
+        " number, engine (as many as it reports to run at once), or none.",
     )
     active_decode_blocks_threshold: float | None = option(
         None,
@@ -136,6 +142,18 @@ class AdmissionConfig:
         if self.queue_limit < 1:
             raise bad_setting("queue_limit", f"{self.queue_limit!r} must be at least 1")
 
+    @property
+    def itl_objective_ms(self) -> float:
+        """Mean ITL within which answers should stay."""
+        return DEFAULT_ITL_MS if self.slo_itl_ms is None else self.slo_itl_ms
+
+    @property
+    def sheds_all(self) -> bool:
+        """Whether a request can be refused that names no objective itself."""
+        if self.shed is None:
+            return self.slo_ttft_ms is not None or self.slo_itl_ms is not None
+        return self.shed
+
     @cached_property
     def objectives(self) -> DefaultObjectives:
         """What counts for requests that name none."""
@@ -143,7 +161,7 @@ class AdmissionConfig:
             ttft_ms=self.slo_ttft_ms,
             base_ms=self.slo_relative_base_ms,
             factor=self.slo_relative_factor,
-            itl_ms=self.slo_itl_ms,
+            itl_ms=self.itl_objective_ms,
         )
 
 
@@ -244,12 +262,35 @@ class LoadLimits:
         mask = self.busy()
         return None if not (eligible & ~mask).any() and self._may_probe(now) else mask
 
-    def share_of(self, tenant: str, now: float) -> Callable[[], float]:
-        """See Candidates.below_share; no request is shed that is to see whether it must be."""
-        below_share = self.tenants.below_share_of(tenant, now)
-        if self.seconds_to_probe is None or not self.config.shed:
-            return below_share
-        return lambda: math.inf if self._may_probe(now) else below_share()
+    def shed_bound(
+        self, isl: int, asked: Objectives, waited_s: float, tenant: str, now: float
+    ) -> ShedBound | None:
+        """Beyond what a request with so long a prompt is refused; None: it is not.
+
+        A tenant that has less than its share in the engines is refused later by as much. No request
+        is refused that is to see whether it must be.
+        """
+        config = self._config
+        names_ttft = asked.ttft_ms is not None and not asked.is_default_ttft
+        if not (config.sheds_all or names_ttft) or config.shed is False or self._may_probe(now):
+            return None
+        share = self.tenants.below_share(tenant, now)
+        counts_itl = config.shed or config.slo_itl_ms is not None
+        ttft_s = self._ttft_to_shed_s(isl, asked, share) - waited_s
+        return ShedBound(ttft_s, share if counts_itl else math.inf)
+
+    def _ttft_to_shed_s(self, isl: int, asked: Objectives, share: float = 1.0) -> float:
+        """Seconds from its arrival within which a request is to have its first token, or is
+        refused; inf where it is not, also where no idle engine could do it."""
+        if self._config.shed is False or self._foreseer is None:
+            return math.inf
+        cold_s, objectives = self.cold_s(isl), self.objectives(isl, asked)
+        if cold_s is None or objectives.ttft_ms is None:
+            return math.inf
+        if objectives.is_default_ttft and not self._config.shed:
+            return math.inf
+        seconds = objectives.ttft_ms / 1e3
+        return seconds * share if cold_s < seconds else math.inf
 
     def _may_probe(self, now: float) -> bool:
         return self.seconds_to_probe is not None and self.seconds_to_probe(now) <= 0
@@ -313,13 +354,22 @@ class LoadLimits:
 
     def most_wait_s(self, isl: int, uncached_tokens: int, asked: Objectives) -> float:
         """Seconds that a request can wait and meet its TTFT objective; inf where it does not
-        matter, or are not known."""
-        if self.queue_policy != "deadline":
+        matter, or are not known. It matters to the order `deadline`, and to the policy's own one
+        where somebody has named the objective."""
+        by_deadline = self.queue_policy == "deadline"
+        if not by_deadline and self.config.queue_policy is not None:
             return math.inf
-        objective_ms = self.objectives(isl, asked).ttft_ms
-        if objective_ms is None:
+        objectives = self.objectives(isl, asked)
+        if objectives.ttft_ms is None or (objectives.is_default_ttft and not by_deadline):
             return math.inf
-        return objective_ms / 1e3 - (self.cold_s(uncached_tokens) or 0.0)
+        return objectives.ttft_ms / 1e3 - (self.cold_s(uncached_tokens) or 0.0)
+
+    def shed_wait_s(
+        self, isl: int, uncached_tokens: int, asked: Objectives, tenant: str, now: float
+    ) -> float:
+        """Seconds that a request can wait until it is sure to be refused; see shed_bound."""
+        seconds = self._ttft_to_shed_s(isl, asked, self.tenants.below_share(tenant, now))
+        return seconds - (self.cold_s(uncached_tokens) or 0.0)
 
     @property
     def _orders_as_policy(self) -> bool:

@@ -6,7 +6,7 @@ a long prompt wherever it goes, so the default grows with what the prompt takes 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...base.errors import InvalidRequestError
 
@@ -24,6 +24,12 @@ class Objectives:
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    is_default_ttft: bool = field(default=False, compare=False)
+    """neither the request nor a setting named its TTFT: nothing is refused for the sake of it"""
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON."""
+        return {"ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms}
 
     def missed(self, ttft_s: float, itl_s: float) -> str:
         """Which of them an answer with these latencies missed: ttft, itl, both, or nothing."""
@@ -49,10 +55,13 @@ class DefaultObjectives:
     def of(self, asked: Objectives, cold_s: float | None) -> Objectives:
         """A request's objectives. `cold_s`: what its prompt takes on an idle engine that has none
         of it cached; None: not known, so that there is no default for its TTFT."""
-        ttft_ms = asked.ttft_ms if asked.ttft_ms is not None else self.ttft_ms
+        ttft_ms, is_default = asked.ttft_ms, asked.is_default_ttft
+        if ttft_ms is None:
+            ttft_ms, is_default = self.ttft_ms, self.ttft_ms is None
         if ttft_ms is None and cold_s is not None:
             ttft_ms = self.base_ms + self.factor * cold_s * 1e3
-        return Objectives(ttft_ms, self.itl_ms if asked.itl_ms is None else asked.itl_ms)
+        itl_ms = self.itl_ms if asked.itl_ms is None else asked.itl_ms
+        return Objectives(ttft_ms, itl_ms, is_default)
 
 
 def read_objectives(metadata: Iterable[tuple[str, str | bytes]] | None) -> Objectives:

@@ -6,6 +6,7 @@ request that may only go to one worker waits in a lane of its own, so that it do
 that can go elsewhere.
 """
 
+import heapq
 import itertools
 import math
 from collections import Counter
@@ -57,6 +58,7 @@ class AdmissionQueue:
         self._waiting: dict[str, Ticket] = {}
         self._by_tenant: Counter[str] = Counter()  # of them
         self._lanes: dict[Lane, Line] = {}
+        self._doomed: list[tuple[float, int, Ticket]] = []  # a heap, by when they are refused
         self._entries = 0  # in all lanes, those of requests that gave up among them
         self._serial = itertools.count()
         self.queued = 0
@@ -101,13 +103,17 @@ class AdmissionQueue:
         line = self._lanes.get(ticket.lane)
         if line is None:
             line = self._lanes[ticket.lane] = Line(self.policy, self._is_waiting, self._shares)
-        line.add(next(self._serial), ticket)
+        serial = next(self._serial)
+        line.add(serial, ticket)
+        if ticket.refused_from < math.inf:
+            heapq.heappush(self._doomed, (ticket.refused_from, serial, ticket))
         self._entries += 1
         self.queued += 1
         return ticket
 
     def next(self) -> Ticket | None:
-        """Take out the most urgent request for which a worker is free; None if there is none.
+        """Take out a request that is too late not to be refused, else the most urgent one for which
+        a worker is free; None if there is none.
 
         Book it, or give it up, before asking again: the answer depends on the load.
         """
@@ -115,6 +121,8 @@ class AdmissionQueue:
         if not self._waiting:
             return None
         seconds, now = self._wait_times(), self._now()
+        if self._doomed and (doomed := self._next_doomed(now)) is not None:
+            return doomed
         best: Head | None = None
         for lane in list(self._lanes):
             head = self._head(lane, now)
@@ -146,7 +154,24 @@ class AdmissionQueue:
             left = {lane: line.compact() for lane, line in self._lanes.items()}
             self._lanes = {lane: line for lane, line in self._lanes.items() if left[lane]}
             self._entries = sum(left.values())
+            self._doomed = [each for each in self._doomed if self._is_waiting(each)]
+            heapq.heapify(self._doomed)
         return True
+
+    def _next_doomed(self, now: float) -> Ticket | None:
+        """Take out a request that is too late not to be refused; None if there is none."""
+        doomed = self._doomed
+        while doomed and not self._is_waiting(doomed[0]):
+            heapq.heappop(doomed)
+        if not doomed:
+            return None
+        since, _, ticket = doomed[0]
+        if since >= now:
+            self._await(since - now + SHORTEST_WAIT_S)
+            return None
+        heapq.heappop(doomed)
+        self.discard(ticket.request_id)
+        return ticket
 
     def _await(self, seconds: float) -> None:
         if seconds > 0:

@@ -6,20 +6,19 @@ others are, so that no tenant saves up turns, or pays for what was idle.
 
 A share is enforced by four answers of TenantShares, each asked for in one place: `virtual` orders
 tenants that wait, `has_more` puts one behind the others and keeps it waiting, `most_waiting` keeps
-places in the queue for the others, `below_share_of` has the forecast shed one with less later.
+places in the queue for the others, `below_share` has the forecast shed one with less later.
 """
 
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from ...base.errors import InvalidRequestError
 from ...process.settings import bad_setting, is_finite, option
-from ..policy import not_below_share
 from .holdings import TenantHoldings
 
 CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
@@ -48,7 +47,7 @@ class TenantConfig:
     )
     tenant_weights: str | None = option(
         None,
-        "Shares of tenants, NAME=WEIGHT with commas, from 1e-6 to 1e6; 1 where nothing is said.",
+        "Shares of tenants, NAME=WEIGHT with commas, from 1e-6 to 1e6; 1 for tenants not listed.",
         "--router-tenant-weights",
     )
     max_tenants: int = option(
@@ -206,10 +205,6 @@ class TenantShares:
     def below_share(self, tenant: str, now: float) -> float:
         """How many times less than its share a tenant has in the engines, from 1 to MOST_BELOW."""
         return self._holdings.below_share(tenant, now) if self.enabled else 1.0
-
-    def below_share_of(self, tenant: str, now: float) -> Callable[[], float]:
-        """`below_share`, to be asked for if it is needed."""
-        return partial(self.below_share, tenant, now) if self.enabled else not_below_share
 
     def recent_use(self, now: float) -> RecentUse:
         """How the work of late was divided."""

@@ -40,6 +40,7 @@ class Ticket:
     order_penalty_s: float = 0.0  # seconds that it counts as having come later, in fcfs
     latest_start: float = math.inf  # when it has to go to meet its TTFT objective
     tenant: str = ""
+    refused_from: float = math.inf  # when it is too late for it not to be refused at its turn
 
     def score(self, policy: QueuePolicy) -> float:
         """Higher goes first: jump - arrival, jump + arrival, (1 + jump) / tokens (Dynamo's), or

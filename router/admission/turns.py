@@ -42,8 +42,8 @@ class Head(NamedTuple):
 class Turns:
     """The requests of one tenant, at one priority, in one lane.
 
-    In the order `deadline`, those that can still meet their objective go before those that cannot,
-    which have one turn of LATE_EVERY, so that none waits for ever. Entries of requests that no
+    Those that can still meet their objective go before those that cannot, which have one turn of
+    LATE_EVERY, so that none waits for ever. Entries of requests that no
     longer wait are dropped when they come to the head, or by `compact`.
     """
 
@@ -60,7 +60,7 @@ class Turns:
     def head(self, now: float) -> Entry | None:
         """Who goes first of them; None if none waits."""
         ahead, late = self._drop(self._ahead), self._late
-        while self._policy == "deadline" and ahead and ahead[0][2].latest_start < now:
+        while ahead and ahead[0][2].latest_start < now:
             _, serial, ticket = heapq.heappop(ahead)
             heapq.heappush(late, (-ticket.score("fcfs"), serial, ticket))
             self._drop(ahead)

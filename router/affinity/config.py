@@ -42,8 +42,8 @@ class AffinityConfig:
     )
     session_retention_secs: float | None = option(
         None,
-        "Engines are asked to keep what a session's request leaves in their cache for so long, and"
-        " what its last one leaves not at all. Not given: they are not asked.",
+        "Seconds for which engines are asked to retain the KV blocks of a session's request; those"
+        " of its last request they may drop at once. Not given: no such hint.",
         "--router-session-retention-secs",
     )
     max_sessions: int = option(

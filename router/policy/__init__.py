@@ -4,7 +4,7 @@ Entered by KvRouter and by authors of policies, who derive from `Policy`; knows 
 on their way.
 """
 
-from .base import MODES, Candidates, Foreseen, HeardBooking, Mode, Policy, not_below_share
+from .base import MODES, Candidates, Foreseen, HeardBooking, Mode, Policy, ShedBound
 from .decision import CandidateTerms, Decision, Explanation
 from .draw import Rng, pick, pick_lowest
 from .dynamo_cost import (
@@ -51,6 +51,7 @@ __all__ = [
     "Preferred",
     "ResidualState",
     "Rng",
+    "ShedBound",
     "choose",
     "discounted",
     "lower_saving",
@@ -60,5 +61,4 @@ __all__ = [
     "pick",
     "pick_lowest",
     "terms",
-    "not_below_share",
 ]

@@ -60,6 +60,9 @@ class Forecast:
         token. `loaded`: it waited for blocks of lower tiers, so that the latency model learns
         nothing from it."""
 
+    def foreseen_s(self, request_id: str) -> float | None:
+        """Seconds to its first token, as foreseen when it was booked; None if it is not."""
+
     def end(
         self, request_id: str, now: float, output_tokens: int
     ) -> tuple[int, float, float] | None:
@@ -69,6 +72,13 @@ class Forecast:
     @property
     def late_s(self) -> float:
         """How much later the last first token came than was foreseen; nan if it teaches nothing."""
+
+    @property
+    def least_ttft(self) -> float:
+        """Seconds to the first token of the last prompt scored where it comes soonest.
+
+        0 where a worker that may take it has no request, and before enough prompts were computed.
+        """
 
     @property
     def least_missed(self) -> float:
@@ -142,6 +152,10 @@ class Forecast:
     def stay_s(self, tokens: int) -> float:
         """Seconds for which so many tokens would fill a cache of the usual size, if they stay as
         long as an answer takes; 0 where no size is known."""
+
+    def cold_s(self, isl: int) -> float:
+        """Seconds that a prompt takes on an idle engine of the fleet's usual speed with nothing
+        cached."""
 
     def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
         """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""

@@ -15,8 +15,8 @@ from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
-from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, fade_speeds
-from ._model cimport model_init
+from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
+from ._model cimport fade_speeds, model_init, usual_s
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
@@ -55,6 +55,7 @@ cdef class Forecast:
     cdef list ids                   # booking -> request id, None where free
     cdef Model model
     cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
+    cdef readonly double least_ttft # seconds to the first token, wherever the last prompt scored went
     cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
     cdef readonly double chosen_blocks  # of the worker chosen last, with the prompt; 0: no bound
     cdef Candidate* candidates      # `size` of them, to choose among
@@ -124,6 +125,7 @@ cdef class Forecast:
         self.bookings[record].context = isl
         self.bookings[record].claim = isl - tokens
         self.bookings[record].found = -1
+        self.bookings[record].usual = usual_s(&self.model, isl)
         tokens = <uint32_t>believed_tokens(&self.model, timeline, isl, isl - tokens)
         slowness = timeline_advance(timeline, self.bookings, &self.model.speed, now)
         foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
@@ -208,6 +210,10 @@ cdef class Forecast:
         learn_first_token(&self.model, timeline, booking, now)
         return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded
 
+    def foreseen_s(self, str request_id not None):
+        found = self.records.get(request_id)
+        return None if found is None else self.bookings[<uint32_t>found].foreseen_s
+
     def end(self, str request_id not None, double now, uint32_t output_tokens):
         cdef EngineTimeline* timeline
         cdef Booking* booking
@@ -246,18 +252,22 @@ cdef class Forecast:
         cdef Py_ssize_t n = eligible.shape[0]
         cdef Prompt prompt
         cdef double[::1] costs
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt())
+        read_prompt(
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+        )
         self.reserve(n)
         array = new_array(n, FLOAT64)
-        self.least_missed = INFINITY if n else 0.0
+        self.least_missed = self.least_ttft = INFINITY if n else 0.0
         if n:
             costs = array
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
-                &eligible[0], &costs[0], &self.least_missed, NULL,
+                &eligible[0], &costs[0], &self.least_ttft, &self.least_missed, NULL,
             )
         if self.model.speed.decode.samples < MIN_SAMPLES:
             self.least_missed = 0.0  # too little was seen to say
+        if not can_compare(&self.model):
+            self.least_ttft = 0.0
         return array
 
     def choose(
@@ -280,7 +290,9 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef Fleet fleet
         fleet.n = eligible.shape[0]
-        read_prompt(&prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt())
+        read_prompt(
+            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt(), &self.model
+        )
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
             require_length(unheard.shape[0], fleet.n)
@@ -315,14 +327,16 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
-        read_prompt(&prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt())
+        read_prompt(
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+        )
         self.reserve(n)
         found = {}
         if n:
             memory = new_array(n * sizeof(Estimate), UINT8)
             estimates = <Estimate*>&memory[0]
             estimate_fleet(
-                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, NULL,
+                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, NULL, NULL,
                 estimates,
             )
             for number in range(n):
@@ -349,6 +363,9 @@ cdef class Forecast:
 
     def stay_s(self, uint32_t tokens):
         return stay_s(self.timelines, self.size, &self.model, tokens)
+
+    def cold_s(self, uint32_t isl):
+        return cold_s(&self.model, isl)
 
     # What was learnt
 

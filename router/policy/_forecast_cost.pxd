@@ -52,6 +52,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
     const double* blocks        # in use there if it got the request; NULL: unknown
     const int64_t* in_use       # in use there without it; NULL: none
+    double usual                # see usual_s
     double felt                 # share of half an answer for which a choice is felt, see felt_share
 
 cdef struct Estimate:           # of one candidate; times in seconds
@@ -65,6 +66,11 @@ cdef struct Estimate:           # of one candidate; times in seconds
     double decode_s             # that it and those decoding there cost each other while it is felt
     double missed               # requests, not seconds, that then miss their ITL objective
     double cost                 # in seconds
+
+
+cdef inline double ttft_s(const Estimate* found) noexcept nogil:
+    """Until its first token, there."""
+    return found.wait_s + found.unsure_s + found.prefill_s + found.memory_s
 
 
 cdef inline Backlog foresee(
@@ -108,7 +114,7 @@ cdef inline double estimate_seconds(
     cdef Backlog ahead = foresee(found, timeline, model, prompt.isl, tokens, blocks, slowness, now)
     cdef double ttft
     found.unsure_s = unsure_s(timeline, model, slowness, now)
-    ttft = found.wait_s + found.unsure_s + found.prefill_s + found.memory_s
+    ttft = ttft_s(found)
     found.crowding_s = found.delay_s = 0.0
     if found.memory_s > 0.0:
         found.crowding_s = crowding_s(
@@ -121,7 +127,7 @@ cdef inline double estimate_seconds(
         )
     found.decode_s = prompt.felt * shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
-        ttft * (1.0 + ttft / model.ttft) + found.delay_s + found.crowding_s
+        ttft * (1.0 + ttft / prompt.usual) + found.delay_s + found.crowding_s
         + model.prefill_weight * found.work_s
         + model.decode_weight * found.decode_s
     )
@@ -140,12 +146,13 @@ cdef inline void estimate_misses(
 cdef inline void estimate_fleet(
     const Prompt* prompt, EngineTimeline* timelines, Py_ssize_t n, Booking* bookings,
     const Model* model, double now,
-    const uint8_t* eligible, double* costs, double* least_missed, Estimate* estimates,
+    const uint8_t* eligible, double* costs, double* least_ttft, double* least_missed,
+    Estimate* estimates,
 ) noexcept nogil:
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
-    The other one is NULL. With the costs goes the least of the eligible workers' `missed`, which
-    is 0 for one without requests: nobody is there to be spared, and what it can do would never show. There is one loop for both, so that the compiler inlines the estimate: a
+    The other one is NULL. With the costs go the least of the eligible workers' times to first token
+    and of their `missed`. Both are 0 for one without requests: nobody is there to be spared, and what it can do would never show. There is one loop for both, so that the compiler inlines the estimate: a
     call for each worker would make it a sixth slower in large fleets.
     """
     cdef Py_ssize_t number
@@ -164,9 +171,11 @@ cdef inline void estimate_fleet(
         estimate_misses(&estimate, prompt, &timelines[number], model, slowness)
         if costs != NULL:
             costs[number] = estimate.cost
-            least_missed[0] = min(
-                least_missed[0], estimate.missed if timelines[number].requests > 0.0 else 0.0
-            )
+            if timelines[number].requests > 0.0:
+                least_missed[0] = min(least_missed[0], estimate.missed)
+                least_ttft[0] = min(least_ttft[0], ttft_s(&estimate))
+            else:
+                least_missed[0] = least_ttft[0] = 0.0
         else:
             estimates[number] = estimate
 
@@ -204,7 +213,7 @@ cdef inline double delay_s(
     """Seconds by which the prompt delays those whose last step, over at `done_at`, it fills up.
 
     A second of theirs weighs what one of the prompt's own does: the slope of ttft * (1 + ttft /
-    usual), at the TTFT that they then have.
+    usual), at the TTFT that they then have, each by its own `usual`.
     """
     cdef int64_t last = ahead.tokens - (ahead.steps - 1) * timeline.budget
     cdef uint32_t record = timeline.tail
@@ -213,7 +222,7 @@ cdef inline double delay_s(
     while count < MAX_DELAYED and record != NO_BOOKING:
         if bookings[record].end <= timeline.end - last:
             break
-        weight += 1.0 + 2.0 * (done_at - bookings[record].booked_at) / model.ttft
+        weight += 1.0 + 2.0 * (done_at - bookings[record].booked_at) / bookings[record].usual
         record = bookings[record].before
         count += 1
     return min(tokens, timeline.budget - last) * per_token * weight

@@ -1,6 +1,6 @@
 """What a policy is: the modes by name, what a policy sees of a request, and what it answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +16,15 @@ from .residuals import ResidualState
 Mode = Literal["kv", "round-robin", "random", "least-loaded", "power-of-two", "direct"]
 _HASH = np.dtype("<u8")
 MODES: tuple[str, ...] = ("kv", "round-robin", "random", "least-loaded", "power-of-two", "direct")
+
+
+class ShedBound(NamedTuple):
+    """Beyond what a request is refused, wherever it would go."""
+
+    ttft_s: float
+    """seconds from now to its first token; inf: no TTFT objective is looked at"""
+    missed_share: float
+    """times as many missed ITL objectives as another request may cost; inf: none are looked at"""
 
 
 class Candidates:
@@ -56,8 +65,8 @@ class Candidates:
         self.disk_overlaps = disk_overlaps
         self.weights_given = weights_given
         self.unheard = unheard
-        self.below_share: Callable[[], float] = not_below_share
-        """how many times less than its share its tenant has in the engines, at least 1"""
+        self.bound: ShedBound | None = None
+        """beyond what the request is refused; None: it is not"""
         self.saved_prefill_blocks = (
             overlaps if saved_prefill_blocks is None else saved_prefill_blocks
         )
@@ -109,11 +118,6 @@ class Candidates:
         if self.overlaps is not None:
             tokens -= self.overlaps.astype(np.int64) * self.block_size
         return np.maximum(tokens, 1)
-
-
-def not_below_share() -> float:
-    """Of a tenant that has its share, or of none."""
-    return 1.0
 
 
 class HeardBooking(msgspec.Struct, frozen=True):
@@ -223,6 +227,15 @@ class Policy:
 
     def foresee(self, candidates: Candidates, number: int) -> Foreseen | None:
         """What the request would meet on that worker; None where nothing is foreseen."""
+        return None
+
+    def foreseen_ttft_s(self, request_id: str) -> float | None:
+        """Seconds to the first token of a booked request, as foreseen when it was booked; None
+        where nothing was, or what is foreseen is not trusted."""
+        return None
+
+    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
+        """Seconds to the first token where they are fewest; None as above."""
         return None
 
     def cold_s(self, isl: int) -> float | None:

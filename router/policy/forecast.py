@@ -3,6 +3,7 @@
     cost = ttft * (1 + ttft / usual) + delay + crowding
         + prefill_weight * work + decode_weight * decode + miss_weight * missed
     ttft = wait + unsure + prefill + memory
+    usual = the fleet's mean TTFT of late + cold_weight * what the prompt takes on an idle engine
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
 not cached; both are steps of a latency model that is learnt from first tokens. `unsure` is how much
@@ -21,7 +22,7 @@ from dataclasses import dataclass, fields
 from ...base.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
-from .base import Candidates, Foreseen, HeardBooking, Policy
+from .base import Candidates, Foreseen, HeardBooking, Policy, ShedBound
 from .draw import Rng, nobody_left
 from .dynamo_cost import Blocks, Counts, Floats, Mask
 from .modes import LMetric
@@ -30,7 +31,6 @@ from .residuals import ResidualState, ResidualWatch
 
 CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
-COLD_BUDGET = 8192  # prompt tokens in a step of the usual engine
 ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
@@ -50,6 +50,7 @@ class ForecastParams:
 
     prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
     decode_weight: float = 0.6  # of a second that decoding takes longer
+    cold_weight: float = 0.5  # of a prompt's time on an idle engine in its usual TTFT
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
     lead_s: float = 0.1  # seconds of prompts that an engine may have before requests are held
@@ -99,11 +100,8 @@ class ForecastPolicy(Policy):
         self,
         temperature: float = 0.0,
         params: ForecastParams | None = None,
-        *,
-        sheds: bool = False,
     ) -> None:
         self.temperature = temperature
-        self.sheds = sheds
         self._forecast = Forecast(params or ForecastParams())
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
@@ -130,13 +128,14 @@ class ForecastPolicy(Policy):
         return costs
 
     def choose(self, candidates: Candidates, rng: Rng) -> int:
-        """See Policy. Where it sheds: NoWorkersError for a request that would make about as many
-        answers miss their ITL objective as it adds, itself included, wherever it went; for more
-        than that where its tenant has less than its share."""
-        if self.temperature or self.sheds or not self._watch.trusted:
+        """See Policy. NoWorkersError for a request that is beyond its bound wherever it went: its
+        first token foreseen later, or about as many answers missing their ITL objective as it
+        adds, itself included."""
+        bound, trusted = candidates.bound, self._watch.trusted
+        if self.temperature or bound is not None or not trusted:
             costs = self.score(candidates)
-            if self.sheds and self._watch.trusted:
-                self._shed(candidates)
+            if bound is not None and trusted:
+                self._shed(bound)
             return self.pick(costs, rng)
         forecast, unheard = self._forecast, candidates.unheard
         number = forecast.choose(
@@ -156,13 +155,15 @@ class ForecastPolicy(Policy):
         candidates.chosen = number, forecast.chosen_blocks
         return number
 
-    def _shed(self, candidates: Candidates) -> None:
-        """Refuse the request that was scored last, if it would cost too many objectives."""
-        if self._forecast.least_missed > MOST_MISSED * candidates.below_share():
+    def _shed(self, bound: ShedBound) -> None:
+        """Refuse the request that was scored last, if it is beyond its bound."""
+        late = self._forecast.least_ttft > max(0.0, bound.ttft_s)  # an idle worker takes any
+        if late or self._forecast.least_missed > MOST_MISSED * bound.missed_share:
             self.refused += 1
-            raise NoWorkersError(
-                "wherever the request went, answers would miss their objective", overloaded=True
+            what = (
+                "it would miss its TTFT objective" if late else "answers would miss theirs of ITL"
             )
+            raise NoWorkersError(f"wherever the request went, {what}", overloaded=True)
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number.
@@ -210,16 +211,31 @@ class ForecastPolicy(Policy):
             self._forecast.learnt()[0][0],
         )
 
+    def foreseen_ttft_s(self, request_id: str) -> float | None:
+        """See Policy."""
+        return self._forecast.foreseen_s(request_id) if self._watch.trusted else None
+
+    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
+        """See Policy."""
+        if not self._watch.trusted:
+            return None
+        terms, eligible = self._terms(candidates), candidates.eligible
+        return min(
+            (
+                row["wait_s"] + row["prefill_s"] + row["memory_s"]
+                for number, row in terms.items()
+                if eligible[number]
+            ),
+            default=None,
+        )
+
     def residuals(self) -> ResidualState:
         """How well it foresees, and whether it decides."""
         return self._watch.state()
 
     def cold_s(self, isl: int) -> float:
         """Seconds of the fleet's usual engine; by what it began with until prefills were seen."""
-        step_s, chunk_s, _, attended_s = self._forecast.learnt()[0]  # asked for by every request
-        steps = -(-isl // COLD_BUDGET)
-        token_s = chunk_s / CHUNK_TOKENS + attended_s / ATTENDED_TOKENS * isl / 2
-        return steps * step_s + isl * token_s
+        return self._forecast.cold_s(isl)
 
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """Seconds until one of these workers needs a prompt to go on computing without a pause.

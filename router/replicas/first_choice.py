@@ -2,8 +2,9 @@
 
 Requests that reach several routers within the same few milliseconds are decided before any router
 has heard of the others' decisions. As all know the same, all would choose the same workers. So each
-has workers of its own to begin with, and expects that the others have just sent something to
-theirs, as it has to its own.
+has workers of its own, which it prefers where costs are equal. How much the others have sent to
+theirs unheard it expects by what it heard of them after decisions of its own of late: a burst that
+reaches one router alone is spread over all workers.
 """
 
 from collections import deque
@@ -16,8 +17,18 @@ from ..policy import Floats
 
 HEAR_S = 0.005
 """What another router booked is heard of within this long: see BATCH_S, and a way over the net."""
-ALWAYS = 0.25
-"""Requests that a worker of another router's may have got unheard, whatever happens here."""
+NEAR_S = 0.02
+"""Bookings of others that are heard of within this long of one of ours were of the same moment: the
+way over the net may be slow, or the batch was lost."""
+FIRST = 0.25
+"""Requests that a worker of another router's may have got before this one has booked any, where
+the others book when this one does."""
+LEAST = 1e-6
+"""And where they do not: it decides between equal costs alone."""
+KEPT = 1 - 1 / 64
+"""Of what was counted of the others before, at each decision."""
+PRIOR = 4.0
+"""Requests that the others were expected to send, and did not, before any were counted."""
 LOOK_S = 1.0
 """How often the workers are divided anew."""
 
@@ -27,7 +38,9 @@ class FirstChoice:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self._registry = registry
-        self._booked: deque[float] = deque()  # when this router booked something of late
+        self._booked: deque[float] = deque()  # when this router booked something within HEAR_S
+        self._near: deque[float] = deque()  # and within NEAR_S
+        self._expected, self._heard = PRIOR, 0.0  # the others' bookings near ours, faded
         self._routers: tuple[int, ...] = ()
         self._divided_at = float("-inf")
         self._workers = 0
@@ -35,14 +48,29 @@ class FirstChoice:
 
     def on_booked(self, now: float) -> None:
         """This router has sent a request to a worker."""
-        self._booked.append(now)
         self._forget(now)
+        others = max(1, len(self._routers) - 1)
+        self._expected = KEPT * self._expected + others * (FIRST + len(self._near))
+        self._heard *= KEPT
+        self._booked.append(now)
+        self._near.append(now)
+
+    def on_heard(self, now: float) -> None:
+        """Another router has: unheard, when this one decided on what it booked of late."""
+        self._forget(now)
+        self._heard += len(self._near)
+
+    @property
+    def coincidence(self) -> float:
+        """In 0 to 1: requests that the others send when this router sends one, of as many."""
+        return min(1.0, self._heard / self._expected)
 
     def unheard(self, own_id: int, peers: Collection[int], now: float) -> Floats | None:
         """Requests, by worker number, that others are expected to have sent there unheard.
 
         None where this router is alone. Each of k routers begins with one in k of the workers; the
-        others are taken to have had as many requests within HEAR_S as this one.
+        others are taken to have had as many requests within HEAR_S as this one, times how far
+        they did so of late.
         """
         if not peers:
             return None
@@ -52,7 +80,7 @@ class FirstChoice:
             self._divide(routers, own_id, now)
         self._forget(now)
         each = len(self._booked) * len(routers) / max(1, self._workers)
-        return self._others * (ALWAYS + each)
+        return self._others * max(LEAST, self.coincidence * (FIRST + each))
 
     def _divide(self, routers: tuple[int, ...], own_id: int, now: float) -> None:
         """By the order of ids, which is the same in every router; numbers are not."""
@@ -65,5 +93,6 @@ class FirstChoice:
             self._others[number] = place % count != mine
 
     def _forget(self, now: float) -> None:
-        while self._booked and now - self._booked[0] > HEAR_S:
-            self._booked.popleft()
+        for times, seconds in ((self._booked, HEAR_S), (self._near, NEAR_S)):
+            while times and now - times[0] > seconds:
+                times.popleft()

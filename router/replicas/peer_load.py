@@ -148,6 +148,8 @@ class PeerLoad:
         request_id, slots, now = PEER_MARK + key, self.slots, self._clock.now()
         if not self.evidence.counts(key, now):
             return
+        if not booking.prefilled:
+            self._first_choice.on_heard(now)
         hashes = booking.hashes if self._counts_blocks else None
         if hashes is not None and not self._shares_blocks:
             hashes = slots.private_hashes(len(hashes) // HASH_BYTES).tobytes()

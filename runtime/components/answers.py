@@ -38,4 +38,4 @@ def _failure(part: dict[str, Any]) -> RequestError:
         comment = part.get("comment")
         words = comment if isinstance(comment, list) else [comment]
         text = ", ".join(str(word) for word in words if word is not None)
-    return RequestError(fault, text or "the worker says that the request failed")
+    return RequestError(fault, text or "the worker reported a failure without a reason")

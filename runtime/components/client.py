@@ -119,7 +119,7 @@ class Client:
             left = self._chooser.left(instances, self._clock.now(), tried)
             try:
                 if not left:
-                    raise NoWorkersError(f"nobody serves {self.name}")
+                    raise NoWorkersError(f"no instance serves {self.name}")
                 selection = selector.select(id, body, instances.keys(), instances.keys() - left)
             except NoWorkersError:
                 if failure is not None:
@@ -139,7 +139,7 @@ class Client:
             except RequestError as error:
                 if not begun and not registered and error.fault.down:
                     if not error.fault.not_begun:
-                        raise NoWorkersError(f"nobody serves {self.name}") from error
+                        raise NoWorkersError(f"no instance serves {self.name}") from error
                 elif begun or not error.fault.not_begun:
                     raise
                 else:

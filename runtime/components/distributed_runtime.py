@@ -74,7 +74,7 @@ class DistributedRuntime:
         if request_plane == "nats" and nats is None:
             raise ConfigError("the NATS request plane needs the address of NATS", key="nats")
         if host in ("", "0.0.0.0", "::"):
-            raise ConfigError(f"others cannot reach us at {host!r}", key="host")
+            raise ConfigError(f"other hosts cannot reach this process at {host!r}", key="host")
         self._store, self._host, self._port = store, host, port
         self._generation: Generation = generation
         self._startup_timeout_s = startup_timeout_s
@@ -268,7 +268,7 @@ class DistributedRuntime:
             async with asyncio.timeout(self._startup_timeout_s):
                 await client.start()
         except TimeoutError:
-            text = f"the store did not say within {self._startup_timeout_s:g} s who serves {name}"
+            text = f"the store did not list instances of {name} in {self._startup_timeout_s:g} s"
             raise StoreError(text) from None
         return client
 

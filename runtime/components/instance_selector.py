@@ -103,7 +103,7 @@ class TurnSelector:
         excluded: Collection[int],
     ) -> Selection:
         chosen = self._chooser.choose(self._mode, instances, self._clock.now(), excluded)
-        assert chosen is not None, "somebody is left"
+        assert chosen is not None, "an instance is left"
         return Selection(chosen, body)
 
     def on_part(self, request_id: str, part: object) -> None:

@@ -137,7 +137,7 @@ def decode_instance(entry: Entry) -> Instance:
     same_id = read.instance_id is None or is_same_id(read.instance_id, instance_id)
     if not same_id or any(a not in (None, b) for a, b in zip(written, there, strict=True)):
         value = (*written, read.instance_id)
-        raise ValueError(f"the value says {value}, its key {(*there, instance_id)}")
+        raise ValueError(f"the value names {value}, its key {(*there, instance_id)}")
     for transport, address in read.transport.items():
         if isinstance(address, str) and address:
             codec = read.request_plane_codec or "json"

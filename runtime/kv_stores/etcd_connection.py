@@ -110,7 +110,7 @@ class EtcdConnection:
         """As `judge`, of what etcd said."""
         if self._token and any(words in details for words in _STALE_TOKEN):
             self._token = None
-            return StoreError(f"etcd wants us to authenticate again: {details}")
+            return StoreError(f"etcd asks for a new authentication: {details}")
         transient = code in _TRANSIENT
         if transient and self._current == member:
             self._current = (member + 1) % len(self._channels)
@@ -135,7 +135,7 @@ class EtcdConnection:
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" not in (error.details() or ""):
                         raise
-                    log.warning("etcd asks nobody for a name", endpoints=self.config.endpoints)
+                    log.warning("etcd has authentication disabled", endpoints=self.config.endpoints)
                     self._token = ""
         return (("token", self._token),) if self._token else ()
 

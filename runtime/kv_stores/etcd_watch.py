@@ -40,7 +40,7 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
         try:
             if broken and newest is not None and not await bucket.had(newest):
                 # Of a cluster that was made anew the revisions may have passed ours already.
-                raise _MissedError("it does not remember what we heard last")
+                raise _MissedError("etcd has compacted the revision that was read last")
             broken = False
             if revision is None:
                 listing = await bucket.entries(prefix)

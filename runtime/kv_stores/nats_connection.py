@@ -69,7 +69,7 @@ class NatsConnection:
         except (NoRespondersError, ServiceUnavailableError) as error:
             if isinstance(error, APIError) and error.err_code == 10039:
                 raise self._failed("JetStream is not enabled", transient=False) from None
-            raise self._failed("nobody answers for JetStream: is it enabled?") from None
+            raise self._failed("JetStream does not answer: is it enabled?") from None
         except APIError:
             raise
         except MaxPayloadError:

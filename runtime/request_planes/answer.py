@@ -204,7 +204,7 @@ class Answer:
         if self._loop.time() < self._due:
             self._timer = self._loop.call_at(self._due, self._on_timer)
         elif self._acknowledged:
-            self.fail(Fault.SILENT, "it accepted the request and did not answer")
+            self.fail(Fault.SILENT, "the worker accepted the request and did not answer")
         else:
             self.fail(Fault.SILENT, "no acknowledgement in time")
             if self._line is not None:

@@ -59,7 +59,7 @@ class NatsCarrier:
             headers = {"request-id": id}
             reply = await link.request(address, payload, headers, ACK_TIMEOUT_S)
         except NoRespondersError:
-            raise RequestError(Fault.UNREACHABLE, "nobody listens there") from None
+            raise RequestError(Fault.UNREACHABLE, "nothing subscribes to it") from None
         except MaxPayloadError:
             text = f"NATS takes no request of {len(payload)} bytes"
             raise RequestError(Fault.TOO_LARGE, text) from None

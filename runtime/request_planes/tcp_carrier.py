@@ -101,7 +101,7 @@ class WorkerLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for text in self._decoder.feed(data):
             if not self._unacknowledged:
-                log.warning("a worker acknowledges what nobody asked")
+                log.warning("a worker acknowledges a request that was not sent")
                 self.close()
                 return
             self._unacknowledged.popleft().on_ack(text)

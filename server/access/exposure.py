@@ -25,12 +25,12 @@ def open_to_others(
     if not is_loopback(host):
         if not identified:
             said.append(
-                f"grpc {grpc} is open: whoever reaches it may generate, select workers and read the"
-                " state of the fleet (--auth-tokens or --tls-client-ca)"
+                f"grpc {grpc} is open: any host that reaches it may generate, select workers and"
+                " read the state of the fleet (--auth-tokens or --tls-client-ca)"
             )
             said.append(
-                f"http {http} is open: whoever reaches it may read metrics, workers and overlaps"
-                " (--auth-tokens or --tls-client-ca)"
+                f"http {http} is open: any host that reaches it may read metrics, workers and"
+                " overlaps (--auth-tokens or --tls-client-ca)"
             )
         if not tls:
             what = "requests, answers and tokens" if identified else "requests and answers"
@@ -38,7 +38,7 @@ def open_to_others(
     if not is_loopback(admin[0]):
         if not identified:
             said.append(
-                f"admin {admin_at} is open: whoever reaches it may change how the router works"
+                f"admin {admin_at} is open: any host that reaches it may change the configuration"
                 " (--auth-tokens, or --admin-host 127.0.0.1)"
             )
         if not tls and admin[0] != host:

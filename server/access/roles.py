@@ -68,6 +68,7 @@ the dashboard."""
 
 RULES = {
     **FRONTEND_RULES,
+    "/envoy.service.ext_proc.v3.ExternalProcessor/Process": _any_of(_CLIENT),
     f"{_TRTLLM}/Generate": _any_of(_CLIENT),
     f"{_TRTLLM}/Abort": _any_of(_CLIENT),
     f"{_TRTLLM}/Embed": _any_of(_CLIENT),

@@ -53,7 +53,7 @@ class CacheClearing:
                 await engine.client.clear_kv_blocks(timeout=CLEAR_TIMEOUT_S)
         except EngineCallError as error:
             unknown = error.code() is StatusCode.UNIMPLEMENTED
-            text = "it does not know this call" if unknown else error.details()
+            text = "the engine does not implement this call" if unknown else error.details()
             return {**row, "error": text[:_LONGEST_TEXT]}
         except RouterError as error:
             return {**row, "error": str(error)[:_LONGEST_TEXT]}

@@ -14,7 +14,7 @@ class PoolAdmins:
         self._admins = admins
 
     async def add(self, url: str, weight: float | None = None) -> tuple[WorkerStatus, bool]:
-        text = "workers are found in the store, by their model cards: none is added by a call"
+        text = "workers come from the store, with their model cards: a call cannot add one"
         raise AdminError(StatusCode.FAILED_PRECONDITION, text)
 
     async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus:

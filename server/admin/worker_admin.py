@@ -117,7 +117,7 @@ class WorkerAdmin:
         log.info("worker added", address=parsed.address, worker_id=engine.worker_id)
         warning = ""
         if engine.state is not WorkerState.READY:
-            warning = f"it is not ready yet: {engine.tracker.reason}"
+            warning = f"the worker is not ready yet: {engine.tracker.reason}"
         return self._status(engine, warning), True
 
     async def drain(self, name: str, deadline_s: float | None = None) -> WorkerStatus:

@@ -5,10 +5,19 @@ Entered by the services.
 
 from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
-from .generate_answer import told_usage
+from .generate_answer import told_totals, told_usage
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import DispatchObserver, OutputTracking
-from .request import Attempt, CallTrace, NoTrace, Put, Request, RequestTrace, Tracing, Write
+from .request import (
+    NO_TRACE,
+    Attempt,
+    CallTrace,
+    Put,
+    Request,
+    RequestTrace,
+    Tracing,
+    Write,
+)
 from .request_reader import (
     LONG_BYTES,
     MAX_DECODED_BYTES,

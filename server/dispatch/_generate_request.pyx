@@ -29,6 +29,7 @@ cdef enum:  # field numbers
     PROMPT_TUNING_CONFIG = 14
     MULTIMODAL_INPUT = 15
     KV_CACHE_RETENTION = 16
+    DISAGGREGATED_PARAMS = 17
     CACHE_SALT_ID = 19
     INPUT_TOKEN_IDS = 2       # of TokenizedInput
     NUM_RETURN_SEQUENCES = 2  # of SamplingConfig
@@ -47,6 +48,7 @@ cdef struct Facts:
     bint has_salt
     bint has_media              # images or a prompt table: more than tokens make its content
     bint has_retention          # what the engine is to keep of it
+    bint has_phase              # that it is one leg of a request on two workers
 
 
 cdef bint find_varint(ByteReader reader, uint32_t number, uint64_t* value) noexcept nogil:
@@ -98,6 +100,8 @@ cdef bint read_facts(ByteReader reader, Facts* facts) noexcept nogil:
                 facts.has_media = True
             elif field.number == KV_CACHE_RETENTION:
                 facts.has_retention = True
+            elif field.number == DISAGGREGATED_PARAMS:
+                facts.has_phase = True
     return True
 
 
@@ -119,8 +123,8 @@ def parse_generate(
     bytes body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
 ):
     """(request_id, token_ids, largest token, max_tokens, sequences, task_id | None,
-    cache_salt_id | None, has media, streaming, has retention) of a serialized request; ValueError
-    if it is none.
+    cache_salt_id | None, has media, streaming, has retention, has a phase) of a serialized request;
+    ValueError if it is none.
 
     OverflowError, with what is too long and by what it is measured, before any of it is decoded: an
     id of more than `max_id` bytes, more than `max_tokens` tokens. Works outside the GIL.
@@ -137,7 +141,7 @@ def parse_generate(
     facts.task_id = facts.cache_salt_id = 0
     facts.max_tokens = facts.sequences = 0
     facts.has_lora = facts.has_salt = facts.has_media = facts.streaming = False
-    facts.has_retention = False
+    facts.has_retention = facts.has_phase = False
     with nogil:
         good = read_facts(reader, &facts)
     if not good:
@@ -167,6 +171,7 @@ def parse_generate(
         facts.has_media,
         bool(facts.streaming),
         bool(facts.has_retention),
+        bool(facts.has_phase),
     )
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import cast
 
@@ -22,12 +22,14 @@ from ...base.limit_hits import LimitHits
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.decider import Decider
+from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Computed, Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
+from ..handoff import Handoffs, PrefillLeg
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
@@ -44,11 +46,14 @@ from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .request import NO_TRACE, Attempt, Put, Reply, Request, Tracing, Write
+from .request import NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
 from .watch import RequestWatch
+
+MOST_CARRIED = 2
+"""Attempts of a request that a proxy carries: where it was sent, and where it was served."""
 
 
 class Dispatcher:
@@ -69,7 +74,9 @@ class Dispatcher:
         hits: LimitHits | None = None,
         reader: RequestReader | None = None,
         tracing: Tracing = NO_TRACE,
+        handoffs: Handoffs | None = None,
     ) -> None:
+        """`handoffs`: the prefill workers in front of these; None: there are none."""
         limits = limits or DispatchLimits()
         bounds, router = limits.requests, decider.router
         self._decider = decider
@@ -88,9 +95,11 @@ class Dispatcher:
         self.plain = PlainCalls(monitor, clock, self._observer, limits.max_attempts, tracing)
         self.prefetcher = Prefetcher(router, monitor)
         self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
-        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget)
+        self.handoffs = handoffs or Handoffs(decider, monitor, clock)
+        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget, self.handoffs)
         self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher)
         self.aborts = self._calls.aborts
+        self._queue_s = bounds.queue_timeout_s
         self._hedging = Hedging(
             bounds.hedge_after_s,
             decider,
@@ -136,13 +145,17 @@ class Dispatcher:
         session: Session | None = None,
         caller: Caller = ANONYMOUS,
         stops_held: bool = False,
-    ) -> Decision:
+        allowed: Collection[int] = (),
+        carrier: Carrier | None = None,
+    ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
         Every message of the worker goes to `respond` as it is; of a stream that migrated, as if one
         worker had sent all of it. `put` is tried before it, and is quicker where a message need not
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
-        `stops_held`: `respond` itself ends the answer at stop strings.
+        `stops_held`: `respond` itself ends the answer at stop strings. `allowed`: ids of the only
+        workers that it may go to; empty: all. With a `carrier` its worker is not called: what
+        fails is not retried, hedged or moved here.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; the worker is told.
@@ -160,10 +173,16 @@ class Dispatcher:
                     facts = await self.reader.generate(message)
             else:
                 body, facts = message.body, message.facts
+            if facts.has_phase:
+                self.handoffs.check_trusted()
             limits, prompt = self._router.limits, facts.prompt
-            unfit, refusal = self._monitor.limits.check(prompt.isl, facts.largest_token)
+            unfit, refusal = self._monitor.limits.check(
+                prompt.isl, facts.largest_token, facts.max_tokens
+            )
             if refusal is not None:
-                raise InvalidRequestError(refusal)
+                if carrier is None:
+                    raise InvalidRequestError(refusal)
+                unfit = frozenset()  # the engine counts the tokens itself, and refuses
             request_id = self._new_id(facts, caller)
             if session is not None:
                 affinity = self._router.config.affinity
@@ -185,8 +204,9 @@ class Dispatcher:
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
+                allowed,
             )
-            moves = self.migrations.limit > 0
+            moves = self.migrations.limit > 0 and carrier is None
             request = self._requests[request_id] = Request(
                 request_id,
                 body,
@@ -194,10 +214,12 @@ class Dispatcher:
                 now,
                 placement,
                 math.inf if timeout is None else now + timeout,
-                FailedAttempts(self._max_attempts),
+                FailedAttempts(self._max_attempts if carrier is None else MOST_CARRIED),
                 asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
+                session,
+                carrier,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -229,7 +251,8 @@ class Dispatcher:
             if request is not None:
                 self._end(request, code, details)
             self._observer.on_end(request, code)
-            trace.ended(request, code, details)
+            if trace is not NO_TRACE:
+                trace.ended(request, code, details)
 
     def has(self, request_id: str, caller: Caller) -> bool:
         """Whether a request that the caller gave this id is in flight here."""
@@ -266,6 +289,7 @@ class Dispatcher:
         self._max_attempts = self.plain.max_attempts = limits.max_attempts
         self.budget.share, self.budget.least = bounds.retry_budget, bounds.retry_budget_least
         self._watch.set_limits(limits)
+        self._queue_s = bounds.queue_timeout_s
         self._hedging.after_s = bounds.hedge_after_s
         self.migrations.limit = bounds.migration_limit
 
@@ -292,7 +316,7 @@ class Dispatcher:
 
     async def _serve(
         self, request: Request, reply: Reply, metadata: Metadata, stops_held: bool
-    ) -> Decision:
+    ) -> PairDecision:
         """Try workers until one has answered."""
         decider, session = self._decider, request.placement.session
         failure: Exception | None = None
@@ -306,10 +330,14 @@ class Dispatcher:
                 if decider.is_open(placement):
                     attempt = self._book(request, placement)
                 else:
-                    on_wait = partial(self.prefetcher.on_held, placement, request.body)
+                    on_wait = None
+                    if request.carrier is None:
+                        on_wait = partial(self.prefetcher.on_held, placement, request.body)
                     async with decider.turn(placement, on_wait):
                         request.check_aborted()  # between its turn and its departure
                         attempt = self._book(request, placement)
+                if attempt is None:
+                    attempt = await self._book_with_capacity(request, placement)
             except NoWorkersError:
                 if session is not None:
                     self._sessions.counts["refused"] += 1
@@ -319,7 +347,7 @@ class Dispatcher:
                 raise failure from None
             if failure is not None:
                 self._observer.on_retry(request, failure)
-            if self._hedging.after_s is not None:
+            if self._hedging.after_s is not None and request.carrier is None:
                 self._hedging.plan(request, metadata)
             failure = await self._relay.run(request, attempt, reply, metadata)
             if request.hedge is not None and request.hedge.is_open:
@@ -332,7 +360,7 @@ class Dispatcher:
                         self._sessions.bind(session, hedge.decision.worker)
                     attempt = hedge
             if failure is None:
-                return attempt.decision
+                return attempt.pair
             request.check_aborted()
             if request.stream is not None and attempt.messages:
                 if not await self.migrations.move(request, attempt, stops_held, self._has_budget):
@@ -340,17 +368,44 @@ class Dispatcher:
                 if not request.stream.body:  # nothing is left to be generated
                     self._ledger.on_finished(request)
                     await reply.send(request.stream.end())
-                    return attempt.decision
+                    return attempt.pair
             elif placement.pinned is not None or not self._may_retry(request, attempt):
                 self.migrations.on_given_up(request)
                 raise failure
 
-    def _book(self, request: Request, placement: Placement) -> Attempt:
-        """Decide where the request goes now, and make that its attempt."""
-        began, last = self._now(), request.attempt
+    def _book(self, request: Request, placement: Placement) -> Attempt | None:
+        """Decide where the request goes now, and make that its attempt. None: no decode worker has
+        capacity for its prompt, or others wait for that."""
+        began, handoffs = self._now(), self.handoffs
+        if handoffs.waiting:
+            return None
+        try:
+            pair, leg = handoffs.decide_pair(placement, request.newest_body)
+        except NoCapacityError:
+            return None
+        return self._begun(request, placement, pair, leg, began)
+
+    async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
+        """The same once a decode worker has capacity."""
+        body, within_s = request.newest_body, self._queue_s
+        pair, leg = await self.handoffs.await_capacity(placement, body, within_s)
+        return self._begun(request, placement, pair, leg, self._now())
+
+    def _begun(
+        self,
+        request: Request,
+        placement: Placement,
+        pair: PairDecision,
+        leg: PrefillLeg | None,
+        began: float,
+    ) -> Attempt:
+        last, client = request.attempt, None
+        if leg is not None:
+            number = len(request.failures) + request.moves
+            most = placement.expected_output_tokens or 0
+            client = self.handoffs.client(pair, leg, request.request_id, number, most)
         queue_s = began - request.arrived if last is None else last.queue_s
-        decision = self._decider.decide(placement)
-        attempt = self._calls.new_attempt(placement, decision, began, queue_s)
+        attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
         request.attempt = attempt
         if request.trace is not NO_TRACE:
             request.trace.decided(request, attempt)
@@ -378,6 +433,8 @@ class Dispatcher:
         """Whether to try another worker; takes from the budget if that makes work twice."""
         if attempt.messages or not request.failures.may_go_on:
             return False
+        if request.carrier is not None:
+            return request.carrier.moved
         return self._has_budget(request)
 
     def _has_budget(self, request: Request) -> bool:

@@ -9,15 +9,16 @@ from typing import cast
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
+from ...router.pairs import PairDecision
 from ...router.placement import Placement
-from ...router.policy import Decision
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineClient, rank_metadata
+from ...workers.dialects import rank_metadata
 from ...workers.failures import EngineCallError, Origin
 from ...workers.health import HealthMonitor
+from ..handoff import PrefillLeg
 from ..prefetch import Prefetcher
 from .ledger import AttemptLedger
-from .request import NO_TRACE, Attempt, Request, TakenBack
+from .request import NO_TRACE, Attempt, AttemptClient, Request, TakenBack
 from .status import OvertakenError
 
 CLOCK_SLACK_S = 0.05
@@ -44,6 +45,7 @@ class EngineCalls:
         prefetcher: Prefetcher,
     ) -> None:
         self._registry = router.registry
+        self._foreseen_ttft_s = router.foreseen_ttft_s
         self._monitor = monitor
         self._reports = monitor.reports
         self._now = clock.now
@@ -52,25 +54,42 @@ class EngineCalls:
         self.aborts = Aborts()
 
     def new_attempt(
-        self, placement: Placement, decision: Decision, began: float, queue_s: float
+        self,
+        placement: Placement,
+        pair: PairDecision,
+        began: float,
+        queue_s: float,
+        leg: PrefillLeg | None = None,
+        client: AttemptClient | None = None,
     ) -> Attempt:
-        """An attempt that was booked just now, by a decision that began then."""
-        now, worker_id = self._now(), decision.worker.worker_id
+        """An attempt that was booked just now, by a decision that began then. `leg` is that of its
+        prefill worker, if it has one, and `client` the way to both."""
+        now, decision = self._now(), pair.decode
+        worker_id = decision.worker.worker_id
         return Attempt(
             decision,
             worker_id,
             placement.request_id,
-            self._monitor.client(worker_id),
+            self._monitor.client(worker_id) if leg is None else client,
             now,
             now,
-            placement.prompt.isl - decision.cached_tokens,
+            placement.prompt.isl - decision.cached_tokens if leg is None else 0,
             queue_s,
             now - began,
+            pair,
+            leg,
+            self._foreseen_ttft_s(placement.request_id),
         )
 
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:
         """Begin an attempt; None if its worker has no address any more."""
         client, worker = attempt.client, attempt.decision.worker
+        if request.carrier is not None:
+            self._ledger.on_sent(request, attempt)
+            if request.trace is not NO_TRACE:
+                request.trace.sent(request, attempt, metadata)
+            call = attempt.call = request.carrier.send(request, attempt)
+            return cast("Answers", aiter(call))
         if client is None:
             return None
         entry = self._registry.entry(worker.worker_id)
@@ -79,8 +98,7 @@ class EngineCalls:
         self._ledger.on_sent(request, attempt)
         if request.trace is not NO_TRACE and attempt is request.attempt:
             metadata = request.trace.sent(request, attempt, metadata)
-        body = request.body if request.stream is None else request.stream.body
-        decision, prefetcher = attempt.decision, self._prefetcher
+        body, decision, prefetcher = request.newest_body, attempt.decision, self._prefetcher
         if prefetcher.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks:
             prefetcher.on_sent(request.request_id, body, decision)
         left = None if request.deadline == math.inf else request.deadline - attempt.sent_at
@@ -98,6 +116,8 @@ class EngineCalls:
         origin, details = error.origin, error.details()
         if error.code() is StatusCode.DEADLINE_EXCEEDED and self.is_late(request, attempt):
             origin = Origin.DEADLINE
+        if origin is Origin.SILENCE and attempt.leg is not None and attempt.client is not None:
+            self.aborts.send(attempt.client, request.request_id)
         return self._ledger.on_failed(request, attempt, origin, error.code(), details, error)
 
     def taken_back(self, request: Request, attempt: Attempt) -> Exception:
@@ -115,10 +135,12 @@ class EngineCalls:
     async def stop(self, request: Request, attempt: Attempt, answers: Answers) -> None:
         """Have the worker stop what still runs there, as far as we know."""
         call, client = attempt.call, attempt.client
-        assert call is not None and client is not None
+        assert call is not None
         attempt.call = None
         call.cancel()
-        self.aborts.send(client, request.request_id)
+        if request.carrier is None:
+            assert client is not None
+            self.aborts.send(client, request.request_id)
         # A generator, which must not be left to the collector.
         await answers.aclose()
 
@@ -145,7 +167,7 @@ class Aborts:
     def pending(self) -> int:
         return len(self._tasks)
 
-    def send(self, client: EngineClient, request_id: str) -> None:
+    def send(self, client: AttemptClient, request_id: str) -> None:
         if len(self._tasks) >= MAX_PENDING_ABORTS:
             self.dropped += 1
             return
@@ -159,6 +181,6 @@ class Aborts:
             await asyncio.wait(self._tasks)
 
 
-async def _send(client: EngineClient, request_id: str) -> None:
+async def _send(client: AttemptClient, request_id: str) -> None:
     with contextlib.suppress(EngineCallError):
         await client.abort(request_id, timeout=ABORT_TIMEOUT_S)

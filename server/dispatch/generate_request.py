@@ -31,7 +31,8 @@ class GenerateFacts(NamedTuple):
 
     `prompt` has what selects the hash space of its blocks: adapter, salt, images. `sequences` is
     how many answers it asks for, `streaming` whether it wants them token by token, `retains`
-    whether it says what of it the engine is to keep.
+    whether it says what of it the engine is to keep, `has_phase` whether that it is one leg of a
+    request on two workers.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class GenerateFacts(NamedTuple):
     sequences: int
     streaming: bool
     retains: bool = False
+    has_phase: bool = False
 
 
 class ReadRequest(NamedTuple):
@@ -64,7 +66,7 @@ def read_generate(
     except ValueError:
         raise InvalidRequestError(_NO_REQUEST) from None
     request_id, tokens, largest, max_tokens, sequences, task, salt = facts[:7]
-    media, streaming, retains = facts[7:]
+    media, streaming, retains, has_phase = facts[7:]
     if not len(tokens):
         raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
     namespace = None if salt is None else str(salt)
@@ -80,6 +82,7 @@ def read_generate(
         sequences or 1,
         streaming,
         retains,
+        has_phase,
     )
 
 

@@ -13,6 +13,7 @@ from ...base.clock import Clock
 from ...base.errors import NoWorkersError, RouterError
 from ...base.limit_hits import LimitHits
 from ...router.decider import Decider
+from ...router.pairs import PairDecision
 from ...router.placement import Placement
 from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, Origin, Retry
@@ -163,7 +164,9 @@ class Hedging:
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
-        attempt = hedge.attempt = calls.new_attempt(placement, decision, began, first.queue_s)
+        attempt = hedge.attempt = calls.new_attempt(
+            placement, PairDecision(decision), began, first.queue_s
+        )
         try:
             hedge.answers = calls.send(request, attempt, metadata)
             if hedge.answers is None:

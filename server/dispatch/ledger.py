@@ -9,6 +9,7 @@ from ...base.errors import StatusCode, WorkerError
 from ...router.decider import Decider
 from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
+from ..handoff import Handoffs, PrefillFailedError
 from .generate_answer import is_blank, told_cached_tokens
 from .prefill_estimate import PrefillEstimate
 from .request import Attempt, Request
@@ -41,7 +42,9 @@ class AttemptLedger:
         monitor: HealthMonitor,
         clock: Clock,
         budget: RetryBudget,
+        handoffs: Handoffs,
     ) -> None:
+        self._outcomes = handoffs.outcomes
         self._router = decider.router
         self._load_fell = decider.poll
         self._reports = monitor.reports
@@ -54,7 +57,7 @@ class AttemptLedger:
 
     def on_sent(self, request: Request, attempt: Attempt) -> None:
         worker_id = attempt.worker_id
-        if not request.facts.streaming:
+        if not request.facts.streaming and attempt.leg is None:
             # Its answer comes whole: nothing will say when the prompt was computed.
             now, tokens = attempt.sent_at, attempt.prefill_tokens
             wait = self._estimate.end_of(worker_id, tokens, now) - now
@@ -66,8 +69,14 @@ class AttemptLedger:
     def on_first_message(
         self, request: Request, attempt: Attempt, message: bytes, now: float
     ) -> None:
-        waited, tokens = now - attempt.sent_at, attempt.prefill_tokens
-        if request.facts.streaming:
+        waited, tokens, leg = now - attempt.sent_at, attempt.prefill_tokens, attempt.leg
+        if attempt.pair.reason and request.facts.streaming:
+            self._outcomes.on_first_token(attempt.pair, waited)
+        if leg is not None:  # its worker has computed nothing, and had it only since then
+            waited = now - leg.computed_at
+            self._router.mark_prefill_complete(attempt.booking_id)
+            self._load_fell()
+        elif request.facts.streaming:
             cached_tokens = told_cached_tokens(message)
             self._router.mark_prefill_complete(attempt.booking_id, cached_tokens=cached_tokens)
             self._estimate.observe(tokens, waited)
@@ -102,20 +111,26 @@ class AttemptLedger:
         error: Exception | None = None,
     ) -> Exception:
         """Judge and note an attempt's failure; the error for the client if it was the last one."""
-        worker_id = attempt.worker_id
+        leg = error.leg if isinstance(error, PrefillFailedError) else None
+        worker_id, reports = attempt.worker_id, self._reports
+        if leg is not None:
+            reports.given_up(worker_id)
+            worker_id, reports = leg.worker_id, leg.reports
         if request.aborted and code is StatusCode.CANCELLED:
-            self._reports.given_up(worker_id)
+            reports.given_up(worker_id)
             return RequestAbortedError(f"request {request.request_id} was aborted")
         verdict = judge(origin, code, started=attempt.messages > 0)
-        request.failures.add(FailedAttempt(worker_id, origin, verdict, details))
+        request.failures.add(FailedAttempt(worker_id, origin, verdict, details, reports))
         waited = self._now() - attempt.sent_at
-        self._reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
+        reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         if origin is Origin.DEADLINE:
             return error or RequestTimeoutError(details)
         own = origin is Origin.ENGINE and code not in _LOST
         if error is not None and (own or verdict.blame is Blame.REQUEST):
             return error
         address = attempt.client.address if attempt.client is not None else "?"
+        if leg is not None:
+            address = leg.address
         when = f"in mid-stream after {attempt.messages} messages"
         return WorkerError(
             f"worker {worker_id} at {address} lost "
@@ -138,9 +153,10 @@ class AttemptLedger:
     def on_cancelled(self, request: Request, attempt: Attempt, *, late: bool) -> None:
         """Its task was cancelled while a worker had it; `late`: because its time was over."""
         reports, worker_id = self._reports, attempt.worker_id
-        if late and not attempt.messages:
+        computing = attempt.leg is not None and attempt.leg.is_computing
+        if late and not attempt.messages and not computing:
             verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
-            details = "nothing came of it in time"
+            details = "the worker sent nothing in time"
             request.failures.add(FailedAttempt(worker_id, Origin.DEADLINE, verdict, details))
             waited = self._now() - attempt.sent_at
             reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
@@ -152,6 +168,8 @@ class AttemptLedger:
         # A message is a token or a few: it is their pace that a policy learns.
         booking_id = attempt.booking_id
         self._router.free(booking_id, output_tokens=attempt.messages or None)
+        if attempt.leg is not None:
+            attempt.leg.end()
         if self._prefills and (timer := self._prefills.pop(booking_id, None)) is not None:
             timer.cancel()
         if self._released:
@@ -187,9 +205,10 @@ class AttemptLedger:
         if request.retrying:
             request.retrying = False
             self._budget.give_back()
-        failures, reports = request.failures, self._reports
+        failures = request.failures
         suspects = failures.take_suspects(served=served) if failures.failed else ()
         for suspect in suspects:
+            reports = suspect.reports or self._reports
             if served:
                 reports.convicted(suspect.worker_id, suspect.verdict)
             elif len(suspects) == 1 and not _is_pinned(request):

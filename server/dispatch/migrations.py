@@ -76,7 +76,9 @@ class Migrations:
                 self.refused[RefusedMove.REQUEST] += 1
                 return False
             prompt, expected = facts.prompt, facts.max_tokens or None
-            unfit, why_not = self._monitor.limits.check(prompt.isl, facts.largest_token)
+            unfit, why_not = self._monitor.limits.check(
+                prompt.isl, facts.largest_token, facts.max_tokens
+            )
             if why_not is not None:
                 self.refused[RefusedMove.REQUEST] += 1
                 return False

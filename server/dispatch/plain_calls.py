@@ -3,7 +3,7 @@ over HTTP have beside generations."""
 
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError, StatusCode
@@ -17,6 +17,8 @@ from .retries import FailedAttempt, FailedAttempts
 from .status import status_of
 
 Respond = Callable[[bytes], Awaitable[None]]
+Carry = Callable[[EngineClient], Awaitable[None]]
+"""Has a call carried to a worker, up to its end."""
 Call = Callable[[EngineClient, float | None, Metadata, Respond], Awaitable[None]]
 
 
@@ -80,6 +82,20 @@ class PlainCalls:
         await self._serve(path, call, keep, timeout, metadata, ForwardingClient)
         return answers[0]
 
+    async def carried(self, path: str, carry: Carry, allowed: Collection[int]) -> None:
+        """Have a call carried by a proxy to the worker of this turn, one of `allowed`; empty: of
+        all. NoWorkersError if none is ready."""
+
+        async def call(
+            client: EngineClient, left: float | None, metadata: Metadata, respond: Respond
+        ) -> None:
+            await carry(client)
+
+        async def nothing(answer: bytes) -> None:
+            raise AssertionError("what a proxy carries does not come here")
+
+        await self._serve(path, call, nothing, None, (), allowed=allowed)
+
     async def get_tokenizer(
         self, request: bytes, respond: Respond, timeout: float | None, metadata: Metadata = ()
     ) -> None:
@@ -109,13 +125,14 @@ class PlainCalls:
         timeout: float | None,
         metadata: Metadata,
         kind: type = object,
+        allowed: Collection[int] = (),
     ) -> None:
         """Clients of this kind go first."""
         code, said = StatusCode.OK, ""
         self.in_flight += 1
         trace = self._tracing.begin_call(method, metadata)
         try:
-            await self._try_workers(call, respond, timeout, metadata, trace, kind)
+            await self._try_workers(call, respond, timeout, metadata, trace, kind, allowed)
         except BaseException as error:
             code, said = status_of(error)
             raise
@@ -132,6 +149,7 @@ class PlainCalls:
         metadata: Metadata,
         trace: CallTrace,
         kind: type,
+        allowed: Collection[int],
     ) -> None:
         failures, began, passed = FailedAttempts(self.max_attempts), self._now(), 0
         # One turn a call: if retries took turns too, one that fails could be everybody's first.
@@ -144,6 +162,8 @@ class PlainCalls:
 
         while True:
             ready = [w for w in self._monitor.ready_workers() if w[0] not in failures.worker_ids]
+            if allowed:
+                ready = [worker for worker in ready if worker[0] in allowed]
             if not ready:
                 raise NoWorkersError("no workers ready")
             ready = [worker for worker in ready if isinstance(worker[1], kind)] or ready

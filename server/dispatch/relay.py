@@ -47,11 +47,27 @@ class Relay:
 
         The request is booked on entry, freed on return. It is sent, unless `answers` come already.
         """
-        ledger, calls = self._ledger, self._calls
+        ledger, calls, now, on_message = (
+            self._ledger,
+            self._calls,
+            self._now,
+            self._observer.on_message,
+        )
+        put = reply.put if not reply.changes else None
 
         def take(message: bytes) -> bytes | None:
-            at = self._on_message(request, attempt, message)
-            rest = reply.take(message)
+            at = now()
+            if attempt.taken_back is TakenBack.OVERTAKEN:
+                raise OvertakenError(TakenBack.OVERTAKEN.text)
+            on_message(request, attempt, message, at)
+            if not attempt.messages:
+                self._on_first_message(request, attempt, message, at)
+            attempt.messages += 1
+            request.last_message, request.last_message_at = message, at
+            if put is not None:
+                rest = None if put(message) else message
+            else:
+                rest = reply.take(message)
             attempt.owes_since = at if rest is None else None
             return rest
 
@@ -94,18 +110,11 @@ class Relay:
             if attempt.call is not None and answers is not None:
                 await calls.stop(request, attempt, answers)
 
-    def _on_message(self, request: Request, attempt: Attempt, message: bytes) -> float:
-        """Note a message before its client gets it; OvertakenError if another worker's come."""
-        at = self._now()
-        if attempt.taken_back is TakenBack.OVERTAKEN:
-            raise OvertakenError(TakenBack.OVERTAKEN.text)
-        self._observer.on_message(request, attempt, message, at)
-        if not attempt.messages:
-            if request.first_message_at is None:
-                request.first_message_at = at
-            self._ledger.on_first_message(request, attempt, message, at)
-            if request.hedge is not None:
-                self._hedging.drop(request)
-        attempt.messages += 1
-        request.last_message, request.last_message_at = message, at
-        return at
+    def _on_first_message(
+        self, request: Request, attempt: Attempt, message: bytes, at: float
+    ) -> None:
+        if request.first_message_at is None:
+            request.first_message_at = at
+        self._ledger.on_first_message(request, attempt, message, at)
+        if request.hedge is not None:
+            self._hedging.drop(request)

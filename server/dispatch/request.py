@@ -10,11 +10,14 @@ from typing import Final, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
 from ...base.request_record import HttpTrace, RequestRecord
+from ...router.affinity import Session
+from ...router.pairs import PairDecision
 from ...router.placement import Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineCall, EngineClient
+from ...workers.dialects import EngineCall
 from ...workers.failures import Origin
+from ..handoff import PrefillLeg
 from ..migration import CarriedStream
 from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
@@ -41,6 +44,20 @@ class TakenBack(enum.Enum):
         self.limit = limit
         """the setting that was hit"""
         self.text = text
+
+
+class Carrier(Protocol):
+    """Has the call of one request carried by a proxy, in place of the client of its worker."""
+
+    def send(self, request: "Request", attempt: "Attempt") -> EngineCall:
+        """Begin the call of an attempt, booked just now. RouterError if it cannot go there."""
+        ...
+
+    @property
+    def moved(self) -> bool:
+        """Whether the proxy has brought the request to another worker than the attempt's: then its
+        call fails, and one more attempt is booked. Otherwise what fails has failed."""
+        ...
 
 
 class RequestTrace(Protocol):
@@ -126,6 +143,17 @@ class NoCallTrace:
 NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
 
 
+class AttemptClient(Protocol):
+    """The way to whoever runs an attempt: one engine, or a pair of them. See EngineClient."""
+
+    address: str
+
+    def generate(
+        self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> EngineCall: ...
+    async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]: ...
+
+
 @dataclass(slots=True)
 class Attempt:
     """A request on one worker, where it is booked. Times are seconds of the dispatcher's clock.
@@ -138,17 +166,23 @@ class Attempt:
     """of the decision"""
     booking_id: Final[str]
     """the request's own id, except for a hedge"""
-    client: Final[EngineClient | None]
+    client: Final[AttemptClient | None]
     """None: the worker has no address any more"""
     sent_at: Final[float]
     owes_since: float | None
     """when it was sent, or the client took the last message; None while the client takes one"""
-    prefill_tokens: Final[int] = 0
+    prefill_tokens: Final[int]
     """of the prompt that the worker has to compute, as far as is known"""
-    queue_s: Final[float] = 0.0
+    queue_s: Final[float]
     """from the request's arrival to its first decision"""
-    decision_s: Final[float] = 0.0
+    decision_s: Final[float]
     """how long this attempt's decision took"""
+    pair: Final[PairDecision]
+    """what its decision is a part of"""
+    leg: Final[PrefillLeg | None] = None
+    """of its prefill worker, if it has one"""
+    foreseen_ttft_s: Final[float | None] = None
+    """from its booking to its first token, as the policy foresaw it"""
     call: EngineCall | None = None
     """while it runs, as far as the router knows"""
     messages: int = 0
@@ -194,6 +228,10 @@ class Request:
     trace: Final[RequestTrace] = NO_TRACE
     stream: Final[CarriedStream | None] = None
     """what may go on at another worker in mid-stream"""
+    session: Final[Session | None] = None
+    """that it names, whether or not sessions have workers"""
+    carrier: Final[Carrier | None] = None
+    """None: the clients of workers carry it"""
     attempt: Attempt | None = None
     """the current one, or the last"""
     hedge: Hedge | None = None
@@ -209,6 +247,16 @@ class Request:
     def decision(self) -> Decision | None:
         """Of its newest attempt."""
         return None if self.attempt is None else self.attempt.decision
+
+    @property
+    def prefill(self) -> Decision | None:
+        """Of its newest attempt's prefill worker, if another one than that which decodes."""
+        return None if self.attempt is None else self.attempt.pair.prefill
+
+    @property
+    def newest_body(self) -> bytes:
+        """As it is sent now: what is left of a stream that moved, else all."""
+        return self.body if self.stream is None else self.stream.body
 
     @property
     def queue_s(self) -> float:
@@ -252,11 +300,11 @@ class Reply:
     Both raise ClientGoneError, or what a change does, in which case nothing was written.
     """
 
-    __slots__ = ("_put", "changes", "write")
+    __slots__ = ("changes", "put", "write")
 
     def __init__(self, write: Write, put: Put | None = None) -> None:
         self.write = write
-        self._put = put
+        self.put = put
         self.changes: list[Change] = []
         """of each message, in their order"""
 
@@ -264,7 +312,7 @@ class Reply:
         """A message of an engine; what is left to be written, None: nothing."""
         for change in self.changes:
             message = change(message)
-        if self._put is not None and self._put(message):
+        if self.put is not None and self.put(message):
             return None
         return message
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...workers.failures import Blame, Origin, Retry, Verdict
+from ...workers.request_reports import RequestReports
 
 BROKEN_TRANSPORTS = 2
 """A request under which so many connections broke is not sent to a further worker: it may be
@@ -20,6 +21,8 @@ class FailedAttempt(NamedTuple):
     origin: Origin
     verdict: Verdict
     details: str
+    reports: RequestReports | None = None
+    """where its worker is judged; None: among those that the dispatcher sends to"""
 
 
 class FailedAttempts:

@@ -84,6 +84,7 @@ class RequestWatch:
                 or attempt.messages
                 or attempt.taken_back is not None
                 or request.placement.pinned is not None
+                or request.carrier is not None
             ):
                 continue
             if attempt is request.attempt and not request.retrying:
@@ -113,7 +114,11 @@ class RequestWatch:
                 touched = now
                 self._ledger.forget(now)
                 self._decider.poll()  # workers come and go, and bookings of others expire
-                bookings = [attempt.booking_id for _, attempt in self._running()]
+                bookings = []
+                for _, attempt in self._running():
+                    bookings.append(attempt.booking_id)
+                    if attempt.leg is not None:
+                        attempt.leg.touch()
                 for some in by_steps(bookings, TOUCHED_AT_ONCE):
                     self._decider.router.touch_all(some)
                     await asyncio.sleep(0)
@@ -127,6 +132,11 @@ class RequestWatch:
         unanswered: set[int] = set()
         for request, attempt in self._running():
             self._check(request, attempt, now)
+            if attempt.leg is not None and attempt.leg.is_computing:
+                if (silent_s := now - attempt.leg.began) >= SUSPECT_AFTER_S:
+                    attempt.leg.suspect(silent_s)
+                unanswered.add(attempt.worker_id)
+                continue  # the decode worker does not have it yet
             worker_id, since = attempt.worker_id, attempt.owes_since
             if since is None:
                 since = request.last_message_at

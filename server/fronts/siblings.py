@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -61,6 +62,11 @@ class Siblings:
         self._channels: dict[int, ClientChannel] = {}
         self._watching: list[asyncio.Task[None]] = []
         self.answer("Row", type(None), self._row)
+
+    @property
+    def folder(self) -> Path | None:
+        """Which only processes of this router and user enter; None without others."""
+        return None if self._place is None else Path(self._place.folder)
 
     @property
     def number(self) -> int:

@@ -105,9 +105,12 @@ def dispatch_metrics(dispatcher: Dispatcher) -> Iterator[Metric]:
     yield from gauges(
         "dynamo_",
         ("component_inflight_requests", "Requests in flight.", dispatcher.in_flight),
-        ("router_aborts_pending", "Aborts sent.", aborts.pending),
+        ("router_aborts_pending", "Aborts on their way to workers.", aborts.pending),
     )
-    yield from counters("dynamo_router_", ("aborts_dropped", "Aborts not sent.", aborts.dropped))
+    yield from counters(
+        "dynamo_router_",
+        ("aborts_dropped", "Aborts not sent, because too many were on their way.", aborts.dropped),
+    )
 
 
 @source
@@ -124,7 +127,7 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
     yield counter_by(
         "outcome",
         "dynamo_router_hedges",
-        "Second attempts, by how they ended.",
+        "Second attempts, by how they ended: won, lost, failed.",
         {outcome: dispatcher.hedges[outcome] for outcome in ("won", "lost", "failed")},
     )
     yield counter_by(
@@ -136,7 +139,8 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
     yield counter_by(
         "reason",
         "dynamo_router_migrations_refused",
-        "Streams that ended with their worker although migration is on, by reason.",
+        "Streams that ended with their worker although --migration-limit is set: limit,"
+        " failure, request, budget, no_worker.",
         {reason.value: dispatcher.migrations.refused[reason] for reason in RefusedMove},
     )
     prefetches = dispatcher.prefetcher.plan.counts
@@ -172,7 +176,7 @@ def limit_metrics(hits: LimitHits) -> Iterator[Metric]:
     yield counter_by(
         "limit",
         "dynamo_router_limits_hit",
-        "Times that a limit was hit.",
+        "Times that a limit was hit, by the name of the setting or bound.",
         dict.fromkeys(LIMITS, 0) | hits.counts(),
     )
 
@@ -202,8 +206,8 @@ def prediction_metrics(index: PrefixIndex) -> Iterator[Metric]:
     )
     yield from counters(
         "dynamo_router_predictions_",
-        ("expired", "Predicted blocks forgotten for their age.", known.expired),
-        ("pruned", "Predicted blocks forgotten for want of room.", known.pruned),
+        ("expired", "Predicted blocks dropped after --router-ttl-secs.", known.expired),
+        ("pruned", "Predicted blocks dropped beyond --router-max-tree-size.", known.pruned),
     )
 
 
@@ -213,7 +217,7 @@ def booking_metrics(slots: SlotTable) -> Iterator[Metric]:
     yield counter_by(
         "reason",
         "dynamo_router_bookings_refused",
-        "Bookings refused for want of room.",
+        "Requests not booked as load: the table is full, or the caller has used its share.",
         {"full": slots.refused, "share": slots.over_share},
     )
     yield from counters(
@@ -306,12 +310,16 @@ def source_metrics(sources: EventSources) -> Iterator[Metric]:
     counts = sources.counts
     yield from counters(
         "dynamo_router_event_stream_",
-        ("subscriptions", "Subscriptions made.", counts.subscriptions),
-        ("batches", "Batches of events taken.", counts.batches),
-        ("gaps", "Times that batches or events were missing.", counts.gaps),
+        ("subscriptions", "Subscriptions to engines' streams of events.", counts.subscriptions),
+        ("batches", "Batches of events taken from these streams.", counts.batches),
+        ("gaps", "Times that batches or events were missing in these streams.", counts.gaps),
         ("undecodable", "Batches that could not be read.", counts.undecodable),
-        ("strange_ranks", "Batches of ranks not registered.", counts.strange_ranks),
-        ("short_replays", "Replays that stopped before their end.", sources.short_replays),
+        ("strange_ranks", "Batches of ranks that are not registered.", counts.strange_ranks),
+        (
+            "short_replays",
+            "Replays of missed events that stopped before their end.",
+            sources.short_replays,
+        ),
     )
 
 
@@ -381,7 +389,8 @@ def queue_metrics(queue: AdmissionQueue) -> Iterator[Metric]:
         ("refused", "Requests refused because the queue was full.", queue.refused),
         (
             "deferred",
-            "Requests that found capacity and left it to other tenants.",
+            "Requests that waited although an engine had capacity, which was left to other "
+            "tenants.",
             queue.deferred,
         ),
     )
@@ -394,14 +403,22 @@ def tenant_metrics(router: KvRouter) -> Iterator[Metric]:
     use = shares.recent_use(router.clock.now())
     yield from gauges(
         "dynamo_router_tenant",
-        ("s", "Tenants that are remembered.", len(shares)),
-        ("s_recent", "Tenants that had any work recently.", use.tenants),
-        ("s_over_share", "Tenants that had more than their share.", use.over),
+        (
+            "s",
+            "Tenants whose use is remembered; these five are 0 until a request names one.",
+            len(shares),
+        ),
+        ("s_recent", "Tenants with work in the last 30 s, about.", use.tenants),
+        ("s_over_share", "Tenants with over 1.05 times their share of the recent work.", use.over),
         ("_largest_share", "Largest part of the recent work that one tenant had.", use.largest),
     )
     yield from counters(
         "dynamo_router_tenants_",
-        ("forgotten", "Tenants forgotten because too many were known.", shares.forgotten),
+        (
+            "forgotten",
+            "Tenants forgotten because more than --router-max-tenants were known.",
+            shares.forgotten,
+        ),
     )
 
 
@@ -417,7 +434,8 @@ def session_metrics(sessions: SessionAffinity) -> Iterator[Metric]:
     yield counter_by(
         "outcome",
         "dynamo_router_session_requests",
-        "Decisions on requests with a session, by what became of it.",
+        "Decisions on requests with a session: new (not bound), kept (its worker), moved (another"
+        " one), refused (no worker took it).",
         {outcome: sessions.counts[outcome] for outcome in ("new", "kept", "moved", "refused")},
     )
     yield from counters(
@@ -425,7 +443,11 @@ def session_metrics(sessions: SessionAffinity) -> Iterator[Metric]:
         ("expired", "Sessions forgotten for their age.", counts.expired),
         ("evicted", "Sessions forgotten for want of room.", counts.evicted),
         ("heard", "Bindings taken over from other routers.", counts.heard),
-        ("outdated", "Bindings of other routers that were older.", counts.outdated),
+        (
+            "outdated",
+            "Bindings of other routers that were older than the one in use.",
+            counts.outdated,
+        ),
     )
 
 
@@ -437,23 +459,32 @@ def forecast_metrics(router: KvRouter) -> Iterator[Metric]:
         return
     yield from gauges(
         "dynamo_router_forecast_",
-        ("trusted", "Whether the forecast decides; 0: its fallback does.", state.trusted),
-        ("failing_workers", "Workers whose own predictions fail.", state.failing_workers),
+        (
+            "trusted",
+            "1: the policy's forecast decides. 0: its predictions fail, and its fallback decides.",
+            state.trusted,
+        ),
+        (
+            "failing_workers",
+            "Workers whose own TTFTs differ from their predictions.",
+            state.failing_workers,
+        ),
     )
     yield from counters(
         "dynamo_router_forecast_",
-        ("fallbacks", "Times that predictions failed, so that the fallback decided.",
+        ("fallbacks", "Times that predictions began to fail, so that the fallback decided.",
          state.fallbacks),
     )  # fmt: skip
     yield gauge_by(
         "kind",
         "dynamo_router_forecast_scatter",
-        "Logarithm of how much half of the predictions are off by, or more.",
+        "Logarithm of the error that half of the predictions exceed. kind: ttft or itl.",
         {"ttft": state.ttft_scatter, "itl": state.itl_scatter},
     )
     failed = GaugeMetricFamily(
         "dynamo_router_forecast_failed_seconds",
-        "A prediction of those that failed last: what was foreseen, and what was seen.",
+        "A prediction of those that failed last. value: foreseen or seen; kind: ttft, "
+        "itl, or worker_ttft of single workers.",
         labels=["kind", "value"],
     )
     if state.failed is not None:

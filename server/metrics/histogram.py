@@ -11,7 +11,7 @@ FOLD_AT = 1024
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 LONG_SECONDS = (*SECONDS, 300, 600, 1800, 3600)
-MILLISECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+SHORT_SECONDS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 TOKENS = tuple(2**n for n in range(4, 21))
 RATIO = tuple(n / 10 for n in range(1, 11))
 
@@ -49,10 +49,17 @@ class Histogram:
         return self._sum
 
     def family(self) -> HistogramMetricFamily:
+        return self._family(self._name, self._help, 1)
+
+    def in_milliseconds(self, name: str, help: str) -> HistogramMetricFamily:
+        """The same observations, of seconds, under a name that counts milliseconds."""
+        return self._family(name, help, 1000)
+
+    def _family(self, name: str, help: str, scale: int) -> HistogramMetricFamily:
         self._fold()
-        names = [*map(str, map(float, self._bounds)), "+Inf"]
-        buckets = list(zip(names, self._counts.cumsum().tolist(), strict=True))
-        return HistogramMetricFamily(self._name, self._help, buckets, self._sum)
+        bounds = [str(float(f"{bound * scale:.12g}")) for bound in self._bounds]
+        buckets = list(zip([*bounds, "+Inf"], self._counts.cumsum().tolist(), strict=True))
+        return HistogramMetricFamily(name, help, buckets, self._sum * scale)
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
         """Observe all of these, at once."""

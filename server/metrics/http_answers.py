@@ -108,7 +108,9 @@ class HttpAnswers:
         yield Table(
             name="dynamo_router_http_requests",
             kind="counter",
-            help="HTTP requests that ended, by the status of their answer; 499: none was sent.",
+            help="HTTP requests that ended, at every HTTP port, by path with placeholders "
+            "(unknown: no such path), model (empty: none that exists) and status of the "
+            "answer's head; 499: none was sent.",
             labels=labels,
             values=list(counts.values()),
         )

@@ -26,7 +26,7 @@ class LoopLagProbe:
         self._due = 0.0
         self._lag = Histogram(
             "dynamo_router_loop_lag_seconds",
-            "Delay of a periodic callback on the event loop.",
+            "Delay of a periodic callback on the event loop, each 100 ms.",
             SECONDS,
         )
 

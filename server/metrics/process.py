@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ...base.package_version import package_version
 from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
+from ..record import Recorder
 from .families import counter_by, counters, gauge_by, gauges, source
 
 # Fields of /proc/self/stat behind the process's name, as proc(5) counts them from 3 on.
@@ -54,7 +55,7 @@ def build_metrics() -> Iterable[Metric]:
     """Which build runs: the value is 1."""
     family = GaugeMetricFamily(
         "dynamo_router_build_info",
-        "1; the labels say which build runs.",
+        "1, with the version, interpreter and gRPC library as labels.",
         labels=["version", "python", "grpc"],
     )
     grpc_version = str(vars(grpc).get("__version__", "unknown"))
@@ -68,11 +69,25 @@ def log_metrics(log: LogOutput | None) -> Iterator[Metric]:
     yield counter_by(
         "reason",
         "dynamo_router_log_lines_lost",
-        "Lines left out of the log: too many of one event, or a reader that is slow.",
+        "Lines left out of the log. reason: rate_limit (too many of one event) or slow_reader.",
         {
             "rate_limit": log.rate.suppressed if log else 0,
             "slow_reader": log.writer.dropped if log else 0,
         },
+    )
+
+
+@source
+def record_metrics(recorder: Recorder) -> Iterator[Metric]:
+    """What became of the lines of the record of requests."""
+    yield counter_by(
+        "outcome",
+        "dynamo_router_record_lines",
+        "Requests by what became of their line in the record: written, or dropped.",
+        {name: recorder.lines[name] for name in ("written", "queue_full", "disk_error")},
+    )
+    yield from counters(
+        "dynamo_router_", ("record_bytes", "Bytes written to the record.", recorder.bytes)
     )
 
 
@@ -93,7 +108,11 @@ def off_loop_metrics(off_loop: OffLoop) -> Iterator[Metric]:
     """Long computations beside the event loop."""
     yield from counters(
         "dynamo_router_off_loop_",
-        ("runs", "Computations beside the event loop.", off_loop.runs),
+        (
+            "runs",
+            "Long computations, such as texts tokenized, beside the event loop.",
+            off_loop.runs,
+        ),
         (
             "dropped",
             "Computations not begun, as their client had left.",

@@ -14,7 +14,7 @@ from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
 from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, told_usage
 from .families import counter_by, counters
-from .histogram import LONG_SECONDS, MILLISECONDS, RATIO, SECONDS, TOKENS, Histogram, HistogramRow
+from .histogram import LONG_SECONDS, RATIO, SECONDS, SHORT_SECONDS, TOKENS, Histogram, HistogramRow
 from .http_answers import answer_class
 from .worker_requests import WorkerRequests
 
@@ -85,9 +85,9 @@ class RequestMetrics:
             RATIO,
         )
         self._overhead = Histogram(
-            "dynamo_router_overhead_total_ms",
-            "Time of a decision, from tokens to a booked slot.",
-            MILLISECONDS,
+            "dynamo_router_overhead_seconds",
+            "Time of a decision, from token ids to a booked slot.",
+            SHORT_SECONDS,
         )
         self._of_decided = HistogramRow(
             self._queue_wait, self._duration, self._input, self._hit_rate, self._overhead
@@ -132,7 +132,7 @@ class RequestMetrics:
             now - request.arrived,
             request.facts.prompt.isl,
             (device + host + disk) / decision.request_blocks,
-            attempt.decision_s * 1e3,
+            attempt.decision_s,
         )
         if request.first_message_at is not None and request.facts.sequences == 1:
             self._keep(request.last_message)
@@ -193,7 +193,8 @@ class RequestMetrics:
         yield counter_by(
             "outcome",
             "dynamo_router_objectives",
-            "Streaming requests that ended, by whether they stayed within their objectives.",
+            "Streaming requests for one answer that ended, by their objectives: good, "
+            "missed (ttft, itl, both), or failed. Without those that their client gave up.",
             {outcome: self._objectives[outcome] for outcome in OUTCOMES},
         )
         yield counter_by(
@@ -214,6 +215,10 @@ class RequestMetrics:
             self._overhead,
         ):
             yield histogram.family()
+        yield self._overhead.in_milliseconds(
+            "dynamo_router_overhead_total_ms",
+            "Deprecated, gone in 0.2: dynamo_router_overhead_seconds in milliseconds.",
+        )
 
     def _keep(self, message: bytes) -> None:
         self._last_messages.append(message)

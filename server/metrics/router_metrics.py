@@ -29,6 +29,7 @@ from .collectors import (
     stream_metrics,
     tenant_metrics,
 )
+from .handoffs import handoff_metrics
 from .page import MetricsPage
 from .requests import RequestMetrics
 from .worker_requests import WorkerRequests
@@ -61,6 +62,7 @@ class RouterMetrics:
         page = self.page
         page.add(worker_metrics(self._router, self.workers, reports, max_workers))
         page.add(dispatch_metrics(dispatcher))
+        page.add(handoff_metrics(dispatcher.handoffs))
         page.add(booking_metrics(self._router.slots))
         page.add(prediction_metrics(self._router.index))
         page.add(fault_metrics(self._router, dispatcher))

@@ -106,7 +106,12 @@ def _rank_tables(
     for name, views in together.items():
         for state, count in Counter(view.event_source_state for view in views).items():
             states.append((f'state="{state}",worker_id="{name}"', count))
-    yield _table("dynamo_router_event_source_state", "gauge", "1 for its present state.", states)
+    yield _table(
+        "dynamo_router_event_source_state",
+        "gauge",
+        "1 for the present state of its events; of ranks that are summed up, how many.",
+        states,
+    )
 
 
 def _states_of_fleet(views: Iterable[WorkerView]) -> Metric:
@@ -122,7 +127,8 @@ def _worker_tables(
     yield _table(
         "dynamo_router_worker_state",
         "gauge",
-        "1 for its present state, and what that is for.",
+        "1 for its present state. reason: ejected, no_answer (to probes), unfit (block "
+        "size, model, id) or empty.",
         [
             (
                 f'reason="{_reason(entry, reports)}",state="{entry.state.value}",'

@@ -1,10 +1,13 @@
 """ConfiguredPool: the one pool of `serve`: workers that the configuration names, that are found at
-its endpoint, and mock engines that are started."""
+its endpoint, and mock engines that are started; and the prefill workers in front of them."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
+from ...router.prompt import Prompt
 from ...workers.records import ModelCard
 from ..admin import WorkerList
 from ..config import ServeConfig
@@ -17,7 +20,8 @@ from .worker_pool import WorkerPool
 
 
 class ConfiguredPool:
-    """Implements Pools. `workers` is the pool itself."""
+    """Implements Pools. `workers` is the pool itself, `prefill` that of the workers that compute
+    prompts for it, if the configuration names any."""
 
     def __init__(
         self, parts: ServerParts, *, tokenize: Tokenize | None = None, vocab_size: int | None = None
@@ -35,7 +39,22 @@ class ConfiguredPool:
             parts.off_loop,
             hits=parts.hits,
             tokenize=tokenize,
+            prefill=self._partner if config.prefill_workers else None,
+            recorder=parts.recorder,
         )
+        self.prefill: WorkerPool | None = None
+        if config.prefill_workers:
+            self.prefill = WorkerPool(
+                config,
+                parts.security,
+                parts.clock,
+                parts.tracing,
+                parts.off_loop,
+                pool="prefill",
+                elsewhere=partial(_ids_of, self.workers),
+                hits=parts.hits,
+            )
+            self._stack.callback(self.prefill.router.close)
         parts.calls.on_request_refused = self.workers.metrics.requests.on_refused
         self._stack.callback(self.workers.router.close)
         admin, monitor = self.workers.admin, self.workers.monitor
@@ -53,14 +72,16 @@ class ConfiguredPool:
         """For how many a share of the open files is kept."""
         config = self._config
         found = MOST_WORKERS if self._discovery is not None else 0
-        return len(config.workers) + config.mock_engines.mockers + found
+        named = len(config.workers) + len(config.prefill_workers)
+        return named + config.mock_engines.mockers + found
 
     @property
     def description(self) -> str:
         """Its part of the ready line."""
         pool, events = self.workers, self.workers.events
+        prefill = f"prefill workers {len(self.prefill.router.registry)} " if self.prefill else ""
         return (
-            f"mode {self._config.router.mode} workers {len(pool.router.registry)} "
+            f"mode {self._config.router.mode} workers {len(pool.router.registry)} {prefill}"
             f"events {events.description if events else 'off'}"
         )
 
@@ -71,7 +92,13 @@ class ConfiguredPool:
 
     @property
     def running(self) -> Sequence[WorkerPool]:
-        return (self.workers,)
+        return (self.workers,) if self.prefill is None else (self.workers, self.prefill)
+
+    @property
+    def labelled(self) -> Sequence[tuple[Labels, WorkerPool]]:
+        """The pool, and that of the prefill workers with a label of its own."""
+        others = () if self.prefill is None else (({"pool": "prefill"}, self.prefill),)
+        return (({}, self.workers), *others)
 
     @property
     def has_queue(self) -> bool:
@@ -88,10 +115,11 @@ class ConfiguredPool:
         return bool(more["workers"].get("ready")) and not self._parts.draining, more
 
     def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
-        yield {}, self.workers.metrics.page
+        yield from ((labels, pool.metrics.page) for labels, pool in self.labelled)
 
     def change(self, new: ServeConfig, old: ServeConfig, keys: frozenset[str]) -> None:
-        self.workers.change(new, keys)
+        for pool in self.running:
+            pool.change(new, keys)
         self._list.refresh_s = new.dns_refresh_s
         if "workers" in keys:
             self._list.reconcile(old.workers, new.workers)
@@ -121,11 +149,29 @@ class ConfiguredPool:
         if discovery is not None:
             stack.push_async_callback(discovery.stop)
             await discovery.start()
+        if self.prefill is not None:
+            await self._start_prefill(self.prefill)
         pool.dispatcher.start()
+
+    async def _start_prefill(self, pool: WorkerPool) -> None:
+        """Watch the prefill workers, and follow their caches."""
+        stack = self._stack
+        stack.push_async_callback(pool.close_events)
+        await pool.start_events()
+        await pool.start_replicas()
+        stack.push_async_callback(pool.close_workers)
+        named = WorkerList(pool.admin, pool.monitor, refresh_s=self._config.dns_refresh_s)
+        stack.push_async_callback(named.close)
+        await named.start(self._config.prefill_workers)
+        pool.dispatcher.start()
+
+    def _partner(self, prompt: Prompt) -> WorkerPool | None:
+        pool = self.prefill
+        return pool if pool is not None and pool.monitor.any_ready else None
 
     async def wait_for_probes(self) -> None:
         """Wait until every worker was probed once, or that takes long."""
-        await self.workers.wait_for_probes()
+        await asyncio.gather(*(pool.wait_for_probes() for pool in self.running))
 
     async def close(self) -> None:
         """End it, started or not. Idempotent."""
@@ -146,3 +192,7 @@ class ConfiguredPool:
             nats_auth=config.nats_auth,
             vocab_size=self._vocab_size,
         )
+
+
+def _ids_of(pool: WorkerPool) -> Collection[int]:
+    return [entry.worker_id for entry in pool.router.registry.entries()]

@@ -16,6 +16,7 @@ from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...router.decider import Decider
 from ...router.kv_router import KvRouter
+from ...router.placement import Placement
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
@@ -32,7 +33,9 @@ from ..dispatch import (
     RequestReader,
     Tracing,
 )
+from ..handoff import Handoffs, Partners
 from ..metrics import RouterMetrics
+from ..record import PoolRecord, Recorder
 from ..replica_sync import ReplicaSync
 from ..request_limits import DispatchLimits
 
@@ -62,15 +65,21 @@ class WorkerPool:
         reset: StateReset | None = None,
         hits: LimitHits | None = None,
         tokenize: Tokenize | None = None,
+        prefill: Partners | None = None,
+        recorder: Recorder | None = None,
         model: str = "",
     ) -> None:
         """`off_loop`: where long requests are read, if not on threads of its own; `pool`: which set
         of the endpoint's workers these are, by a name that every router has for it, empty: all;
         `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
         `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
-        model reads text, if that is known; `model`: its name, if the configuration has none."""
+        model reads text, if that is known; `prefill`: which workers may compute a prompt for these,
+        if any ever do; `recorder`: of requests, if they are to be recorded; `model`: its name, if
+        the configuration has none."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
+        self.prefills = 0
+        """prompts of other pools' requests that are computed here, or were not read yet"""
         self.events: EventIntake | None = None
         self.replicas: ReplicaSync | None = None
         self._own_plane: EventPlane | None = None
@@ -93,6 +102,9 @@ class WorkerPool:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
+        record: PoolRecord | None = None
+        if recorder is not None:
+            observer = record = PoolRecord(recorder, model, self.router, clock, observer)
         self.dashboard = Dashboard(
             self.router,
             clock,
@@ -103,7 +115,9 @@ class WorkerPool:
             load=lambda: (self.dispatcher.in_flight, len(self.decider.queue or ())),
             model=lambda: model or config.model_id or "",
         )
-        before = self.dashboard.receipts.before_decision
+        before: Callable[[Placement], object] = self.dashboard.receipts.before_decision
+        if record is not None:
+            before = record.after(before)
         self.decider = Decider(self.router, before_decision=before)
         self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
@@ -111,7 +125,10 @@ class WorkerPool:
             config.peers,
             self.hits,
             off_loop,
-            hashes=self.router.uses_caches,
+            hashes=self.router.uses_caches or recorder is not None,
+        )
+        self.handoffs = Handoffs(
+            self.decider, self.monitor, clock, config.disagg, config.handoff, prefill
         )
         self.dispatcher = Dispatcher(
             self.decider,
@@ -122,6 +139,7 @@ class WorkerPool:
             hits=self.hits,
             reader=self.reader,
             tracing=tracing,
+            handoffs=self.handoffs,
         )
         self.metrics.watch_pool(
             self.dispatcher,
@@ -145,6 +163,11 @@ class WorkerPool:
         return self.router.registry.entry(worker_id) is not None
 
     @property
+    def in_flight(self) -> int:
+        """Requests in flight, and prompts that are computed here for other pools."""
+        return self.dispatcher.in_flight + self.prefills
+
+    @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""
         states: dict[str, int] = {}
@@ -162,7 +185,7 @@ class WorkerPool:
                 "state": events.plane_state.value if events else "off",
                 "server": events.description if events else "off",
             },
-            "in_flight": self.dispatcher.in_flight,
+            "in_flight": self.in_flight,
         }
 
     @property
@@ -224,7 +247,7 @@ class WorkerPool:
         if not isinstance(plane, ZmqPlane if config.plane.is_zmq else NatsPlane):
             plane = self._own_plane = self._sync_plane()
         elif self.events is not None and self.events.is_embedded:
-            log.warning("no other router can be heard: give all of them the same --nats")
+            log.warning("other routers are out of reach: give all of them the same --nats")
         self.replicas = ReplicaSync(
             self.router.count_peers(),
             plane,

@@ -133,7 +133,7 @@ def ask_held(
 
     None: nobody. `unfit` are workers that it may not go to.
     """
-    if not can_prefetch(router) or router.config.admission.shed:
+    if not can_prefetch(router) or router.config.admission.sheds_all:
         return None  # to shed is for those whose turn it is
     try:
         decision = router.place(Placement(prompt, excluded=unfit))

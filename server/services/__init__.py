@@ -6,6 +6,7 @@ Entered by `serve` alone.
 from .grpc_server import GrpcServer
 from .http_server import AdminAt, HttpServer
 from .pool_routes import PoolRoutes, WorkersRoute
+from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
 from .state_routes import HealthRoutes, MetricsRoute
 from .trtllm_service import (

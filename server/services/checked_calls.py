@@ -136,11 +136,11 @@ async def _answer(
 async def _answer_stream(
     method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
 ) -> None:
-    """The same for a method that takes a stream: reflection. Its messages are small ones."""
+    """The same for a method that takes a stream. What it decodes itself it also counts."""
 
     async def requests() -> AsyncIterator[Any]:
         while (message := await call.read()) is not None:
-            yield await _decoded(calls, method, message, call)
+            yield message if method.decode is None else await _decoded(calls, method, message, call)
             await asyncio.sleep(0)  # others have their turn, however many came in one piece
 
     await answer_call(method, requests(), call)

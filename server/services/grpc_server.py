@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 from grpc_health.v1 import health
@@ -10,21 +11,16 @@ from grpc_health.v1 import health
 from ...base.errors import ConfigError
 from ...base.limit_hits import LimitHits
 from ...process.system import why_cannot_listen
-from ...transport.grpc_methods import Methods
+from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import Http2Server, ServerLimits
-from ...transport.security import ServerTls
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
-from ...workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from ..access import Access, GrpcGuard
 from ..call_limits import CallLimits
 from ..caller_limits import CallerLimits
 from .checked_calls import CheckedCalls
 from .connection_share import ConnectionShare
 from .connections import plan_connections, share_of
-from .router_service import SERVICE as ROUTER_SERVICE
-from .router_service import RouterService
 from .standard_services import HealthService, reflection_methods
-from .trtllm_service import TrtllmService
 
 log = structlog.get_logger(__name__)
 
@@ -39,21 +35,25 @@ class GrpcServer:
 
     def __init__(
         self,
-        generate: TrtllmService,
-        select: RouterService,
+        services: Mapping[str, Methods],
         *,
         host: str,
         port: int,
         is_ready: Callable[[], bool],
+        ready: Collection[str],
+        name: str = "grpc",
+        key: str = "port",
         access: Access | None = None,
         calls: CallLimits | None = None,
         workers: int = 0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        tls: ServerTls | None = None,
+        tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """Port 0 takes a free one. `is_ready`: whether a request can be served now; `update` says
-        that it may have changed. `reuse_port`: other processes of ours listen there too."""
+        """`services`: their methods, by their names. Those in `ready`, and the empty name, are
+        healthy while `is_ready`, whether a request can be served now; `update` says that it may
+        have changed. `name` is that of the ready line, `key` the setting of the port; 0 takes a
+        free one. `reuse_port`: other processes of ours listen there too."""
         self._host, self._wanted_port, self._is_ready = host, port, is_ready
         calls = calls or CallLimits(CallerLimits(), LimitHits())
         limits = calls.limits
@@ -66,7 +66,7 @@ class GrpcServer:
             share = ConnectionShare(most_each, calls.hits)
         self._listener = Http2Server(
             _server_limits(calls, plan.grpc, max_message_bytes),
-            None if tls is None else tls.http2_context(),
+            tls,
             share=share,
             on_limit=calls.hits.hit,
             input_bound=calls.bytes,
@@ -78,13 +78,15 @@ class GrpcServer:
         self.port = 0
         self._reuse_port = reuse_port
         checked = CheckedCalls(GrpcGuard(access or Access()), calls)
-        names = (TRTLLM_SERVICE, ROUTER_SERVICE, health.SERVICE_NAME)
-        methods: Methods = {
-            **generate.methods,
-            **select.methods,
+        self._name, self._key = name, key
+        self._follow = ("", *ready)
+        self._always = [each for each in services if each not in ready]
+        methods: dict[str, Method] = {
             **self._health.methods,
-            **reflection_methods(names),
+            **reflection_methods((*services, health.SERVICE_NAME)),
         }
+        for each in services.values():
+            methods.update(each)
         self._methods = {path: checked.serving(path, method) for path, method in methods.items()}
         self._at_once = {
             path: checked.serving_at_once(path, method.at_once)
@@ -99,7 +101,7 @@ class GrpcServer:
     @property
     def description(self) -> str:
         """Its part of the ready line."""
-        return f"grpc {self.address}"
+        return f"{self._name} {self.address}"
 
     async def listen(self) -> None:
         """Take the port. ConfigError if it cannot be had."""
@@ -109,10 +111,12 @@ class GrpcServer:
         except (OSError, UnicodeError):
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             key, reason = why_cannot_listen(host, port)
+            key = self._key if key == "port" else key
             raise ConfigError(f"{key}: cannot listen on {where}: {reason}", key=key) from None
 
     async def start(self) -> None:
-        await self._health.set(ROUTER_SERVICE, serving=True)
+        for name in self._always:
+            await self._health.set(name, serving=True)
         await self._report(False)
         await self._listener.start(self._methods, self._at_once)
         self.update()
@@ -142,7 +146,7 @@ class GrpcServer:
 
     async def _report(self, serving: bool) -> None:
         self._serving = serving
-        for name in ("", TRTLLM_SERVICE):
+        for name in self._follow:
             await self._health.set(name, serving=serving)
 
 

@@ -16,6 +16,7 @@ from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank, as_worker
 from ...router.admission import NO_OBJECTIVES, NORMAL, Urgency, read_objectives
 from ...router.affinity import read_session
+from ...router.pairs import PairDecision
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import PeerGoneError, ServerCall
 from ...workers.channels import Metadata
@@ -23,7 +24,7 @@ from ...workers.dialects import DP_RANK_KEY
 from ...workers.failures import EngineCallError
 from ...workers.health import HealthMonitor
 from ...workers.retention import RETURNING_KEY
-from ...workers.trtllm_client import WORKER_ID_KEY
+from ...workers.trtllm_client import PREFILL_WORKER_ID_KEY, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import Caller, current_account, current_caller
 from ..dispatch import ClientGoneError, Dispatcher, status_of
@@ -84,7 +85,7 @@ class TrtllmService:
                 forwarded, pinned, urgency = read_metadata(metadata)
                 objectives = read_objectives(metadata)
                 session = read_session(metadata, caller.name, current_account())
-            decision = await self._dispatcher.generate(
+            pair = await self._dispatcher.generate(
                 request,
                 partial(_write, context),
                 put=context.put,
@@ -99,7 +100,7 @@ class TrtllmService:
             )
         except Exception as error:
             await abort_with(context, error)
-        context.set_trailing_metadata(_worker_told(decision.worker))
+        context.set_trailing_metadata(_workers_told(pair))
 
     async def _health_check(self, request: Any, context: ServerCall) -> Any:
         ready = self._monitor.any_ready
@@ -161,6 +162,14 @@ class TrtllmService:
             "GetTokenizer": Method(self._get_tokenizer),
             "SubscribeKvEvents": Method(self._subscribe_kv_events),
         }
+
+
+def _workers_told(pair: PairDecision) -> tuple[tuple[str, str], ...]:
+    """Which workers answered, as metadata."""
+    told = _worker_told(pair.decode.worker)
+    if pair.prefill is not None:
+        told += ((PREFILL_WORKER_ID_KEY, str(pair.prefill.worker.worker_id)),)
+    return told
 
 
 @lru_cache(maxsize=4096)

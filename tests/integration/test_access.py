@@ -336,8 +336,10 @@ async def test_what_is_open_is_said_at_the_start(tmp_path: Path) -> None:
     async with command(tmp_path, *words, "--host", "0.0.0.0") as router:
         await router.says("dynamo-router ready")
         # The ready line, which has both addresses, may stand before or behind what the log says.
-        assert "grpc 0.0.0.0:" in await router.says("is open: whoever reaches it may generate")
-        assert "http 0.0.0.0:" in await router.says("is open: whoever reaches it may read")
+        assert "grpc 0.0.0.0:" in await router.says(
+            "is open: any host that reaches it may generate"
+        )
+        assert "http 0.0.0.0:" in await router.says("is open: any host that reaches it may read")
         await router.says("--tls-cert")
         assert "admin 0.0.0.0" not in router.text  # on loopback, as ever
     async with command(tmp_path, *words) as router:

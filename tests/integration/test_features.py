@@ -161,6 +161,17 @@ async def logs_requests(served: Served) -> bool:
     return True
 
 
+@probe("requests recorded", "nats")
+async def records_requests(served: Served) -> bool:
+    await served.ask()
+
+    async def written() -> bool:
+        return bool(await served.value("dynamo_router_record_lines_total"))
+
+    await until(written)
+    return True
+
+
 @probe("tracing", "nats")
 async def traces(served: Served) -> bool:
     spans = served.spans
@@ -344,7 +355,7 @@ async def has_models(served: Served) -> bool:
     return sorted(model["id"] for model in told["data"]) == ["other", "tiny"]
 
 
-@probe("prefill and decode workers", "models")
+@probe("prefill and decode workers, by their cards", "models")
 async def has_prefill_pools(served: Served) -> bool:
 
     async def meet() -> bool:

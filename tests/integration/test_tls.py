@@ -292,7 +292,7 @@ async def test_certificates_change_while_streams_flow(pki: Pki, tmp_path: Path) 
                 pki.ours.issue("second", file="pair")
                 await becomes("second")
                 pki.ours.issue("ended", days=-0.1, file="pair")
-                line = await router.says("is no good, the old one stays")
+                line = await router.says("is not valid, the old one stays in use")
                 assert "certificate has expired" in line
                 await becomes("second")
                 pki.ours.issue("third", file="pair")

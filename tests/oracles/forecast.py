@@ -49,6 +49,23 @@ class OracleFit:
         self.theta = np.maximum(0.0, theta)
 
 
+def cold_s(params, isl):
+    """Seconds of a prompt on an idle engine with nothing cached, as believed, step by step."""
+    seconds, left = 0.0, isl
+    while left > 0:
+        seconds += params.step_s + params.token_s * min(left, 8192)
+        left -= 8192
+    return seconds
+
+
+def waiting_cost(params, isl, ttft):
+    """What waiting so long costs a prompt: one second more weighs 1, and 2 more for each time that
+    it has waited what is usual for it."""
+    usual = params.ttft_s + params.cold_weight * cold_s(params, isl)
+    waited = np.linspace(0.0, ttft, 2001)
+    return float(np.trapezoid(1 + 2 * waited / usual, waited))
+
+
 def running_mean(start, values):
     """A mean of which each value is a hundredth when it comes."""
     ages = np.arange(len(values))[::-1]

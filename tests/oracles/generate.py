@@ -21,6 +21,7 @@ def expected(message: Any) -> tuple[Any, ...]:
         message.HasField("multimodal_input") or message.HasField("prompt_tuning_config"),
         message.streaming,
         message.HasField("kv_cache_retention"),
+        message.HasField("disaggregated_params"),
     )
 
 

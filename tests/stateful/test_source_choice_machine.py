@@ -139,7 +139,7 @@ def test_a_stream_that_cannot_be_read_is_not_tried_again() -> None:
     choice = choice_of(EventSource.GRPC, announced=False)
     assert choice.wants_stream
     choice.on_stream(True, 0.1)
-    choice.refuse("blocks of 32 tokens, ours have 64", 0.2)
+    choice.refuse("blocks of 32 tokens, the router's have 64", 0.2)
     assert choice.current is EventSource.PREDICTED and not choice.wants_stream
 
 

@@ -213,3 +213,33 @@ def test_impossible_service_settings_are_refused(bad: dict[str, object], message
 def test_impossible_mock_engines_are_refused(bad: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MockEnginesConfig(**bad)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "error"),
+    [
+        ("serve", "lame_duck_s = 3\n[router]\nblock_size = 32\n", None),
+        ("frontend", 'discovery = "file"\n', None),
+        ("frontend", "", "discovery: models are found in a store"),
+        ("serve", "lame_duk_s = 3\n", "lame_duk_s: unknown key in {file}; did you mean lame_duck"),
+        ("serve", "[router]\nblock_size = -1\n", "block_size: -1 must be"),
+        ("serve", "port = \n", "config: {file} is not TOML"),
+        ("frontend", "port = 1\n", "port: unknown key in {file}"),
+    ],
+)
+def test_a_file_is_checked_as_its_command_reads_it(
+    run, tmp_path: Path, command: str, text: str, error: str | None
+) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(text)
+    code, out, complaint = run("config", "--check", str(file), "--command", command)
+    if error is None:
+        count = text.count(" = ")
+        assert (code, out) == (0, f"{file}: {count} settings of {command}, each valid\n")
+    else:
+        assert code == 2 and error.format(file=file) in complaint
+
+
+def test_a_file_to_check_must_be_there(run) -> None:
+    code, _, complaint = run("config", "--check", "/nowhere/router.toml")
+    assert code == 2 and "cannot read /nowhere/router.toml" in complaint

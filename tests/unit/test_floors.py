@@ -27,6 +27,7 @@ FLOORS = {
     "base": 0,
 }
 BESIDE_THE_DOOR = {
+    "frontend.epp.proto": "a generated protobuf module is the door of its own protocol",
     "router.proto": "a generated protobuf module is the door of its own protocol",
 }
 HOUSES = {

@@ -11,7 +11,7 @@ SHARES = {
     "virtual": {"router/admission/turns.py"},
     "has_more": {"router/admission/turns.py"},
     "most_waiting": {"router/admission/queue.py"},
-    "below_share_of": {"router/admission/limits.py"},
+    "below_share": {"router/admission/limits.py"},
 }
 """The answers of TenantShares that have an effect."""
 

@@ -457,7 +457,7 @@ class HttpConnection(asyncio.Protocol):
         """Whether enough was read ahead. Before that, reading goes on while a request is answered:
         a client that leaves is noticed by it."""
         limits, current = self._limits, self._exchange
-        unread = sum(each.unread for each in self._waiting)
+        unread = sum([each.unread for each in self._waiting]) if self._waiting else 0
         if current is not None:
             unread += current.unread
         return unread > limits.unread_bytes or len(self._waiting) > limits.pipelined // 2

@@ -145,7 +145,7 @@ class Exchange:
         if self._left is not None:
             self._left -= len(data)
             if self._left < 0 or (self._left and not more):
-                raise RuntimeError("an answer is not as long as its headers say")
+                raise RuntimeError("an answer differs in length from its content-length")
         if self.scope["method"] == "HEAD":
             data = b""
         elif self._chunked:

@@ -10,6 +10,8 @@ from .errors import HttpError
 PIECE = 64 << 10
 """Bytes unpacked at a time; a body that has more is unpacked off the event loop."""
 SECONDS_PER_BYTE = 1e-8
+MOST_MEMBERS = 512
+"""Of gzip: members without content cost some 5 us each, and count as no bytes."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 """Window sizes as zlib takes them, each with the header that is expected."""
 _CODINGS = ("gzip", "x-gzip", "deflate")
@@ -74,24 +76,36 @@ def _size(body: bytes, coding: str, most: int) -> int:
 
 def _pieces(body: bytes, coding: str) -> Iterator[bytes]:
     """What it holds, PIECE bytes at a time: zlib copies what it has not read yet, so it is given
-    as much at a time, too."""
-    engine = zlib.decompressobj(_window(body, coding))
+    as much at a time, too. Gzip may have several members, one behind another (RFC 1952, 2.2)."""
+    window = _window(body, coding)
+    engine, members = zlib.decompressobj(window), 1
     try:
         for at in range(0, len(body), PIECE):
             left = body[at : at + PIECE]
-            while not engine.eof:
+            while True:
+                if engine.eof:
+                    if not left:
+                        break
+                    members += 1
+                    if window != _GZIP or members > MOST_MEMBERS:
+                        raise HttpError(400, _follows(window, coding))
+                    engine = zlib.decompressobj(window)
                 piece = engine.decompress(left, PIECE)
-                left = engine.unconsumed_tail
+                left = engine.unused_data if engine.eof else engine.unconsumed_tail
                 if piece:
                     yield piece
                 elif not left:
                     break
-            if engine.eof and (engine.unused_data or at + PIECE < len(body)):
-                raise HttpError(400, f"something follows the body that is packed by {coding}")
     except zlib.error as error:
         raise HttpError(400, f"the body is not packed by {coding}: {error}") from None
     if not engine.eof:
         raise HttpError(400, f"the body that is packed by {coding} ends too early")
+
+
+def _follows(window: int, coding: str) -> str:
+    if window == _GZIP:
+        return f"the body that is packed by {coding} has more than {MOST_MEMBERS} members"
+    return f"something follows the body that is packed by {coding}"
 
 
 def _window(body: bytes, coding: str) -> int:

@@ -305,7 +305,7 @@ class ClientChannel:
             raise
         else:
             if connection.is_leaving:
-                self._failed("it takes no calls")
+                self._failed("the engine takes no calls (GOAWAY)")
                 return
             self._connecting = None
             self._backoff.reset()

@@ -78,7 +78,7 @@ def outcome_of(stream: Stream, reset: int, max_message_bytes: int) -> Outcome:
         text = "the answer's headers are longer than our limit"
         return Outcome(Fault.STATUS_SIZE, StatusCode.RESOURCE_EXHAUSTED, text)
     if violation == MESSAGE_COMPRESSED:
-        text = "a message is compressed, and we asked for none"
+        text = "a message is compressed, which the call did not allow"
         return Outcome(Fault.STATUS, StatusCode.INTERNAL, text)
     if violation not in (SOUND, MESSAGE_CUT):
         return Outcome(Fault.STATUS, StatusCode.RESOURCE_EXHAUSTED, "no memory for the answer")

@@ -100,10 +100,10 @@ def _end_of(cert: str, key: str, setting: str) -> float:
                     pass
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
-            f"{setting}: {cert} is no good: {error.verify_message}", key=setting
+            f"{setting}: {cert} is not valid: {error.verify_message}", key=setting
         ) from None
     except ssl.SSLError as error:
-        raise ConfigError(f"{setting}: {cert} is no good: {error.reason}", key=setting) from None
+        raise ConfigError(f"{setting}: {cert} is not valid: {error.reason}", key=setting) from None
     found = ours.getpeercert() or {}
     return ssl.cert_time_to_seconds(str(found["notAfter"]))
 

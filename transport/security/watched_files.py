@@ -78,7 +78,9 @@ class WatchedFiles(Generic[T]):
             self._stamps = stamps
             self.failures += 1
             self.error = str(error)
-            log.error(f"the new {self.what} is no good, the old one stays", error=self.error)
+            log.error(
+                f"the new {self.what} is not valid, the old one stays in use", error=self.error
+            )
             return False
         if self._look() != stamps:
             return False  # it changed while it was read: once more, when it rests

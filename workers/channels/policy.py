@@ -25,7 +25,7 @@ class ConnectionPolicy:
     )
     keepalive_s: float = option(
         8.0,
-        "An engine that owes an answer and sends nothing for so long is pinged.",
+        "Seconds without a message of a pending answer after which the engine is pinged.",
         "--worker-keepalive-s",
     )
     keepalive_timeout_s: float = option(

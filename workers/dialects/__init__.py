@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...base.lazy_names import lazy_names
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk
-from ._token_ids import encode_generate
+from ._token_ids import encode_generate, split_tokens
 
 if TYPE_CHECKING:
     from .dynamo_client import DynamoClient
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from .logit_bias import bias_of, encode_bias
     from .openai_client import OpenAiClient
+    from .openai_errors import error_of
+    from .sse import EventReader
     from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 # What needs protobuf or an HTTP client is imported by its first user.
@@ -36,6 +38,8 @@ __getattr__ = lazy_names(
     {
         "DynamoClient": ".dynamo_client",
         "OpenAiClient": ".openai_client",
+        "EventReader": ".sse",
+        "error_of": ".openai_errors",
         **dict.fromkeys(("bias_of", "encode_bias"), ".logit_bias"),
         **dict.fromkeys(("TokenLogprob", "TrtllmAnswer"), ".trtllm_answer"),
         **dict.fromkeys(_CLIENT.split(), ".engine_client"),

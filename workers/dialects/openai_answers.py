@@ -15,7 +15,7 @@ from .openai_requests import EngineKind
 from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 _DONE = b"[DONE]"
-_NO_IDS = "the engine tells no token ids of its answers: vLLM does from 0.10.2 on"
+_NO_IDS = "the engine returns no token ids of its answers: vLLM does from 0.10.2 on"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -125,7 +125,7 @@ class CompletionReader:
         return self.answer.add(tokens, _named_logprobs(choice.logprobs))
 
     def fill(self, tokens: list[int]) -> bytes | None:
-        raise AssertionError("it tells the ids of all tokens")
+        raise AssertionError("answers of this engine have the ids of all tokens")
 
     def complete(self) -> bytes:
         if not self._reason:
@@ -239,7 +239,7 @@ def _set_cached(answer: TrtllmAnswer, told: int | None) -> None:
 
 def _check_length(count: int, most: int) -> None:
     if count > most:
-        raise WorkerError(f"it sends more than the {most} tokens that it was asked for")
+        raise WorkerError(f"the engine sent more than the {most} tokens of max_tokens")
 
 
 def _named_logprobs(told: _Logprobs | None) -> list[TokenLogprob]:

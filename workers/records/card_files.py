@@ -87,7 +87,7 @@ def checked_folder(files: tuple[CardFile, ...], other: Path | None = None) -> Pa
     """
     tokenizer = next((file for file in files if file.part == TOKENIZER), None)
     if tokenizer is None:
-        raise WrongFileError("it names no tokenizer")
+        raise WrongFileError("the card names no tokenizer")
     if Path(tokenizer.path).name != _FILES[TOKENIZER][1]:
         raise WrongFileError(f"its tokenizer {tokenizer.path} is of a kind that is not read")
     folder = Path(tokenizer.path).parent
@@ -106,7 +106,7 @@ def _check(file: CardFile, path: Path) -> None:
     except OSError as error:
         raise WrongFileError(f"its {file.part} {path} cannot be read: {error.strerror}") from None
     if file.size not in (None, len(data)):
-        raise WrongFileError(f"{path} has {len(data)} bytes, the card says {file.size}")
+        raise WrongFileError(f"{path} has {len(data)} bytes, in the card it has {file.size}")
     if not file.checksum:
         return
     if not file.checksum.startswith(_PREFIX):
@@ -114,7 +114,7 @@ def _check(file: CardFile, path: Path) -> None:
     if (checksum := _checksum(data)) is None:
         raise WrongFileError("its files cannot be checked: pip install blake3")
     if checksum != file.checksum:
-        raise WrongFileError(f"{path} has another checksum than the card says")
+        raise WrongFileError(f"{path} has another checksum than in the card")
 
 
 def _text(value: Any) -> str:

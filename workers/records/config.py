@@ -62,7 +62,7 @@ class EventPlaneConfig:
 
     event_plane: str = option(
         NATS,
-        f"Over what KV events go: {NATS}, or {ZMQ} (no broker: publishers are found in the store of"
+        f"Transport of KV events: {NATS}, or {ZMQ} (no broker: publishers are found in the store of"
         " --discovery; needs pyzmq).",
         choices=(NATS, ZMQ),
         env=("DYN_EVENT_PLANE",),

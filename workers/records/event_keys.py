@@ -55,7 +55,7 @@ def decode_source(entry: Entry) -> PublisherRecord:
         raise ValueError(f"not an event source: {error}") from None
     publisher_id = read_id(entry.key.rpartition("/")[2])
     if not is_same_id(read.publisher_id, publisher_id):
-        raise ValueError(f"the value says publisher {read.publisher_id}, its key {publisher_id}")
+        raise ValueError(f"the value names publisher {read.publisher_id}, its key {publisher_id}")
     return PublisherRecord(worker, publisher_id, _recovery(read.metadata.recovery_target))
 
 

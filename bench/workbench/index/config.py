@@ -25,11 +25,11 @@ class IndexBenchConfig:
     part: tuple[str, ...] = option(
         (), f"Only this part: {', '.join(PARTS)}; may be repeated. Not given: all."
     )
-    max_blocks: int = option(50_000_000, "Let the tree of the growth part hold so many blocks.")
-    max_workers: int = option(4096, "Let the fleet of the growth part have so many workers.")
+    max_blocks: int = option(50_000_000, "Blocks in the tree of the growth part.")
+    max_workers: int = option(4096, "Workers of the growth part.")
     event_seconds: float = option(5.0, "How long events run through NATS, each of two loads.")
     soak: int = option(
-        0, "Nothing of that: apply so many stored and removed events; exit 1 if memory grows."
+        0, "Instead: apply this number of stored and removed events; exit 1 if memory grows."
     )
     seed: int = option(7, "Which prompt goes to which worker, and which hashes are invented.")
     rounds: int = option(5, "Rounds over all indexes; medians of them are reported.")

@@ -123,7 +123,7 @@ def measure_round(
         reads_per_s = len(idle) / (perf_counter() - began)
         unknown = index.tier_counters()["device"]["unknown"]
         if index.counters()["invalid"] or unknown or not len(each):
-            raise RouterError("the traffic is not what it is meant to be, or nobody read")
+            raise RouterError("the traffic differs from its specification, or no reader ran")
         points = percentiles(each / 1000, 50, 99, 99.9, 100)
         return {
             "reads": len(each),

@@ -206,9 +206,9 @@ def _described(info: ObjectInfo) -> _Object:
     """_DamagedError if a field is none that it can be read by. nats-py checks none of them."""
     nuid, size, digest = info.nuid, info.size, info.digest
     if not isinstance(nuid, str) or not _NUID.fullmatch(nuid):
-        raise _DamagedError("it does not say where its parts are")
+        raise _DamagedError("it has no subject of its parts")
     if type(size) is not int or size < 0:
-        raise _DamagedError("it does not say how long it is")
+        raise _DamagedError("it has no size")
     try:
         kind, _, encoded = (digest or "").partition("=")
         checksum = base64.urlsafe_b64decode(encoded)

@@ -98,7 +98,7 @@ def decode_channel(entry: Entry) -> Channel:
     kind, scope = read.transport.kind, read.scope.endpoint
     where = read.transport.config.get("endpoint" if kind == ZMQ else "subject_prefix")
     if not isinstance(where, str):
-        raise ValueError("not an event channel: it does not say where")
+        raise ValueError("not an event channel: it has no address")
     if kind == ZMQ:
         check_address(where)
     if not 0 <= read.instance_id < 1 << 64:

@@ -53,5 +53,5 @@ def decode_multipart(frames: Sequence[bytes], topic: str, publisher_id: int) -> 
     if version != VERSION:
         raise MultipartError(f"version {version} is not {VERSION}")
     if length != len(body) - _HEADER.size:
-        raise MultipartError(f"{len(body) - _HEADER.size} bytes where the header says {length}")
+        raise MultipartError(f"{len(body) - _HEADER.size} bytes, but in the header {length}")
     return body[_HEADER.size :]

@@ -250,7 +250,7 @@ class ZmqSubscription:
             )
         except OSError as error:
             self.left_out += 1
-            log.warning("a publisher is not heard", address=channel.where, error=str(error))
+            log.warning("cannot subscribe to a publisher", address=channel.where, error=str(error))
 
     def _on_frames(self, channel: Channel, frames: Sequence[bytes]) -> bool:
         try:

@@ -64,7 +64,7 @@ class OwnMetadata:
             self._applied = -1
             return False
         if not self._says_ours(found):
-            log.warning("somebody changed our worker metadata: written again",
+            log.warning("worker metadata was changed by another writer: written again",
                         name=self.identity.name)  # fmt: skip
             await self.apply()
         return True

@@ -96,7 +96,7 @@ class ResourcePosition:
         kind = event.get("type") if isinstance(event, dict) else None
         found = event.get("object") if isinstance(event, dict) else None
         if not isinstance(found, dict):
-            raise ValueError("a watch says what is no event")
+            raise ValueError("a line of a watch is no event")
         if kind == "ERROR":
             code = found.get("code")
             raise ApiStatusError(
@@ -105,12 +105,12 @@ class ResourcePosition:
         metadata = found.get("metadata")
         version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         if not isinstance(version, str) or not version:
-            raise ValueError("a watch says what has no version")
+            raise ValueError("an event of a watch has no version")
         self._version = version
         if kind == "BOOKMARK":
             return None
         if kind not in ("ADDED", "MODIFIED", "DELETED"):
-            raise ValueError(f"a watch says {str(kind)[:40]!r}, which is no event")
+            raise ValueError(f"a watch sent {str(kind)[:40]!r}, which is no event")
         return Changed(found, kind == "DELETED")
 
     def on_gone(self) -> None:

@@ -133,7 +133,7 @@ async def test_each_worker_that_did_not_is_told_of_with_the_reason(backend: Back
         assert not found["cleared_workers"]
         reasons = {row["worker_id"]: row["error"] for row in found["failed_workers"]}
         assert reasons.keys() == {7, 8, worker_id}
-        assert reasons[7] == "it does not know this call"
+        assert reasons[7] == "the engine does not implement this call"
         assert "in use" in reasons[worker_id] and reasons[8]
         call.cancel()
         await until(lambda: not busy.engines[0].busy)

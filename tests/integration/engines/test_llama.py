@@ -20,6 +20,7 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.dialects import OpenAiClient
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
+ALTERNATIVES = 8
 WORDS = "the quick brown fox jumps over the lazy dog and then "
 
 
@@ -122,6 +123,51 @@ async def test_a_schema_and_what_is_refused(served: Served) -> None:
     assert found.choices[0].message.content in ("true", "false")
     with pytest.raises(openai.BadRequestError, match="cache salt"):
         await served.client.chat.completions.create(**more, extra_body={"cache_salt": "tenant"})
+
+
+async def likeliest(engine: LlamaServer, context: list[int]) -> list[tuple[int, float]]:
+    """(id, logprob) of the tokens that may come next, as the engine itself says."""
+    asked = {"prompt": context, "n_predict": 1, "n_probs": ALTERNATIVES, "temperature": 0.0}
+    told = await http_json(engine.address, "/completion", asked)
+    (only,) = told["completion_probabilities"]
+    return [(each["id"], each["logprob"]) for each in only["top_logprobs"]]
+
+
+async def test_loglikelihoods_are_those_of_the_engine(
+    served: Served, engines: list[LlamaServer]
+) -> None:
+    """As lm-eval scores a continuation where an engine has no logprobs of prompts: the logprob of
+    each of its tokens behind all before it. Likely and unlikely continuations of contexts."""
+    name = (await served.client.models.list()).data[0].id
+    through, direct = [], []
+    for context in ([5, 9, 60, 3], list(range(300, 340)), [7] * 90):
+        for ranks in ((0, 0, 0), (1, 0, 2), (4, 4, 4)):
+            prompt, here, there = list(context), 0.0, 0.0
+            for rank in ranks:
+                found = await likeliest(engines[0], prompt)
+                answer = await served.client.completions.create(
+                    model=name, prompt=prompt, max_tokens=1, temperature=0, logprobs=ALTERNATIVES
+                )
+                logprobs = answer.choices[0].logprobs
+                assert logprobs is not None and logprobs.top_logprobs and logprobs.token_logprobs
+                ours = sorted(logprobs.top_logprobs[0].values(), reverse=True)
+                assert logprobs.token_logprobs[0] == ours[0]  # the likeliest one is chosen
+                here, there = here + ours[rank], there + found[rank][1]
+                prompt.append(found[rank][0])
+            through.append(here)
+            direct.append(there)
+    assert through == pytest.approx(direct, abs=1e-3)
+    assert len({round(each, 2) for each in direct}) > 6  # they tell continuations apart
+
+
+async def test_loglikelihoods_of_prompts_are_refused_by_name(served: Served) -> None:
+    """llama.cpp takes `echo` and has no logprobs of the prompt."""
+    name = (await served.client.models.list()).data[0].id
+    with pytest.raises(openai.BadRequestError) as caught:
+        await served.client.completions.create(
+            model=name, prompt=[5, 9, 60, 3], max_tokens=1, temperature=0, echo=True, logprobs=1
+        )
+    assert caught.value.param == "echo" and "logprobs of the prompt" in str(caught.value)
 
 
 async def test_a_prompt_that_is_too_long(served: Served) -> None:

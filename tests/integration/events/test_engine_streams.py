@@ -121,7 +121,7 @@ async def test_an_engine_that_tells_nothing_is_predicted_until_it_does(tmp_path:
         assert sum(row["indexed_blocks"] for row in (await fleet.workers()).values()) >= 6 + 15
         tokens, cached = await fleet.ask([*PROMPT, 1])
         assert cached == len(PROMPT)
-        await fleet.router.says("KV events unavailable, predicting its cache")
+        await fleet.router.says("KV events unavailable, predicting cache")
 
 
 async def test_the_event_plane_goes_before_the_stream_and_the_stream_stands_in(

@@ -83,7 +83,7 @@ async def test_a_refused_source_is_tried_again_when_its_engine_comes_back(
             engine.status = "OK"
             await is_row(ports, "zmq", "exact", 2)
     said = capsys.readouterr().out
-    assert f"blocks of {2 * BLOCK} tokens, ours have {BLOCK}" in said
+    assert f"blocks of {2 * BLOCK} tokens, the router's have {BLOCK}" in said
 
 
 async def test_events_over_http() -> None:

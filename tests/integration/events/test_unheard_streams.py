@@ -43,7 +43,7 @@ async def test_a_publisher_that_does_not_listen_is_named_and_its_worker_predicte
             return all(f"nothing listens at {fleet.events}: vLLM" in error for error in errors)
 
         await until(named)
-        line = await fleet.router.says("KV events unavailable, predicting its cache")
+        line = await fleet.router.says("KV events unavailable, predicting cache")
         assert f"nothing listens at {fleet.events}" in line
         assert sorted((await fleet.overlaps(PROMPT)).values()) == [len(PROMPT) // BLOCK]
         ready = await fleet.router.says("dynamo-router ready")

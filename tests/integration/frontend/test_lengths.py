@@ -80,6 +80,31 @@ async def test_of_engines_that_differ_each_takes_what_is_left(engine: FakeEngine
     assert asked == {100: 200, 299: 1, 300: 2700, 2000: 1000}
 
 
+@pytest.mark.parametrize("path, field, body", [
+    (COMPLETIONS, "max_tokens", IDS),
+    (CHAT, "max_completion_tokens", {**HELLO, "nvext": {"token_data": [5] * 100}}),
+    ("/v1/responses", "max_output_tokens", {"model": "tiny", "input": "a " * 100}),
+    ("/v1/messages", "max_tokens", {**HELLO, "system": "a " * 100}),
+])  # fmt: skip
+async def test_of_engines_that_differ_an_answer_goes_where_it_fits(
+    engine: FakeEngine, path: str, field: str, body: Any
+) -> None:
+    """With a length that the client gives: only the longer context has room for 500 tokens."""
+    short = FakeEngine(whole, worker_id=2)
+    async with openai_serving(short, context=300) as _, openai_serving(engine, context=CONTEXT):
+        async with openai_serving(workers=(short.url, engine.url)) as served:
+            for length in (500, 2500, 500, 20, 20, 20, 20):
+                status, told = await served.post(path, {**body, field: length})
+                assert status == 200, told
+            status, told = await served.post(path, {**body, field: CONTEXT})
+            assert status == 400 and str(CONTEXT) in str(told), told
+        for each, context in ((short, 300), (engine, CONTEXT)):
+            needs = [len(r.tokenized.input_token_ids) + r.max_tokens for r in each.requests]
+            assert max(needs, default=0) <= context
+    assert len(short.requests) + len(engine.requests) == 7
+    assert [r.max_tokens for r in engine.requests][:3] == [500, 2500, 500]
+
+
 @pytest.mark.parametrize("path, body, param", [
     (COMPLETIONS, {**IDS, "prompt": [5] * CONTEXT}, "prompt"),
     (COMPLETIONS, {**IDS, "prompt": [5] * (CONTEXT + 7)}, "prompt"),

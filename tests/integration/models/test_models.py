@@ -98,7 +98,7 @@ async def test_cards_that_are_wrong_are_shown_and_get_nothing(backend: Backend) 
             return {pool.name.model: pool.reason for pool in client.server.models.pools}
 
         await until(lambda: reasons().get("bare") and reasons().get("lost"))
-        assert reasons()["bare"] == "it names no tokenizer"
+        assert reasons()["bare"] == "the card names no tokenizer"
         assert "checksum" in reasons()["lost"] or "cannot be checked" in reasons()["lost"]
         (junk,) = [each for each in await refusals(client) if each["key"].endswith("/fd")]
         assert "not a model card" in junk["reason"]

@@ -16,6 +16,7 @@ from support.observability.exposition import families
 from support.observability.seen_fleet import seen_fleet
 
 from dynamo_router.indexer.source import SourceState
+from dynamo_router.server.metrics.http_answers import STATUSES
 from dynamo_router.workers.registry import WorkerState
 
 FOLDER = resources.files("dynamo_router.server.metrics") / "dashboards"
@@ -28,7 +29,7 @@ OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus itself gives to what it scrapes."""
 ALLOWED = {
     "state": {*(s.value for s in WorkerState), *(s.value for s in SourceState), "unregistered"},
-    "status": {code.name.lower() for code in grpc.StatusCode},
+    "status": {*(code.name.lower() for code in grpc.StatusCode), *map(str, STATUSES)},
     "worker_id": {"unregistered", "other"},
     "limit": {"retry_budget"},
     "reason": {"rate_limit", "slow_reader"},
@@ -58,12 +59,12 @@ class Fleet:
                 found.append(f"{name} does not exist")
                 continue
             offered |= self.labels[name]
-            for label, _, value in selector.matchers:
+            for label, value in selector.matchers:
                 if label not in self.labels[name] | OF_PROMETHEUS:
                     found.append(f"{name} has no label {label}")
-                words = set() if value.startswith("$") else set(value.split("|"))
-                if label in ALLOWED and not words <= ALLOWED[label]:
-                    found.append(f"{label} is never {words - ALLOWED[label]}")
+                for each in () if value.startswith("$") else value.split("|"):
+                    if not any(map(re.compile(each).fullmatch, ALLOWED.get(label, {each}))):
+                        found.append(f"{label} is never {each}")
             rising = self.types[name] in ("counter", "histogram", "summary")
             if rising != (calls[:1] in (("rate",), ("increase",))) or rising != selector.ranged:
                 found.append(f"{name} is a {self.types[name]}: rate or no rate?")
@@ -115,13 +116,15 @@ async def test_a_wrong_expression_is_noticed(fleet: Fleet) -> None:
         'dynamo_router_workers{colour="red"}',
         'dynamo_router_workers{state="happy"}',
         "rate(dynamo_router_workers[5m])",
+        'sum(rate(dynamo_router_http_requests_total{status=~"6.."}[5m]))',
+        'sum(rate(dynamo_router_http_requests_total{path="/"}[5m]))',
         "dynamo_router_retries_total",
         "sum by (colour) (dynamo_router_workers)",
         f"histogram_quantile(0.9, rate({ttft}_sum[5m]))",
         f"histogram_quantile(0.9, sum by (job) (rate({ttft}_bucket[5m])))",
     ):
         assert fleet.complaints(wrong), wrong
-    for broken in ("sum(", "a}", "a)", 'a{b"c"}', "a ? b"):
+    for broken in ("sum(", "a}", "a)", 'a{b"c"}', "a ? b", "rate(a)", "rats(a[1m])"):
         with pytest.raises(ValueError):
             promql.read(broken)
 

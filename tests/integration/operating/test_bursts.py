@@ -22,6 +22,7 @@ HELD_UP = 2
 """Bursts that a busy machine may spread over more than an engine's step, whatever is chosen."""
 CASES = [  # the API, engines, prompts in a burst, and how many bursts may be uneven
     ("grpc", 4, 12, HELD_UP),
+    ("grpc-fronts", 4, 12, HELD_UP),
     ("openai-list", 4, 12, BURSTS // 2),
     ("openai-n", 4, 12, BURSTS // 2),
     ("grpc", 32, 42, HELD_UP),
@@ -47,7 +48,7 @@ async def sent(router: Fronts) -> Counter[str]:
 
 
 async def ask(router: Fronts, openai: str, api: str, prompts: list[list[int]]) -> None:
-    if api == "grpc":
+    if api.startswith("grpc"):  # over one connection, so of one process where there are two
         async with router.client() as client:
             requests = [pb.GenerateRequest(max_tokens=3, streaming=True) for _ in prompts]
             for request, prompt in zip(requests, prompts, strict=True):
@@ -76,6 +77,8 @@ async def test_no_worker_gets_much_more_than_its_share(
     """From the first burst on. A list of prompts that reaches four engines while first tokens come
     may still give the engine that was first one more."""
     flags = ("--port", "0", "--http-port", "0", "--mockers", str(workers), *SERVE)
+    if api.endswith("fronts"):
+        flags += ("--fronts", "2")
     async with command(tmp_path, "serve", *flags) as process:
         ready = await process.says("dynamo-router ready")
         found = re.search(r"grpc (\S+) http (\S+) openai (\S+)", ready)

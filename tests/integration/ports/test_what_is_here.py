@@ -167,6 +167,9 @@ async def test_a_packed_body_is_answered_and_a_bomb_refused() -> None:
             packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
             status, told = await served.post(path, data, headers=packed)
             assert status == 200 and (told.get("choices") or told["count"])
+        members = [gzip.compress(part) for part in (json.dumps(BODY)[:9].encode(), b"",
+                                                    json.dumps(BODY)[9:].encode())]  # fmt: skip
+        assert (await served.post("/v1/completions", b"".join(members), headers=packed))[0] == 200
         bomb = gzip.compress(bytes(64 << 20))
         status, told = await served.post("/v1/completions", bomb, headers=packed)
         assert status == 413 and "longer than" in told["error"]["message"]

@@ -207,6 +207,8 @@ async def profile_nats(command: str, folder: Path, backend: Backend) -> AsyncIte
             "limits.hedge_after_s": 60.0,
             "peers.max_body_bytes": 10_000,
             "access_log": True,
+            "record": str(folder / "record.jsonl.gz"),
+            "record_max_mb": 1.0,
             "metrics_max_workers": 100,
         }
         if command != SERVE:

@@ -23,6 +23,7 @@ from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.router.affinity import AffinityConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.config import ServeConfig
+from dynamo_router.server.observability import ObservabilityConfig
 from dynamo_router.transport.security import ServerTlsConfig
 from dynamo_router.workers.failures import EngineCallError
 from dynamo_router.workers.outliers import OutlierPolicy
@@ -58,6 +59,7 @@ async def seen_fleet(folder: Path, *, used: bool = True) -> AsyncIterator[str]:
                     affinity=AffinityConfig(session_affinity_ttl_secs=60.0),
                 ),
                 outliers=OutlierPolicy(failures_in_a_row=1, ejection_s=60),
+                observability=ObservabilityConfig(record=str(folder / "record.jsonl.gz")),
                 nats=nats.url,
                 durable_kv_events=True,
                 tls=ServerTlsConfig(cert=cert, key=key),

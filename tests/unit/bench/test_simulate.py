@@ -16,7 +16,8 @@ from dynamo_router.bench.simulation.config import Load, SimulationConfig
 from dynamo_router.bench.simulation.experiment import Experiment, compare_policies
 from dynamo_router.bench.simulation.policies import PolicyVariant, parse_policies
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.bench.traces.trace import TraceError, encode_request
+from dynamo_router.bench.traces.trace import encode_request
+from dynamo_router.bench.traces.trace_lines import TraceError
 from dynamo_router.process.settings import resolve
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.policy import LMetric

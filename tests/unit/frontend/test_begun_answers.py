@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dynamo_router.base.account import set_account
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.engine_requests import ANSWER_S, Choice, HashedPrompt
 from dynamo_router.frontend.generation import Workers, answer
@@ -17,6 +18,8 @@ from dynamo_router.frontend.origin import origin_of
 from dynamo_router.frontend.processor import ModelText
 from dynamo_router.frontend.shared_prefill import LEAST_TOKENS
 from dynamo_router.process.loop_turns import LoopTurns
+from dynamo_router.router.pairs import PairDecision
+from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.access import ANONYMOUS
 from dynamo_router.server.dispatch import ReadRequest, RequestReader
@@ -37,11 +40,12 @@ class Engines:
         self._turn = 0
         self._next: asyncio.Handle | None = None
 
-    async def generate(self, request: ReadRequest, respond: Any, **more: Any) -> None:
+    async def generate(self, request: ReadRequest, respond: Any, **more: Any) -> PairDecision:
         if self._next is None:
             self._count()
         self.begun.append((self._turn, request.facts.request_id))
         await self.go_on.wait()
+        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 1, 0))
 
     def decision_of(self, request_id: str, caller: Any) -> None:
         return None

@@ -132,7 +132,7 @@ async def test_without_a_name_it_is_the_only_model() -> None:
     only = FakePool()
     await ask(FakeDirectory(a=[only]), {"prompt": "x"})
     assert only.asked == 1
-    with pytest.raises(ApiError, match="which of them"):
+    with pytest.raises(ApiError, match="model is required"):
         await ask(FakeDirectory(a=[only], b=[FakePool()]), {"prompt": "x"})
 
 

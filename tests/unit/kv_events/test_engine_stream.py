@@ -163,7 +163,7 @@ async def test_a_stream_that_begins_anew_while_the_index_is_full_leaves_no_gap(r
 async def test_blocks_of_another_size_are_refused_by_name(rig: Rig) -> None:
     call = await rig.call()
     call.batches.put_nowait(batch(1, size=2 * SIZE))
-    await until(lambda: rig.engine.refused == ["blocks of 8 tokens, ours have 4"])
+    await until(lambda: rig.engine.refused == ["blocks of 8 tokens, the router's have 4"])
     assert rig.knows(0)
 
 

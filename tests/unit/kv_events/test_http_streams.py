@@ -248,7 +248,7 @@ async def test_blocks_of_another_size_are_refused_by_name(sizes: tuple[int, int]
     wrong = next(size for size in sizes if size != SIZE)
     async with reading(engine) as reader:
         await until(lambda: bool(reader.refused))
-        assert reader.refused == [f"blocks of {wrong} tokens, ours have {SIZE}"]
+        assert reader.refused == [f"blocks of {wrong} tokens, the router's have {SIZE}"]
 
 
 async def test_ends_of_prompts_alone_are_no_other_block_size() -> None:

@@ -82,7 +82,7 @@ async def test_what_they_say_beyond_the_limit_is_counted_once(scene: Scene) -> N
         await scene.upkeep()
     assert scene.hits.counts() == {"max_unknown_workers": 30}
     assert len(scene.router.workers()) == 5
-    assert [line["refused"] for line in logs if "nobody registered" in line["event"]] == [15]
+    assert [line["refused"] for line in logs if "too many unregistered" in line["event"]] == [15]
 
 
 async def test_a_worker_registered_amid_them_is_indexed(scene: Scene) -> None:

@@ -340,7 +340,7 @@ async def test_another_block_size_is_refused_by_name(publisher: ZmqPublisher) ->
     await publisher.publish(stored([1], block(1) + block(2), 2 * SIZE))
     async with reading(publisher) as reader:
         await until(lambda: bool(reader.refused))
-        assert reader.refused == ["blocks of 8 tokens, ours have 4"]
+        assert reader.refused == ["blocks of 8 tokens, the router's have 4"]
 
 
 async def test_streams_that_are_not_allowed_are_not_read(publisher: ZmqPublisher) -> None:

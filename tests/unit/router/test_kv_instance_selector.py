@@ -143,7 +143,7 @@ async def test_what_cannot_be_chosen_by_is_refused(router: KvRouter) -> None:
 async def test_without_workers_nobody_is_chosen(router: KvRouter) -> None:
     async with DistributedRuntime(MemoryStore()) as runtime:
         client = await runtime.client(NAME, selector=KvInstanceSelector(router))
-        with pytest.raises(NoWorkersError, match=f"nobody serves {NAME}"):
+        with pytest.raises(NoWorkersError, match=f"no instance serves {NAME}"):
             await ask(client, [1] * 64)
 
 

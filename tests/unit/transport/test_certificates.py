@@ -61,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         ("cert", "junk", "tls.key: .*junk holds no private key in PEM"),
         ("cert", "other_key", "tls.key: .*other.key does not belong to the certificate in .*good"),
         ("locked_cert", "locked_key", "tls.key: .*locked.key is encrypted"),
-        ("old_cert", "old_key", "tls.cert: .*old.crt is no good: certificate has expired"),
+        ("old_cert", "old_key", "tls.cert: .*old.crt is not valid: certificate has expired"),
     ],
 )
 def test_a_bad_pair_is_told(files: Files, cert: str, key: str, text: str) -> None:

@@ -42,3 +42,22 @@ def test_a_prompt_may_be_refused_by_each_for_another_reason() -> None:
         unfit == {1, 2}
         and refusal == "token id 70 is out of range: the model's vocabulary has 50 tokens"
     )
+
+
+def test_an_answer_goes_where_prompt_and_answer_fit() -> None:
+    limits = PromptLimits(
+        {1: EngineFacts(max_seq_len=300), 2: EngineFacts(max_seq_len=3000, vocab_size=50)}
+    )
+    assert limits.check(100, 3, 200) == (set(), None)
+    assert limits.check(100, 3, 201) == ({1}, None)
+    assert limits.check(301, 3, 0) == ({1}, None)
+    assert limits.check(100, 3, 2901) == (set(), None)  # no context holds it: the engine says so
+    assert limits.check(301, 3, 2900) == ({1}, None)
+    assert limits.check(100, 60, 201) == ({2}, None)  # only the narrow one knows the token
+    assert limits.check(3001, 3, 1).refusal is not None
+
+
+def test_a_context_that_is_not_known_holds_any_answer() -> None:
+    limits = PromptLimits({1: EngineFacts(max_seq_len=300), 2: EngineFacts()})
+    assert limits.check(100, 3, 201) == ({1}, None)
+    assert PromptLimits({1: EngineFacts(max_seq_len=300)}).check(100, 3, 201) == (set(), None)

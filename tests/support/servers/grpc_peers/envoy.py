@@ -13,18 +13,25 @@ from support.servers.child import Child
 
 EXTENSIONS = "envoy.extensions"
 TYPES = f"type.googleapis.com/{EXTENSIONS}"
+_OPTIONS = f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
+HTTP2 = {
+    _OPTIONS: {
+        "@type": f"type.googleapis.com/{_OPTIONS}",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+}
+"""Of a cluster: what is behind it speaks HTTP/2."""
 
 
 class Envoy(Child):
-    """HTTP/2 without TLS on both sides."""
+    """Runs a configuration that listens on a port."""
 
     ready_word = "starting main dispatch loop"
 
-    def __init__(self, folder: Path, upstream: str) -> None:
+    def __init__(self, folder: Path, port: int, config: dict[str, Any]) -> None:
         super().__init__(folder)
-        self._folder = folder
-        self.port = free_port()
-        (folder / "envoy.json").write_text(json.dumps(_config(self.port, upstream)))
+        self._folder, self.port = folder, port
+        (folder / "envoy.json").write_text(json.dumps(config))
 
     @property
     def address(self) -> str:
@@ -36,7 +43,7 @@ class Envoy(Child):
         return [path, *config, "--disable-hot-restart", "--concurrency", "1"]
 
 
-def _config(port: int, upstream: str) -> dict[str, Any]:
+def _passing_on(port: int, upstream: str) -> dict[str, Any]:
     host, _, upstream_port = upstream.rpartition(":")
     router = {
         "name": "envoy.filters.http.router",
@@ -51,24 +58,19 @@ def _config(port: int, upstream: str) -> dict[str, Any]:
         "http_filters": [router],
     }
     chain = {"filters": [{"name": "http", "typed_config": manager}]}
-    listener = {"name": "port", "address": _address("127.0.0.1", port), "filter_chains": [chain]}
-    name = f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
-    options = {
-        "@type": f"type.googleapis.com/{name}",
-        "explicit_http_config": {"http2_protocol_options": {}},
-    }
-    endpoint = {"endpoint": {"address": _address(host, int(upstream_port))}}
+    listener = {"name": "port", "address": address_of("127.0.0.1", port), "filter_chains": [chain]}
+    endpoint = {"endpoint": {"address": address_of(host, int(upstream_port))}}
     cluster = {
         "name": "engine",
         "connect_timeout": "5s",
         "type": "STATIC",
-        "typed_extension_protocol_options": {name: options},
+        "typed_extension_protocol_options": HTTP2,
         "load_assignment": {"cluster_name": "engine", "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
 
-def _address(host: str, port: int) -> dict[str, Any]:
+def address_of(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
@@ -76,7 +78,8 @@ def _address(host: str, port: int) -> dict[str, Any]:
 async def envoy_before(upstream: str, folder: Path) -> AsyncIterator[str]:
     """The address of an Envoy that passes everything on. The test is skipped without Envoy."""
     pytest.importorskip("envoy")
-    envoy = Envoy(folder, upstream)
+    port = free_port()
+    envoy = Envoy(folder, port, _passing_on(port, upstream))
     await envoy.come_back()
     try:
         yield envoy.address

@@ -47,6 +47,7 @@ def test_every_split_has_all_families_their_errors_and_four_seeds() -> None:
         assert list(split.traffic) == [
             "conversation", "agents", "documents", "batch", "bursts", "tenants",
             "coders", "heavy-tail", "flash-crowd", "thrash", "rag", "volleys",
+            "rag-chunks", "drifting-tenants", "batch-beside-chat", "reasoning",
         ]  # fmt: skip
         assert {
             "attention",
@@ -54,6 +55,7 @@ def test_every_split_has_all_families_their_errors_and_four_seeds() -> None:
             "late-events",
             "no-events",
             "slow-worker",
+            "half-slow",
             "untold-facts",
         } <= set(split.errors)
         assert len(split.seeds) == 4 and len(split.fleets) >= 2
@@ -61,7 +63,8 @@ def test_every_split_has_all_families_their_errors_and_four_seeds() -> None:
 
 def test_every_parameter_of_a_family_is_told_for_every_split() -> None:
     required = {each.name for each in fields(TrafficSpec)} - {
-        *("family", "history", "forks", "job_requests", "bursts", "max_prompt_tokens")
+        *("family", "history", "forks", "job_requests", "bursts", "max_prompt_tokens"),
+        *("chunks", "jobs", "drift_s"),
     }
     for parameters in FAMILIES.values():
         assert required <= parameters.keys()

@@ -11,7 +11,8 @@ from support.traces import SIZE, SPECIAL, chat, request, traces
 from dynamo_router.bench.traces.cache_curve import build_curve, default_sizes
 from dynamo_router.bench.traces.columns import columns_of
 from dynamo_router.bench.traces.prefix_tree import PrefixTree, build_tree
-from dynamo_router.bench.traces.trace import TraceError, TraceRequest
+from dynamo_router.bench.traces.trace import TraceRequest
+from dynamo_router.bench.traces.trace_lines import TraceError
 from dynamo_router.bench.traces.turns import find_turns
 
 

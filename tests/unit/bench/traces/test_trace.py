@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.traces.trace import (
-    MAX_LINE_BYTES,
-    TraceError,
     TraceRequest,
     encode_request,
     read_trace,
     token_ids,
 )
+from dynamo_router.bench.traces.trace_lines import MAX_LINE_BYTES, TraceError
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 

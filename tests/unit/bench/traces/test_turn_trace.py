@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
-from dynamo_router.bench.traces.trace import TraceError, TraceRequest, read_trace
+from dynamo_router.bench.traces.trace import TraceRequest, read_trace
+from dynamo_router.bench.traces.trace_lines import TraceError
 from dynamo_router.bench.traces.turn_trace import Turn, read_turns
 
 

@@ -9,7 +9,7 @@ import pytest
 from dynamo_router.bench.evaluation.splits import FAMILIES, split_of
 from dynamo_router.bench.traces.trace import lengths_fault, parent_fault
 from dynamo_router.bench.traffic.generator import TRAFFIC_BLOCK_SIZE, generate_traffic
-from dynamo_router.bench.traffic.spec import Bursts, TrafficSpec
+from dynamo_router.bench.traffic.spec import Bursts, Chunks, Jobs, TrafficSpec
 
 PLAIN = TrafficSpec(
     family="plain",
@@ -105,6 +105,43 @@ def test_jobs_come_at_once_and_bursts_come_and_go() -> None:
     assert len(made) / (made[-1].timestamp_ms / 1e3) == pytest.approx(PLAIN.rate, rel=0.15)
 
 
+def test_passages_come_in_any_order_behind_a_shared_beginning() -> None:
+    chunks = Chunks(pool=3, popularity=0.0, taken=2, tokens=256)
+    spec = replace(PLAIN, turns=1.0, prefixes=1, prefix_spread=0.0, chunks=chunks)
+    made = generate(spec, 500)
+    parents: dict[int, int] = {}
+    assert all(parent_fault(request, parents) is None for request in made)
+    assert len({request.hash_ids[:10] for request in made}) == 1
+    assert len({request.hash_ids[:14] for request in made}) == 3  # the first passage
+    assert len({request.hash_ids[:18] for request in made}) == 6  # behind each, one of two others
+
+
+def test_jobs_beside_sessions_have_their_share_and_lengths() -> None:
+    jobs = Jobs(share=0.4, requests=25.0, user_tokens=4000, output_tokens=10)
+    made = generate(replace(PLAIN, prefix_tokens=64, user_tokens=100, jobs=jobs), 6000)
+    times = [request.timestamp_ms for request in made]
+    together = {time for time in times if times.count(time) > 5}
+    batch = [request for request in made if request.timestamp_ms in together]
+    assert len(batch) / len(made) == pytest.approx(0.4, abs=0.08)
+    assert mean(request.input_length for request in batch) > 3500
+    assert mean(request.output_length for request in batch) < 15
+    assert len(made) / (made[-1].timestamp_ms / 1e3) == pytest.approx(PLAIN.rate, rel=0.15)
+
+
+def test_popularity_drifts_from_one_beginning_to_the_next() -> None:
+    def favourites(spec: TrafficSpec) -> set[int]:
+        """First blocks of the beginnings that most requests of some 50 s have."""
+        firsts: dict[int, list[int]] = {}
+        for request in generate(spec, 2000):
+            firsts.setdefault(int(request.timestamp_ms // 50e3), []).append(request.hash_ids[0])
+        parts = [firsts[part] for part in range(7)]
+        return {max(set(part), key=part.count) for part in parts}
+
+    still = replace(PLAIN, turns=1.0, prefixes=8, popularity=3.0, prefix_spread=0.0)
+    assert len(favourites(still)) == 1
+    assert len(favourites(replace(still, drift_s=50.0))) >= 6
+
+
 def test_a_session_ends_where_its_prompt_would_be_too_long() -> None:
     made = generate(replace(PLAIN, turns=50.0, max_prompt_tokens=2000), 1000)
     assert max(request.input_length for request in made) <= 2000
@@ -116,6 +153,7 @@ def test_a_session_ends_where_its_prompt_would_be_too_long() -> None:
         ({"turns": 0.5}, "turns must be at least 1"),
         ({"rate": 0.0}, "rate must be greater"),
         ({"forks": 0.5}, "die out"),
+        ({"drift_s": -1.0}, "drift_s must be at least 0"),
     ],
 )
 def test_parameters_that_make_no_traffic_are_refused(changes: dict, reason: str) -> None:
@@ -123,3 +161,9 @@ def test_parameters_that_make_no_traffic_are_refused(changes: dict, reason: str)
         replace(PLAIN, **changes)
     with pytest.raises(ValueError, match="more than all requests"):
         Bursts(factor=10, on_s=10, period_s=50)
+    with pytest.raises(ValueError, match="at least one of the pool"):
+        Chunks(pool=2, popularity=1.0, taken=3, tokens=64)
+    with pytest.raises(ValueError, match="a share between 0 and 1"):
+        Jobs(share=1.0, requests=2.0, user_tokens=1, output_tokens=1)
+    with pytest.raises(ValueError, match="prompts and answers"):
+        Jobs(share=0.5, requests=2.0, user_tokens=0, output_tokens=1)

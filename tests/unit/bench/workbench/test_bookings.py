@@ -19,7 +19,7 @@ def test_both_sides_have_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(small) == 0
     rows = json.loads(path.read_text())["bookings"]
     assert set(rows) == {"told_us", "heard_us"} and rows["heard_us"]["min"] > 0
-    assert "to hear of it" in capsys.readouterr().out
+    assert "to apply one" in capsys.readouterr().out
 
 
 def test_every_request_is_heard_of_and_none_stays() -> None:

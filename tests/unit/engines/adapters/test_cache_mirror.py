@@ -93,7 +93,7 @@ def test_tiers_and_ranks_are_kept_apart_and_a_parent_may_be_in_another_tier() ->
 
 
 def test_blocks_of_another_size_and_ranks_that_there_are_not_are_refused() -> None:
-    with pytest.raises(EventsRefused, match="blocks of 4 tokens, it says 2"):
+    with pytest.raises(EventsRefused, match="blocks of 4 tokens, the engine reported 2"):
         CacheMirror(2).apply(0, stored(1))
     with pytest.raises(EventsRefused, match="rank 1"):
         CacheMirror(SIZE).apply(1, [])

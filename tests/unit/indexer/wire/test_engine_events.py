@@ -167,8 +167,11 @@ def test_null_blocks_end_a_chain(told: Told) -> None:
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([stored([1], PROMPT[: 2 * SIZE], 2 * SIZE)], "blocks of 8 tokens, ours have 4"),
-        ([stored([n], [n, n], 2) for n in range(ODD_BLOCKS)], "blocks of 2 tokens, ours have 4"),
+        ([stored([1], PROMPT[: 2 * SIZE], 2 * SIZE)], "blocks of 8 tokens, the router's have 4"),
+        (
+            [stored([n], [n, n], 2) for n in range(ODD_BLOCKS)],
+            "blocks of 2 tokens, the router's have 4",
+        ),
         ([stored([1], [[1, 2], [2, 3]], SIZE)], "pairs of tokens"),
         ([stored([1], [], 0)], "blocks of 0 tokens"),
     ],
@@ -211,7 +214,7 @@ def test_what_nests_deep_is_passed_over() -> None:
 
 def test_smaller_blocks_in_a_row_are_refused_though_ours_are_known(told: Told) -> None:
     told.tell(stored([1], PROMPT[:SIZE], SIZE))
-    with pytest.raises(ValueError, match="blocks of 2 tokens, ours have 4"):
+    with pytest.raises(ValueError, match="blocks of 2 tokens, the router's have 4"):
         told.tell(stored([2, 3], PROMPT[:SIZE], 2, parent=1))
 
 

@@ -164,6 +164,17 @@ def test_deadlines_go_first_and_of_those_missed_one_in_so_many_turns() -> None:
     assert LATE_EVERY == 4
 
 
+def test_those_that_can_still_meet_their_objective_go_first_in_the_usual_order_too() -> None:
+    now, workers = [0.0], Workers()
+    queue = AdmissionQueue(workers, now=lambda: now[0])
+    offer(queue, Ticket("late", 0.0, latest_start=1.0))
+    offer(queue, Ticket("none", 1.0))
+    offer(queue, Ticket("short", 2.0, latest_start=9.0))
+    offer(queue, Ticket("long", 1.5, order_penalty_s=5.0, latest_start=9.0))
+    workers.slots, now[0] = 1, 2.0
+    assert ids(queue) == ["none", "short", "long", "late"]
+
+
 def test_a_request_without_an_objective_is_never_late() -> None:
     workers = Workers()
     queue = AdmissionQueue(workers, policy="deadline", now=lambda: 1e9)

@@ -269,7 +269,8 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
     assert found.policy == "forecast"
     assert [each.worker_id for each in found.cheapest] == [1]
     params = ForecastParams()
-    usual = policy_of(router).learnt().ttft_s
+    policy = policy_of(router)
+    usual = policy.learnt().ttft_s + params.cold_weight * policy.cold_s(500)
     for each in found.candidates:
         own = each.policy_terms
         assert own is not None

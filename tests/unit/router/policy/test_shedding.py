@@ -1,21 +1,33 @@
-"""Requests that would make answers miss their objective wherever they went are refused if asked."""
+"""Requests that would miss objectives wherever they went are refused, where somebody named one."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import NoWorkersError
-from dynamo_router.router.admission import AdmissionConfig
+from dynamo_router.router.admission import AdmissionConfig, Objectives
+from dynamo_router.router.admission.objectives import read_objectives
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.decider import new_queue, ticket_of
 from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.router.placement import Placement
 
 BLOCK = 16
 TOKENS = list(range(10 * BLOCK))
 
 
-def taught(*, sheds: bool, itl_s: float, answers: int = 60) -> tuple[KvRouter, ManualClock]:
+def taught(
+    *,
+    sheds: bool | None,
+    itl_s: float,
+    answers: int = 60,
+    slo_itl_ms: float | None = 25.0,
+    slo_ttft_ms: float | None = None,
+) -> tuple[KvRouter, ManualClock]:
     """A router that has seen so many answers of a worker, one at a time, at this pace."""
-    clock = ManualClock(0.0)
-    admission = AdmissionConfig(shed=sheds, slo_itl_ms=25.0)
+    clock = ManualClock(1.0)
+    admission = AdmissionConfig(shed=sheds, slo_itl_ms=slo_itl_ms, slo_ttft_ms=slo_ttft_ms)
     config = KvRouterConfig(block_size=BLOCK, seed=1, use_kv_events=False, admission=admission)
     router = KvRouter(config, clock=clock)
     router.add_worker(0)
@@ -29,8 +41,22 @@ def taught(*, sheds: bool, itl_s: float, answers: int = 60) -> tuple[KvRouter, M
     return router, clock
 
 
-def test_what_would_be_too_slow_is_refused_and_counted() -> None:
-    router, _ = taught(sheds=True, itl_s=0.04)
+def refusals(router: KvRouter, clock: ManualClock, asked: Objectives, waited_s: float = 0.0) -> int:
+    """Of two requests, the second beside the first, how many are refused."""
+    for turn in range(2):
+        placement = Placement(
+            router.prompt(TOKENS), f"r{turn}", clock.now() - waited_s, objectives=asked
+        )
+        try:
+            router.place(placement)
+        except NoWorkersError as error:
+            assert error.overloaded
+    return router.limits.requests_shed
+
+
+@pytest.mark.parametrize("sheds", [True, None])
+def test_what_would_be_too_slow_is_refused_and_counted(sheds: bool | None) -> None:
+    router, _ = taught(sheds=sheds, itl_s=0.04)
     router.decide(TOKENS, "first")  # nobody is there
     for _ in range(2):
         with pytest.raises(NoWorkersError) as raised:
@@ -60,3 +86,95 @@ def test_explanations_refuse_nobody() -> None:
     (candidate,) = router.explain(TOKENS).candidates
     assert candidate.policy_terms["missed"] > 0.7
     assert router.limits.requests_shed == 0
+
+
+NAMED = read_objectives([("x-dynamo-slo-ttft-ms", "200")])
+"""Ten times what the prompt takes on an idle engine here."""
+
+
+@pytest.mark.parametrize(
+    ("sheds", "asked", "slo_ttft_ms", "waited_s", "refused"),
+    [
+        (None, NAMED, None, 0.0, 0),  # in time
+        (None, NAMED, None, 0.19, 1),  # beside another prompt it would come too late
+        (None, Objectives(), 200.0, 0.19, 1),  # the settings name it
+        (None, Objectives(), None, 9.0, 0),  # nobody does
+        (False, NAMED, 200.0, 9.0, 0),
+        (True, Objectives(), None, 9.0, 1),  # the default counts where it is asked for
+        (None, read_objectives([("x-dynamo-slo-ttft-ms", "1")]), None, 9.0, 0),  # none can meet it
+    ],
+)
+def test_a_late_first_token_is_refused_for_an_objective_that_somebody_named(
+    sheds: bool | None,
+    asked: Objectives,
+    slo_ttft_ms: float | None,
+    waited_s: float,
+    refused: int,
+) -> None:
+    router, clock = taught(sheds=sheds, itl_s=0.01, slo_itl_ms=None, slo_ttft_ms=slo_ttft_ms)
+    resolved = router.limits.objectives(len(TOKENS), asked)  # as the dispatcher hands it on
+    assert refusals(router, clock, resolved, waited_s) == refused
+
+
+def test_slow_answers_alone_refuse_nobody_where_no_setting_names_an_itl() -> None:
+    router, clock = taught(sheds=None, itl_s=0.04, slo_itl_ms=None)
+    assert refusals(router, clock, NAMED) == 0
+
+
+def test_a_further_attempt_is_not_late_for_what_the_first_one_took() -> None:
+    router, clock = taught(sheds=None, itl_s=0.01, slo_itl_ms=None)
+    router.decide(TOKENS, "beside")
+    asked = Placement(router.prompt(TOKENS), "again", clock.now() - 9.0, objectives=NAMED)
+    with pytest.raises(NoWorkersError, match="TTFT objective"):
+        router.place(asked)
+    assert router.place(asked._replace(retried=True)).request_id == "again"
+
+
+def test_a_request_that_waits_has_its_turn_to_be_refused_once_it_is_too_late() -> None:
+    router, clock = taught(sheds=None, itl_s=0.01, slo_itl_ms=None)
+    queue, free = new_queue(router), [9.0]
+    queue._seconds_until_free = lambda asked_for: free[0]
+    queue._wait_times = lambda: queue._seconds_until_free
+    plain = Placement(router.prompt(TOKENS), "plain", clock.now())
+    named = plain._replace(request_id="named", objectives=NAMED)
+    pinned = named._replace(request_id="pinned", pinned=router.registry.entries()[0].ranks[0])
+    for placement in (plain, named):
+        queue.enter(lambda placement=placement: ticket_of(router, placement))
+    queue.enter(lambda: ticket_of(router, pinned, pinned.pinned))
+    assert queue.next() is None and queue.ask_again_s < 0.25
+    clock.advance(0.25)
+    doomed = queue.next()
+    assert doomed is not None and doomed.request_id == "named"
+    router.decide(TOKENS, "beside")
+    with pytest.raises(NoWorkersError):
+        router.place(named)
+    assert queue.next() is None and len(queue) == 2 and queue.ask_again_s == 9.0
+    free[0] = 0.0
+    assert {queue.next().request_id, queue.next().request_id} == {"plain", "pinned"}  # type: ignore[union-attr]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans()), min_size=1, max_size=20),
+    st.floats(0.0, 3.0),
+)
+def test_no_request_is_let_go_as_doomed_before_its_time_or_without_one(
+    arrivals: list[tuple[float, bool]], later_s: float
+) -> None:
+    router, clock = taught(sheds=None, itl_s=0.01, answers=40, slo_itl_ms=None)
+    queue = new_queue(router)
+    queue._seconds_until_free = lambda asked_for: float("inf")
+    queue._wait_times = lambda: queue._seconds_until_free
+    begin, expected = clock.now(), []
+    for number, (at, is_named) in enumerate(arrivals):
+        asked = NAMED if is_named else Objectives()
+        placement = Placement(router.prompt(TOKENS), str(number), begin + at, objectives=asked)
+        ticket = queue.enter(lambda placement=placement: ticket_of(router, placement))
+        assert (ticket.refused_from < float("inf")) == is_named
+        if ticket.refused_from < begin + later_s:
+            expected.append(ticket.request_id)
+    clock.advance(later_s)
+    gone = []
+    while (ticket := queue.next()) is not None:
+        gone.append(ticket.request_id)
+    assert sorted(gone) == sorted(expected) and len(queue) == len(arrivals) - len(gone)

@@ -1,15 +1,27 @@
 """Routers in step that are asked at the same moment choose different workers."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.replicas import Replica
-from dynamo_router.router.replicas.first_choice import ALWAYS, HEAR_S, LOOK_S, FirstChoice
+from dynamo_router.router.replicas.first_choice import (
+    FIRST,
+    HEAR_S,
+    KEPT,
+    LEAST,
+    LOOK_S,
+    NEAR_S,
+    FirstChoice,
+)
 from dynamo_router.workers.registry import WorkerRegistry
 
 BLOCK = 16
@@ -42,6 +54,16 @@ def routers_in_step(count: int, workers: int) -> tuple[list[KvRouter], ManualClo
     return [router for router, _ in made], clock
 
 
+def booking_together(choice: FirstChoice) -> FirstChoice:
+    """The same, which has heard of as many bookings of others as it made, each time."""
+    for turn in range(50):
+        for act in (choice.on_booked, choice.on_heard):
+            for _ in range(4):
+                act(turn - 99.0)
+    assert choice.coincidence == 1.0
+    return choice
+
+
 def prompt(first: int, blocks: int = 4) -> list[int]:
     return list(range(first, first + blocks * BLOCK))
 
@@ -52,6 +74,29 @@ def test_requests_of_one_moment_go_to_different_workers() -> None:
         routers[turn % 2].decide(prompt(9000 * turn, 400), str(turn)).number for turn in range(6)
     ]
     assert sorted(chosen) == list(range(6))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("workers", [4, 8, 32])
+def test_a_burst_of_short_prompts_at_one_of_them_spreads_over_all_workers(
+    count: int, workers: int
+) -> None:
+    """From the first one on, whichever router has it, and though others had theirs before."""
+    routers, clock = routers_in_step(count, workers)
+    rng = np.random.default_rng(workers)
+    for turn in range(12):
+        router, size = routers[turn % count], int(rng.integers(2, 65))
+        sent: Counter[int] = Counter()
+        for number in range(size):
+            ids = rng.integers(9, 9999, int(rng.integers(30, 61)), np.uint32)
+            sent[router.decide(ids, f"{turn}-{number}").number] += 1
+            clock.advance(1e-4)
+        assert max(sent.values()) <= max(1, math.ceil(1.5 * size / workers)), (turn, size, sent)
+        clock.advance(1.0)
+        for number in range(size):
+            router.mark_prefill_complete(f"{turn}-{number}")
+            router.free(f"{turn}-{number}")
+        clock.advance(1.0)
 
 
 def test_a_long_cached_prefix_is_followed_to_a_worker_of_another_router() -> None:
@@ -99,14 +144,14 @@ def test_every_worker_is_the_first_choice_of_one_router(count: int) -> None:
 
 
 def test_as_many_as_this_router_booked_of_late_are_expected() -> None:
-    choice = FirstChoice(registry_of(range(4)))
+    choice = booking_together(FirstChoice(registry_of(range(4))))
     for _ in range(3):
         choice.on_booked(1.0)
     soon = choice.unheard(1, [2], 1.0 + HEAR_S / 2)
     late = choice.unheard(1, [2], 1.0 + 2 * HEAR_S)
     assert soon is not None and late is not None
-    assert soon.tolist() == [0.0, ALWAYS + 1.5, 0.0, ALWAYS + 1.5]
-    assert late.tolist() == [0.0, ALWAYS, 0.0, ALWAYS]
+    assert soon.tolist() == [0.0, FIRST + 1.5, 0.0, FIRST + 1.5]
+    assert late.tolist() == [0.0, FIRST, 0.0, FIRST]
 
 
 def test_what_is_expected_is_shared_by_the_workers_that_are_there() -> None:
@@ -114,10 +159,10 @@ def test_what_is_expected_is_shared_by_the_workers_that_are_there() -> None:
     registry = registry_of(range(10))
     for worker in range(2, 10):
         registry.remove(worker)
-    choice = FirstChoice(registry)
+    choice = booking_together(FirstChoice(registry))
     choice.on_booked(0.0)
     found = choice.unheard(1, [2], 0.0)
-    assert found is not None and found.tolist() == [0.0, ALWAYS + 1.0] + [0.0] * 8
+    assert found is not None and found.tolist() == [0.0, FIRST + 1.0] + [0.0] * 8
 
 
 def test_workers_that_come_and_go_are_divided_anew() -> None:
@@ -127,9 +172,42 @@ def test_workers_that_come_and_go_are_divided_anew() -> None:
     registry.remove(1)
     registry.add(3)
     later = choice.unheard(1, [2], LOOK_S)
-    assert later is not None and later.tolist() == [ALWAYS, 0.0]  # 3 has the number that 1 had
+    assert later is not None and later.tolist() == [LEAST, 0.0]  # 3 has the number that 1 had
     registry.add(4)
     found = choice.unheard(1, [2], LOOK_S)  # at once: arrays are as long as there are numbers
     assert found is not None
     by_worker = {worker.worker_id: found[number] for number, worker in registry.numbered()}
-    assert by_worker == {2: 0.0, 3: ALWAYS, 4: 0.0}
+    assert by_worker == {2: 0.0, 3: LEAST, 4: 0.0}
+
+
+def test_of_others_that_book_nothing_when_this_one_does_nothing_is_expected() -> None:
+    choice = FirstChoice(registry_of(range(4)))
+    for _ in range(50):
+        choice.on_booked(1.0)
+    found = choice.unheard(1, [2], 1.0)
+    assert found is not None and found.tolist() == [0.0, LEAST, 0.0, LEAST]
+    choice.on_heard(1.0 + 2 * NEAR_S)
+    assert choice.coincidence == 0.0
+
+
+@given(st.lists(st.sampled_from(["booked", "heard", "later", "much later"]), max_size=200))
+def test_what_is_expected_is_within_its_bounds(turns: list[str]) -> None:
+    choice, now, booked = FirstChoice(registry_of(range(4))), 0.0, 0
+    for turn in turns:
+        if turn == "booked":
+            choice.on_booked(now)
+            booked += 1
+        elif turn == "heard":
+            choice.on_heard(now)
+        else:
+            now += HEAR_S / 3 if turn == "later" else 1.0
+        found = choice.unheard(1, [2, 3], now)
+        assert found is not None and found[0] == 0.0
+        assert LEAST <= found[1] <= FIRST + booked * 3 / 4
+
+
+def test_that_others_booked_when_this_one_did_fades_as_they_do_not() -> None:
+    choice = booking_together(FirstChoice(registry_of(range(4))))
+    for turn in range(math.ceil(math.log(0.05) / math.log(KEPT))):
+        choice.on_booked(turn // 8)
+    assert choice.coincidence < 0.2

@@ -45,13 +45,13 @@ def recorded_error() -> Any:
         (
             {"event": "error", "error": {"error_type": {"Backend": "EngineShutdown"}}},
             Fault.UNAVAILABLE,
-            "the request failed",
+            "reported a failure",
         ),
         ({"event": "error", "comment": ["out", "of luck"]}, Fault.FAILED, "out, of luck"),
         ({"error": "words"}, Fault.FAILED, "words"),
         ({"error": {"error_type": 7, "message": None}, "comment": 3}, Fault.FAILED, "3"),
-        ({"event": "error"}, Fault.FAILED, "the request failed"),
-        ({"error": {"error_type": {}}}, Fault.FAILED, "the request failed"),
+        ({"event": "error"}, Fault.FAILED, "reported a failure"),
+        ({"error": {"error_type": {}}}, Fault.FAILED, "reported a failure"),
     ],
 )
 def test_errors_are_told_apart(part: Any, fault: Fault, message: str) -> None:

@@ -60,7 +60,7 @@ async def test_workers_are_found_called_and_leave(open_store: OpenStore) -> None
             await take(client.direct({"n": 1}, second.instance_id))
         await first.shutdown()
         await sees(client)
-        with pytest.raises(NoWorkersError, match=f"nobody serves {NAME}"):
+        with pytest.raises(NoWorkersError, match=f"no instance serves {NAME}"):
             await take(client.round_robin({"n": 1}))
 
 
@@ -212,7 +212,7 @@ async def test_a_store_that_is_silent_is_not_waited_for_for_ever() -> None:
             return found
 
     async with DistributedRuntime(SilentStore(), startup_timeout_s=0.1) as runtime:
-        with pytest.raises(StoreError, match=f"did not say within 0.1 s who serves {NAME}"):
+        with pytest.raises(StoreError, match=f"did not list instances of {NAME} in 0.1 s"):
             await runtime.client(NAME)
 
 
@@ -239,7 +239,7 @@ async def test_what_is_declared_wrongly_is_said_at_once() -> None:
         runtime.endpoint(NAME)
     with pytest.raises(ValueError, match="a name has no dot"):
         runtime.namespace("a/b")
-    with pytest.raises(ConfigError, match="others cannot reach us at '0.0.0.0'"):
+    with pytest.raises(ConfigError, match="other hosts cannot reach this process at '0.0.0.0'"):
         DistributedRuntime(host="0.0.0.0")
 
 

@@ -44,6 +44,8 @@ def requests(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):
         request.kv_cache_retention.config_json = draw(st.text(max_size=5))
     if draw(st.booleans()):
+        request.disaggregated_params.request_type = draw(st.integers(0, 2))
+    if draw(st.booleans()):
         request.prompt_tuning_config.embedding_table = draw(st.binary(max_size=9))
     return request
 

@@ -3,14 +3,15 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import HistogramMetricFamily
 
-from dynamo_router.server.metrics.histogram import FOLD_AT, Histogram, HistogramRow
+from dynamo_router.server.metrics.histogram import FOLD_AT, SHORT_SECONDS, Histogram, HistogramRow
 
 BOUNDS = (1, 2, 4)
 
 
-def buckets(histogram: Histogram) -> dict[str, float]:
-    samples = histogram.family().samples
+def buckets(family: HistogramMetricFamily) -> dict[str, float]:
+    samples = family.samples
     return {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
 
 
@@ -20,7 +21,7 @@ def test_buckets_are_cumulative_and_take_their_bound_in(values: list[float]) -> 
     for value in values:
         histogram.observe(value)
     wanted = {str(float(b)): sum(v <= b for v in values) for b in BOUNDS}
-    assert buckets(histogram) == {**wanted, "+Inf": len(values)}
+    assert buckets(histogram.family()) == {**wanted, "+Inf": len(values)}
     (total,) = [s.value for s in histogram.family().samples if s.name == "h_sum"]
     assert np.isclose(total, sum(values))
 
@@ -30,7 +31,7 @@ def test_what_waits_is_bounded() -> None:
     for _ in range(3 * FOLD_AT + 5):
         histogram.observe(1.0)
         assert len(histogram._new) < FOLD_AT
-    assert buckets(histogram)["+Inf"] == 3 * FOLD_AT + 5
+    assert buckets(histogram.family())["+Inf"] == 3 * FOLD_AT + 5
 
 
 @given(st.lists(st.tuples(st.floats(0, 8, width=16), st.floats(0, 8, width=16)), max_size=50))
@@ -54,4 +55,15 @@ def test_what_waits_of_a_row_is_bounded() -> None:
     for _ in range(FOLD_AT + 1):
         row.observe(1.0)
         assert len(row._new) < FOLD_AT
-    assert buckets(histogram)["+Inf"] == FOLD_AT
+    assert buckets(histogram.family())["+Inf"] == FOLD_AT
+
+
+def test_an_old_name_in_milliseconds_keeps_its_buckets() -> None:
+    histogram = Histogram("h_seconds", "", SHORT_SECONDS)
+    for seconds in (0.00003, 0.0002, 0.04):
+        histogram.observe(seconds)
+    old = histogram.in_milliseconds("h_ms", "old")
+    assert [*buckets(old)][:5] == ["0.01", "0.02", "0.05", "0.1", "0.2"]
+    assert [*buckets(old)][-3:] == ["50.0", "100.0", "+Inf"]
+    assert list(buckets(old).values()) == list(buckets(histogram.family()).values())
+    assert old.name == "h_ms" and np.isclose(old.samples[-1].value, 40.23)

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.transport.http1 import HttpError
-from dynamo_router.transport.http1.packed_body import PIECE, coding_of, unpacked
+from dynamo_router.transport.http1.packed_body import MOST_MEMBERS, PIECE, coding_of, unpacked
 
 MOST = 4 << 20
 
@@ -48,6 +48,23 @@ async def test_what_does_not_shrink_is_unpacked_too() -> None:
     assert (await unpack(gzip.compress(data), "gzip"))[0] == data
 
 
+@pytest.mark.parametrize("sizes", [
+    [1, 1], [0, 3, 0], [PIECE, PIECE, 1], [PIECE - 1, 2], [MOST // 2] * 2, [1] * MOST_MEMBERS,
+])  # fmt: skip
+async def test_several_members_of_gzip_are_one_body(sizes: list[int]) -> None:
+    """Also where they end at the bounds of the pieces that zlib is given."""
+    parts = [bytes([n % 256]) * size for n, size in enumerate(sizes)]
+    packed = b"".join(gzip.compress(part, 0 if n % 2 else 9) for n, part in enumerate(parts))
+    found, counted, _ = await unpack(packed, "gzip")
+    assert found == b"".join(parts) and counted == sum(sizes)
+
+
+async def test_members_of_a_bomb_count_together() -> None:
+    with pytest.raises(HttpError, match="longer than") as error:
+        await unpack(gzip.compress(bytes(MOST // 2)) * 3, "gzip")
+    assert error.value.status == 413
+
+
 @pytest.mark.parametrize("size", [MOST + 1, 100 << 20])
 async def test_a_bomb_costs_no_memory(size: int) -> None:
     bomb = gzip.compress(bytes(size))
@@ -79,7 +96,10 @@ WHOLE = gzip.compress(b'{"model": "tiny"}')
         (WHOLE[:5], "gzip"),
         (WHOLE[:-8] + bytes(8), "gzip"),
         (WHOLE + b"x", "gzip"),
-        (WHOLE * 2, "gzip"),
+        (WHOLE * 2 + WHOLE[:-1], "gzip"),
+        (gzip.compress(b"") * (MOST_MEMBERS + 1), "gzip"),
+        (zlib.compress(b"{}") * 2, "deflate"),
+        (raw(b"{}") * 2, "deflate"),
         (WHOLE + bytes(PIECE), "gzip"),
         (WHOLE, "deflate"),
         (gzip.compress(bytes(PIECE * 3))[:-4], "gzip"),

@@ -87,8 +87,8 @@ async def test_a_description_that_is_none(rig: Rig, said: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        ("size", "300000", "how long"),
-        ("size", -1, "how long"),
+        ("size", "300000", "it has no size"),
+        ("size", -1, "it has no size"),
         ("size", 1 << 50, "bytes is too large"),
         ("size", 1_000, "more than its 1000 bytes"),
         ("size", 300_001, "[0-9]+ of its 300001 bytes are there"),
@@ -97,8 +97,8 @@ async def test_a_description_that_is_none(rig: Rig, said: object) -> None:
         ("digest", 7, "digest is none"),
         ("digest", "MD5=AAAA", "digest is none that is known"),
         ("digest", "SHA-256=AAAA", "digest does not fit"),
-        ("nuid", 7, "where its parts are"),
-        ("nuid", ">", "where its parts are"),
+        ("nuid", 7, "no subject of its parts"),
+        ("nuid", ">", "no subject of its parts"),
         ("nuid", "else", "0 of its 300000 bytes are there"),
     ],
 )

@@ -1,0 +1,165 @@
+{{- define "dynamo-router.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 48 characters, so that a suffix fits into the 63 of a name. */}}
+{{- define "dynamo-router.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
+{{- else if contains (include "dynamo-router.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "dynamo-router.name" .) | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dynamo-router.selector" -}}
+app.kubernetes.io/name: {{ include "dynamo-router.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "dynamo-router.labels" -}}
+{{ include "dynamo-router.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "dynamo-router.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "dynamo-router.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dynamo-router.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* The ports of the mode's container: name, setting, number. The last one has /metrics, /live and /health. */}}
+{{- define "dynamo-router.ports" -}}
+{{- if eq .Values.mode "serve" }}
+- {name: grpc, key: port, port: {{ .Values.ports.grpc }}}
+{{- if .Values.openai.enabled }}
+- {name: http, key: http_frontend, port: {{ .Values.ports.http }}}
+{{- end }}
+- {name: metrics, key: http_port, port: {{ .Values.ports.metrics }}}
+{{- else }}
+- {name: http, key: http_port, port: {{ .Values.ports.http }}}
+{{- end }}
+{{- end -}}
+
+{{/* The settings, as TOML: tables behind the keys of the top, numbers as they were written. */}}
+{{- define "dynamo-router.toml" -}}
+{{- $path := .path -}}
+{{- range $key, $value := .table }}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ if kindIs "invalid" $value }}"none"{{ else }}{{ toJson $value }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := .table }}
+{{- if kindIs "map" $value }}
+{{- $name := ternary $key (printf "%s.%s" $path $key) (eq $path "") }}
+
+[{{ $name }}]
+{{- include "dynamo-router.toml" (dict "table" $value "path" $name) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Every setting of the mode: those of `config`, and what other values come to. */}}
+{{- define "dynamo-router.settings" -}}
+{{- $set := dict "host" .Values.host "discovery" .Values.discovery.backend -}}
+{{- range fromYamlArray (include "dynamo-router.ports" .) -}}
+{{- $_ := set $set .key .port -}}
+{{- end -}}
+{{- with .Values.nats.url -}}
+{{- $_ := set $set "nats" . -}}
+{{- end -}}
+{{- if .Values.auth.existingSecret -}}
+{{- $_ := set $set "auth_tokens" "/etc/dynamo-router-auth/tokens" -}}
+{{- end -}}
+{{- if .Values.tls.existingSecret -}}
+{{- $_ := set $set "tls" (dict "cert" "/etc/dynamo-router-tls/tls.crt" "key" "/etc/dynamo-router-tls/tls.key") -}}
+{{- end -}}
+{{- if .Values.replicaSync.enabled -}}
+{{- $_ := set $set "router" (dict "router_replica_sync" true) -}}
+{{- end -}}
+{{- if .Values.mockWorkers.enabled -}}
+{{- $_ := set $set "workers" (list (printf "grpc+dns://%s-mock-workers:9001" (include "dynamo-router.fullname" .))) -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.config) $set) -}}
+{{- end -}}
+
+{{- define "dynamo-router.config" -}}
+{{- include "dynamo-router.toml" (dict "table" (fromYaml (include "dynamo-router.settings" .)) "path" "") | trim -}}
+{{- end -}}
+
+{{/* What SIGTERM takes at the most. */}}
+{{- define "dynamo-router.grace" -}}
+{{- $stop := add (ceil (default 2 .Values.config.lame_duck_s)) (ceil (default 10 .Values.config.drain_timeout_s)) -}}
+{{- $grace := .Values.terminationGracePeriodSeconds -}}
+{{- if kindIs "invalid" $grace -}}
+{{- add $stop 10 -}}
+{{- else if lt (int $grace) (int $stop) -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d cuts requests off: stopping takes up to %d s (config.lame_duck_s and config.drain_timeout_s)" (int $grace) (int $stop)) -}}
+{{- else -}}
+{{- int $grace -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dynamo-router.several" -}}
+{{- if or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}true{{ end -}}
+{{- end -}}
+
+{{/* What the schema cannot say: values that need others. */}}
+{{- define "dynamo-router.check" -}}
+{{- if and .Values.replicaSync.enabled (not .Values.nats.url) -}}
+{{- fail "replicaSync.enabled needs nats.url" -}}
+{{- end -}}
+{{- if and (eq .Values.discovery.backend "etcd") (not .Values.etcd.endpoints) -}}
+{{- fail "discovery.backend etcd needs etcd.endpoints" -}}
+{{- end -}}
+{{- if and (eq .Values.discovery.backend "nats") (not .Values.nats.url) -}}
+{{- fail "discovery.backend nats needs nats.url" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "frontend") (eq .Values.discovery.backend "static") -}}
+{{- fail "mode frontend finds its models in a store: discovery.backend kubernetes, etcd or nats" -}}
+{{- end -}}
+{{- if .Values.mockWorkers.enabled -}}
+{{- if or (ne .Values.mode "serve") (ne .Values.discovery.backend "static") -}}
+{{- fail "mockWorkers are engines of mode serve with discovery.backend static" -}}
+{{- end -}}
+{{- else if and (eq .Values.mode "serve") (eq .Values.discovery.backend "static") (not .Values.config.workers) -}}
+{{- fail "no engines: name them in config.workers, set discovery.backend, or try mockWorkers.enabled" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
+{{- fail "ingress.enabled needs ingress.host" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs" -}}
+{{- end -}}
+{{- if and (or .Values.ingress.enabled .Values.httpRoute.enabled) (eq .Values.mode "serve") (not .Values.openai.enabled) -}}
+{{- fail "ingress and httpRoute lead to OpenAI's API: openai.enabled" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The port with /metrics, /live and /health. */}}
+{{- define "dynamo-router.statusPort" -}}
+{{- (last (fromYamlArray (include "dynamo-router.ports" .))).name -}}
+{{- end -}}
+
+{{- define "dynamo-router.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ include "dynamo-router.statusPort" .root }}
+  {{- if .root.Values.tls.existingSecret }}
+  scheme: HTTPS
+  {{- end }}
+{{ toYaml .times }}
+{{- end -}}

@@ -1,0 +1,165 @@
+"""CarriedCall: a request's call to its engine, carried by Envoy; the dispatcher's view of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
+
+from ...base.errors import StatusCode, WorkerError
+from ...base.request_record import Generation
+from ...server.dispatch import Attempt, Request
+from ...workers.dialects import error_of
+from ...workers.failures import EngineCallError, Origin
+from .answers import PassingAnswer
+from .endpoints import Endpoints
+from .exchange import AnswerBegan
+
+Fallbacks = Callable[[Request, Attempt], list[int]]
+"""Ids of workers beside the one that was chosen, the best one first."""
+Route = Callable[[str, dict[str, str]], Awaitable[None]]
+"""Sends the request to these endpoints, with these headers."""
+
+
+class CarriedCall:
+    """Implements Carrier, and the EngineCall that it gives.
+
+    What Envoy shows of the answer goes in by `begin`, `feed` and `end`; the dispatcher iterates it.
+    Only the newest message waits: each one counts all tokens so far.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        fallbacks: Fallbacks,
+        route: Route,
+        is_ready: Callable[[int], bool],
+    ) -> None:
+        self._endpoints, self._fallbacks, self._send_route = endpoints, fallbacks, route
+        self._is_ready = is_ready
+        self._route: Callable[[], Awaitable[None]] | None = None
+        self._sent = False
+        self._offered: list[str] = []
+        self._request: Request | None = None
+        self._answer: PassingAnswer | None = None
+        self._message: bytes | None = None
+        self._last: bytes | None = None
+        self._error: Exception | None = None
+        self._cancelled = False
+        self._first_at: float | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.moved = False
+        self.passes_on = False
+        """what failed here does not concern the client: its answer is on its way"""
+        self.ignored = ""
+        """the endpoint that Envoy chose by itself, where it took none that it was offered"""
+
+    # Carrier
+
+    def send(self, request: Request, attempt: Attempt) -> "CarriedCall":
+        worker_id, dp_rank = attempt.decision.worker
+        self._request, self._error = request, None
+        self.moved = self.passes_on = False
+        if not self._sent:
+            workers = [worker_id, *self._fallbacks(request, attempt)]
+            found = dict.fromkeys(self._endpoints.of_worker(each) for each in workers)
+            self._offered = [endpoint for endpoint in found if endpoint]
+            if not self._offered:
+                raise WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
+            headers = self._endpoints.headers_for(worker_id, dp_rank)
+            self._route = partial(self._send_route, ",".join(self._offered), headers)
+        return self
+
+    # EngineCall
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._messages()
+
+    def cancel(self) -> bool:
+        self._cancelled = True
+        self._wake()
+        return True
+
+    async def _messages(self) -> AsyncGenerator[bytes, None]:
+        if not self._sent:
+            assert self._route is not None
+            self._sent = True
+            await self._route()
+        while True:
+            if self._cancelled:
+                raise asyncio.CancelledError
+            if self._error is not None:
+                raise self._error
+            if self._message is not None:
+                message, self._message = self._message, None
+                yield message
+            elif self._last is not None:
+                yield self._last
+                return
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+
+    # What Envoy shows
+
+    def generation(self) -> Generation:
+        """What the engine has made so far."""
+        request, answer = self._request, self._answer
+        return Generation(
+            0 if request is None else request.facts.prompt.isl,
+            0 if answer is None else answer.tokens,
+            0 if answer is None else answer.cached_tokens,
+            self._first_at,
+            (),
+        )
+
+    def begin(self, began: AnswerBegan) -> None:
+        """The head of the answer."""
+        request = self._request
+        if request is None or request.attempt is None:
+            return
+        if began.status >= 400 or began.status < 200:
+            self.passes_on = True
+            self._fail(error_of(began.status, b"", began.headers.get("retry-after")))
+            return
+        self._answer = PassingAnswer(began.headers, request.facts.prompt.isl)
+        if began.served and began.served != self._offered[0]:
+            self._move(request, began.served)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        if self._answer is not None and (message := self._answer.feed(data)) is not None:
+            self._message = message
+            if self._first_at is None:
+                self._first_at = time.monotonic()
+            self._wake()
+
+    def end(self) -> None:
+        """The answer is whole."""
+        if self._answer is not None:
+            self._last = self._answer.complete()
+            self._wake()
+
+    def _move(self, request: Request, served: str) -> None:
+        """Have it booked where it is served: at a fallback, or where Envoy's own balancing put it.
+
+        That one was chosen because the first could not be reached; what Envoy chooses in place of
+        all that it is offered says nothing of them.
+        """
+        if served not in self._offered:
+            self.ignored = served
+            return
+        for worker_id in self._endpoints.workers_at((served,)):
+            if self._is_ready(worker_id):
+                request.placement = request.placement._replace(allowed=(worker_id,))
+                self.moved = self.passes_on = True
+                text = f"Envoy could not reach it, and went to {served}"
+                self._fail(EngineCallError(Origin.CONNECT, StatusCode.UNAVAILABLE, text))
+                return
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,58 @@
+"""Which endpoint stands for which worker, in the text that Envoy knows it by: IP:PORT."""
+
+from collections.abc import Collection, Iterator
+
+from ...router.kv_router import KvRouter
+from ...workers.dialects import EngineClient
+from ...workers.registry import WorkerEntry
+
+INSTANCE_KEY, RANK_KEY = "x-dynamo-worker-instance-id", "x-dynamo-dp-rank"
+"""Headers by which Dynamo's frontend beside a worker is given the worker, in its direct mode."""
+DP_RANK_HEADER = "x-data-parallel-rank"
+"""The header by which vLLM and SGLang are given a rank."""
+
+
+class Endpoints:
+    """Of the workers of one router. Those that speak OpenAI's HTTP are endpoints themselves; of
+    others a frontend at `port` of their host is."""
+
+    def __init__(self, router: KvRouter, port: int | None) -> None:
+        self._registry = router.registry
+        self._port = port
+
+    def of_client(self, client: EngineClient) -> str:
+        return self._of(client.address, client.dialect)
+
+    def of_worker(self, worker_id: int) -> str:
+        """Empty if there is no such worker, or it has no address."""
+        entry = self._registry.entry(worker_id)
+        return "" if entry is None else self._of_entry(entry)
+
+    def headers_for(self, worker_id: int, dp_rank: int) -> dict[str, str]:
+        """What the endpoint is to hear beside the request."""
+        entry = self._registry.entry(worker_id)
+        if entry is None:
+            return {}
+        if entry.dialect != "openai":
+            return {INSTANCE_KEY: str(worker_id), RANK_KEY: str(dp_rank)}
+        return {DP_RANK_HEADER: str(dp_rank)} if entry.dp_size > 1 else {}
+
+    def workers_at(self, endpoints: Collection[str]) -> Iterator[int]:
+        """Ids of the workers at these endpoints; one without a port stands for all of its host."""
+        for entry in self._registry.entries():
+            endpoint = self._of_entry(entry)
+            if endpoint and not {endpoint, host_of(endpoint)}.isdisjoint(endpoints):
+                yield entry.worker_id
+
+    def _of_entry(self, entry: WorkerEntry) -> str:
+        return "" if entry.address is None else self._of(entry.address, entry.dialect)
+
+    def _of(self, address: str, dialect: str) -> str:
+        if dialect == "openai":
+            return address
+        return f"{address.rpartition(':')[0]}:{self._port}"
+
+
+def host_of(endpoint: str) -> str:
+    """Without its port, and without the brackets of IPv6."""
+    return endpoint.rpartition(":")[0].strip("[]")

@@ -1,0 +1,96 @@
+"""PrefillLeg: the part of a request that its prefill worker runs, and what it counts as there."""
+
+from typing import Protocol
+
+from ...base.clock import Clock
+from ...base.errors import StatusCode
+from ...router.kv_router import KvRouter
+from ...router.policy import Decision
+from ...workers.channels import Metadata
+from ...workers.dialects import DP_RANK_KEY, EngineClient, rank_metadata
+from ...workers.failures import EngineCallError, Origin
+from ...workers.health import HealthMonitor
+
+
+class PrefillWorkers(Protocol):
+    """A pool of workers that compute prompts for others."""
+
+    router: KvRouter
+    monitor: HealthMonitor
+
+    prefills: int
+    """legs that have begun there and not ended"""
+
+
+class PrefillLeg:
+    """Booked by `KvRouter.place_pair`, until `end`, which must be called."""
+
+    def __init__(
+        self, pool: PrefillWorkers, decision: Decision, booking_id: str, clock: Clock
+    ) -> None:
+        self.decision = decision
+        self.worker_id = decision.worker.worker_id
+        self.client: EngineClient | None = pool.monitor.client(self.worker_id)
+        self.reports = pool.monitor.reports
+        self.is_computing = False
+        """its worker has the request, and has not answered"""
+        self.began = self.computed_at = clock.now()
+        self.cached_tokens = 0
+        """of the prompt, found by its worker"""
+        self._pool, self._booking_id, self._now = pool, booking_id, clock.now
+        self._ended = False
+        pool.prefills += 1
+
+    @property
+    def address(self) -> str:
+        return "?" if self.client is None else self.client.address
+
+    def metadata(self, metadata: Metadata) -> Metadata:
+        """What goes with its call, of that which goes with the decode worker's."""
+        worker = self.decision.worker
+        entry = self._pool.router.registry.entry(worker.worker_id)
+        others = tuple(each for each in metadata if each[0] != DP_RANK_KEY)
+        return (*others, *rank_metadata(entry, worker.dp_rank))
+
+    def begin(self) -> None:
+        """It is sent."""
+        self.is_computing, self.began = True, self._now()
+        self.reports.sent(self.worker_id)
+
+    def on_computed(self, cached_tokens: int) -> None:
+        """Its worker has answered."""
+        self.is_computing = False
+        self.computed_at, self.cached_tokens = self._now(), cached_tokens
+        took = self.computed_at - self.began
+        router = self._pool.router
+        router.mark_prefill_complete(self._booking_id, cached_tokens=cached_tokens)
+        self.reports.answered(self.worker_id, took)
+        self.reports.succeeded(self.worker_id, took)
+
+    def touch(self) -> None:
+        """It goes on: its booking does not expire."""
+        if not self._ended:
+            self._pool.router.touch(self._booking_id)
+
+    def suspect(self, silent_s: float) -> None:
+        """Its worker owes an answer for so long."""
+        self._pool.monitor.suspect(self.worker_id, silent_s)
+
+    def end(self) -> None:
+        """Its blocks were read, or nobody will. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.is_computing:
+            self.is_computing = False
+            self.reports.given_up(self.worker_id)
+        self._pool.router.free(self._booking_id, output_tokens=1)
+        self._pool.prefills -= 1
+
+
+class PrefillFailedError(EngineCallError):
+    """The prefill worker failed its leg; the decode worker has no part in it."""
+
+    def __init__(self, leg: PrefillLeg, origin: Origin, code: StatusCode, details: str) -> None:
+        super().__init__(origin, code, details)
+        self.leg = leg

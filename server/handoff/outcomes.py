@@ -1,0 +1,54 @@
+"""HandoffOutcomes: what became of hand-offs, for what is learnt of links and for metrics."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from ...base.clock import Clock
+from ...router.disagg import PairRule
+from ...router.pairs import PairDecision
+from ..request_limits import HandoffLimits
+from .leg import PrefillLeg
+
+FORECAST_FACTOR = 10.0
+"""A prefill may take so many times what the whole way to the first token was expected to."""
+PHASES: tuple[str, ...] = (
+    "prefill", "prefill_timeout", "prefill_empty", "no_parcel", "decode", "decode_empty",
+    "handoff_timeout",
+)  # fmt: skip
+
+
+class HandoffOutcomes:
+    """Of one pool. `failures` counts attempts that failed before the decode worker's first token,
+    by phase."""
+
+    def __init__(
+        self, rule: PairRule, limits: HandoffLimits, clock: Clock, block_size: int
+    ) -> None:
+        self.limits, self.now = limits, clock.now
+        self.failures: Counter[str] = Counter(dict.fromkeys(PHASES, 0))
+        self.on_handoff_s: list[Callable[[float], None]] = []
+        """called with the seconds from a prefill's end to the first token of the decode worker"""
+        self.on_regret_s: list[Callable[[float], None]] = []
+        """called with the seconds that a first token came later than was forecast"""
+        self._rule, self._block_size = rule, block_size
+
+    def prefill_timeout_s(self, pair: PairDecision) -> float:
+        """How long the prefill of a pair may take."""
+        least = self.limits.disagg_prefill_timeout_s
+        return max(least, FORECAST_FACTOR * (pair.remote_s or 0.0))
+
+    def on_handed_over(self, leg: PrefillLeg, pair: PairDecision) -> None:
+        """The decode worker's first token is out."""
+        took, decode = self.now() - leg.computed_at, pair.decode
+        tokens = decode.request_blocks * self._block_size - decode.cached_tokens
+        size = self._rule.handoff_bytes(tokens)
+        self._rule.links.observe(leg.worker_id, decode.worker.worker_id, size, took)
+        for observe in self.on_handoff_s:
+            observe(took)
+
+    def on_first_token(self, pair: PairDecision, waited_s: float) -> None:
+        """Of a request whose way may have been chosen by a forecast, so long after the decision."""
+        expected_s = pair.local_s if pair.prefill is None else pair.remote_s
+        if expected_s is not None:
+            for observe in self.on_regret_s:
+                observe(waited_s - expected_s)

@@ -1,0 +1,64 @@
+"""What is told of requests on two workers: decisions, hand-offs, failures, and how good forecasts
+were. Nothing where a pool never has prefill workers."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ..handoff import Handoffs
+from .families import counter_by, gauges
+from .histogram import SECONDS, Histogram
+from .page import Source
+
+REGRET = (-5, -1, -0.5, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.5, 1, 5)
+"""Seconds, also below 0: sooner than was forecast."""
+
+
+def handoff_metrics(handoffs: Handoffs) -> Source:
+    """Of one pool."""
+    if not handoffs.is_possible:
+        return lambda: ()
+    rule, outcomes = handoffs.rule, handoffs.outcomes
+    took = Histogram(
+        "dynamo_router_disagg_handoff_seconds",
+        "From the end of a prefill to the first token of the decode worker.",
+        SECONDS,
+    )
+    regret = Histogram(
+        "dynamo_router_disagg_regret_seconds",
+        "How much later than forecast a first token came; negative where sooner.",
+        REGRET,
+    )
+    outcomes.on_handoff_s.append(took.observe)
+    outcomes.on_regret_s.append(regret.observe)
+
+    def collect() -> Iterator[Metric]:
+        decisions = CounterMetricFamily(
+            "dynamo_router_disagg_decisions",
+            "Prompts by who computes them, a prefill worker (remote) or the worker that decodes"
+            " (local), and why.",
+            labels=["prefill", "reason"],
+        )
+        for name, count in rule.decisions.items():
+            where, _, reason = name.partition("_")
+            decisions.add_metric([where, reason], count)
+        yield decisions
+        yield counter_by(
+            "phase",
+            "dynamo_router_disagg_failures",
+            "Attempts on two workers that failed before the first token, by phase.",
+            outcomes.failures,
+        )
+        yield took.family()
+        yield regret.family()
+        yield from gauges(
+            "dynamo_router_",
+            (
+                "disagg_waiting_requests",
+                "Requests that wait until a decode worker has capacity for their prompts.",
+                handoffs.waiting,
+            ),
+        )
+
+    return collect

@@ -1,0 +1,111 @@
+"""Engines, a picker in the test's own loop and a gateway before them, until the block ends."""
+
+import io
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+from support.epp.engine import Engine
+from support.epp.gateway import Gateway
+from support.polling import until
+
+from dynamo_router.frontend.epp.config import PickerConfig
+from dynamo_router.frontend.epp.serve import picker_server
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.server.pool import WorkerPool
+from dynamo_router.server.server import Server
+from dynamo_router.server.server_parts import ServerParts
+
+BLOCK = 16
+
+
+class Picking(NamedTuple):
+    """What a test sees of them."""
+
+    engines: Sequence[Engine]
+    server: Server
+    pool: WorkerPool
+    gateway: Gateway
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    async def post(self, body: bytes, path: str = "/v1/chat/completions", **headers: str) -> Any:
+        """(status, headers, body) of an answer."""
+        found = {"content-type": "application/json", **headers}
+        data = io.BytesIO(body) if len(body) > 1 << 20 else body
+        async with self.session.post(f"{self.url}{path}", data=data, headers=found) as answer:
+            return answer.status, answer.headers, await answer.read()
+
+    @property
+    def booked(self) -> int:
+        """Requests in flight, and on all workers."""
+        router = self.pool.router
+        found = sum(router.requests_of(each.worker_id) for each in router.registry.entries())
+        return found + self.pool.dispatcher.in_flight
+
+    async def value(self, metric: str) -> float:
+        """The sum of a metric's samples."""
+        http: Any = self.server.listeners[2]
+        async with self.session.get(f"http://{http.address}/metrics") as answer:
+            lines = (line.rpartition(" ") for line in (await answer.text()).splitlines())
+        found = [float(value) for name, _, value in lines if name.partition("{")[0] == metric]
+        assert found, metric
+        return sum(found)
+
+    async def is_idle(self) -> None:
+        """Wait until nothing is booked."""
+        await until(lambda: self.booked == 0)
+
+    def engine_at(self, address: str) -> Engine:
+        return next(engine for engine in self.engines if engine.address == address)
+
+
+def settings(engines: Sequence[Engine], **config: Any) -> PickerConfig:
+    config.setdefault("router", KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1))
+    config.setdefault("secure_serving", False)
+    config.setdefault("workers", tuple(engine.address for engine in engines))
+    return PickerConfig(grpc_port=0, grpc_health_port=0, http_port=0, **config)
+
+
+@asynccontextmanager
+async def served_picker(config: PickerConfig, ready: int) -> AsyncIterator[Server]:
+    """A picker, once so many of its endpoints are ready."""
+    server = picker_server(config, ServerParts(config))
+    try:
+        await server.start()
+        pools: Any = server.pools
+        await until(lambda: len(pools.workers.monitor.ready_clients()) >= ready)
+        yield server
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def picking(
+    folder: Path,
+    count: int = 2,
+    *,
+    gateway: dict[str, Any] | None = None,
+    in_cluster: int | None = None,
+    **config: Any,
+) -> AsyncIterator[Picking]:
+    """`in_cluster`: how many of the engines the gateway knows; None: all."""
+    pytest.importorskip("envoy")
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(Engine()) for _ in range(count)]
+        found = settings(engines, **config)
+        server = await stack.enter_async_context(served_picker(found, count))
+        listener: Any = server.listeners[0]
+        addresses = [engine.address for engine in engines[:in_cluster]]
+        envoy = Gateway(folder / "envoy", listener.address, addresses, **(gateway or {}))
+        stack.callback(envoy.kill)
+        await envoy.come_back()
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        pools: Any = server.pools
+        yield Picking(engines, server, pools.workers, envoy, session)

@@ -1,0 +1,50 @@
+"""What a parcel may hold: hosts in it are those that an engine will connect to. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+MOST_PARCEL_BYTES = 1 << 20
+HOST_KEYS = frozenset(
+    ("host", "remote_host", "bootstrap_host", "bootstrap_addr", "remote_bootstrap_addr",
+     "ctx_info_endpoint")
+)  # fmt: skip
+"""Fields of engines' parcels that name whom the decode worker connects to."""
+_MOST_DEPTH = 8
+
+
+def foreign_host(parcel: bytes, address: str) -> str | None:
+    """A host in a parcel that is not that of the prefill worker at `address`, HOST:PORT.
+
+    None: there is none, or the parcel is no JSON, which only its engine reads.
+    """
+    try:
+        told = msgspec.json.decode(parcel)
+    except msgspec.DecodeError:
+        return None
+    own = _host_of(address)
+    return next((host for host in _hosts(told, _MOST_DEPTH) if host and host != own), None)
+
+
+def _hosts(told: Any, depth: int) -> Iterator[str]:
+    if depth == 0:
+        return
+    if isinstance(told, list):
+        for each in told:
+            yield from _hosts(each, depth - 1)
+    elif isinstance(told, dict):
+        for key, value in told.items():
+            if key in HOST_KEYS and isinstance(value, str):
+                yield _host_of(value)
+            else:
+                yield from _hosts(value, depth - 1)
+
+
+def _host_of(address: str) -> str:
+    text = address if "//" in address else f"//{address}"
+    try:
+        return urlsplit(text).hostname or ""
+    except ValueError:
+        return address
