@@ -5,12 +5,15 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
 from ..router.policy import MODES
-from .load import ServeProcess, mock_fleet_arguments, progress_bar
+from .demo_page import DemoPage, watches_on_terminal
+from .load import OnStart, ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
 from .results import Output, Run, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
@@ -40,9 +43,12 @@ class DemoConfig:
     start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
-    progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    progress: bool = option(
+        True, "Show progress on stderr: a bar on a terminal, else a line every 5 s."
+    )
     watch: bool = option(
-        False, "Open the dashboard meanwhile, and keep the last router until Ctrl-C."
+        False,
+        "Show all ways side by side meanwhile, and keep their routers and dashboards until Ctrl-C.",
     )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
@@ -75,35 +81,69 @@ class DemoConfig:
 
 async def run_demo(config: DemoConfig, show: Callable[[list[Run]], None]) -> list[Run]:
     """One run per mode, each with engines that have seen nothing before. Says on stderr what it
-    does. `show` is called once all are done, while the last router is still there: to be watched
-    until this is cancelled, if that was asked for. Leaves no process behind, also then."""
+    does. `show` is called once all are done. To be watched, the routers stay until this is
+    cancelled; on a terminal `show` is called when their page has ended. Leaves no process behind,
+    also then."""
     runs: list[Run] = []
-    for mode in config.modes:
-        print(f"{mode}: starting {config.workers} engines and a router", file=sys.stderr)
-        serving = ServeProcess(
-            config.serve_arguments(mode),
-            workers=config.workers,
-            start_timeout_s=config.start_timeout_s,
-        )
-        async with serving, progress_bar(mode, config.progress) as on_start:
-            load = replace(
-                config.replay_config(),
-                target=serving.grpc_address,
-            )
-            if config.watch:
-                open_dashboard(f"http://{serving.http_address}/dashboard")
-            runs.append(await replay(load, on_start))
+    if config.watch and watches_on_terminal():
+        try:
+            await _watch_page(config, runs)
+        finally:
             if len(runs) == len(config.modes):
                 show(runs)
+        return runs
+    async with AsyncExitStack() as routers:
+        for mode in config.modes:
+            print(f"{mode}: starting {config.workers} engines and a router", file=sys.stderr)
+            async with AsyncExitStack() as this:
+                serving = await (routers if config.watch else this).enter_async_context(
+                    _router(config, mode)
+                )
                 if config.watch:
-                    print("The last router is still there; Ctrl-C ends it.", file=sys.stderr)
-                    await asyncio.Event().wait()
+                    url = _dashboard(serving)
+                    print(f"{mode} dashboard: {url}", file=sys.stderr)
+                on_start = await this.enter_async_context(progress_bar(mode, config.progress))
+                runs.append(await _replay(config, serving, on_start))
+        show(runs)
+        if config.watch:
+            print("The routers are still there; Ctrl-C ends them.", file=sys.stderr)
+            await asyncio.Event().wait()
     return runs
 
 
+async def _watch_page(config: DemoConfig, runs: list[Run]) -> None:
+    """The same on the page of a terminal, until it is cancelled."""
+    title = f"dynamo-router demo: {config.workers} mock engines for each way of routing"
+    async with AsyncExitStack() as routers, DemoPage(config.modes, title) as page:
+        for number, mode in enumerate(config.modes):
+            page.start(number)
+            serving = await routers.enter_async_context(_router(config, mode))
+            page.show_dashboard(number, _dashboard(serving))
+            open_dashboard(_dashboard(serving))
+            runs.append(await _replay(config, serving, partial(page.load, number)))
+            page.end(number, runs[-1])
+        page.verdict = verdict(runs)
+        await asyncio.Event().wait()
+
+
+def _router(config: DemoConfig, mode: str) -> ServeProcess:
+    return ServeProcess(
+        config.serve_arguments(mode),
+        workers=config.workers,
+        start_timeout_s=config.start_timeout_s,
+    )
+
+
+async def _replay(config: DemoConfig, serving: ServeProcess, on_start: OnStart | None) -> Run:
+    return await replay(replace(config.replay_config(), target=serving.grpc_address), on_start)
+
+
+def _dashboard(serving: ServeProcess) -> str:
+    return f"http://{serving.http_address}/dashboard"
+
+
 def open_dashboard(url: str) -> None:
-    """Say where it is, and open it where somebody has a screen."""
-    print(f"dashboard: {url}", file=sys.stderr)
+    """Open it in a browser where there is a screen."""
     if sys.stderr.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(url)
 

@@ -76,7 +76,9 @@ class ReplayConfig:
     workers: int | None = option(
         None, "Number of its workers; not given: as it reports. Without a target: as `simulate`."
     )
-    progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")
+    progress: bool = option(
+        True, "Show progress on stderr: a bar on a terminal, else a line every 5 s."
+    )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
     simulation: SimulationConfig = field(default_factory=SimulationConfig)  # without a target
 

@@ -18,12 +18,13 @@ from mkdocs.structure.files import File, Files
 from dynamo_router.cli import COMMANDS, ENGINES, Entry
 from dynamo_router.frontend.anthropic.requests import CountRequest, MessagesRequest
 from dynamo_router.frontend.embeddings import EmbeddingRequest
-from dynamo_router.frontend.openai.errors import STATUSES, error_type
+from dynamo_router.frontend.openai.errors import error_type
 from dynamo_router.frontend.openai.refused_fields import RefusedFields
 from dynamo_router.frontend.openai.requests import ChatRequest, CompletionRequest
 from dynamo_router.frontend.responses.requests import ResponsesRequest
 from dynamo_router.process.settings import OptionSpec, options_of
 from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Rule
+from dynamo_router.server.dispatch import HTTP_STATUSES
 
 ROOT = Path(__file__).parent.parent
 _COMMANDS = ("serve", "frontend", "epp", "mocker", "simulate", "replay")
@@ -147,7 +148,7 @@ def http_page() -> str:
         "| status | gRPC | `type` of the error |",
         "|---|---|---|",
     ]
-    for code, status in STATUSES.items():
+    for code, status in HTTP_STATUSES.items():
         words = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Client left"
         lines.append(f"| {status} {words} | `{code.name}` | `{error_type(status)}` |")
     return "\n".join(lines) + "\n"

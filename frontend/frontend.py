@@ -80,6 +80,8 @@ def router_listener(
         card=None if parts.config.backend == STATIC else lambda: pool.card,
         calls=parts.calls,
     )
+    if not parts.config.model_id:
+        workers.dashboard.model = lambda: completions.name
     models = ModelRoutes(OneModel(completions, workers), parts.calls, reader=workers.reader)
     return openai_server(
         parts,
@@ -98,7 +100,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     changes = SharedChanges(PoolAdmins(models.admins), None, parts.siblings)
     shared = SharedPages(parts.siblings, lambda: models.shown)
     routes = {
-        **DashboardRoutes(shared.shown, models.refused_cards).routes,
+        **DashboardRoutes(shared.shown, parts.read_overview, models.refused_cards).routes,
         **WorkersRoute(models.routers).routes,
         **AdminRoutes(changes).routes,
         **CacheClearingRoute(

@@ -112,7 +112,7 @@ def admin_server(
                 share_forgetting(parts.siblings, lambda: [workers.clearing]),
             ).routes,
             **ReloadRoute(settings.shared).routes,
-            **DashboardRoutes(shared.shown).routes,
+            **DashboardRoutes(shared.shown, parts.read_overview).routes,
         },
         parts,
         name="http",

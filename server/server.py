@@ -81,9 +81,13 @@ class Server:
         siblings = self._siblings = parts.siblings
         siblings.state = self._state
         share_replicas(siblings, parts.config.router_id, lambda: pools.running)
+        parts.history.watch(
+            lambda: [(pool.dashboard.model(), pool.dashboard.history) for pool in pools.running]
+        )
         self._stack = AsyncExitStack()
         self._stack.push_async_callback(parts.close)
         self._stack.push_async_callback(pools.close)
+        self._stack.push_async_callback(parts.history.close)
         self._started = False
 
     @property

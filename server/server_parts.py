@@ -13,8 +13,9 @@ from .access import Security
 from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
+from .dashboard import Overview, ProcessHistory
 from .dispatch import NO_TRACE, Tracing
-from .fronts import Siblings, share_metrics
+from .fronts import Siblings, share_metrics, share_overview
 from .metrics import LabelledPages, MetricsPage, ProcessMetrics, record_metrics
 from .record import recorder_of
 from .tracing import span_export_of
@@ -65,6 +66,12 @@ class ServerParts:
             self.metrics.http_answers, self.tracing, access_log=config.observability.access_log
         )
         """of all HTTP listeners"""
+        self.history = ProcessHistory(self.clock, self.metrics.http_answers)
+        """from the server's start until its pools close"""
+        self.read_overview = share_overview(
+            self.siblings, Overview(self.clock, self.history, self.metrics.http_answers)
+        )
+        """for dashboards: what all processes did lately"""
         seen = config.observability
         self.recorder = recorder_of(
             seen.record,
@@ -95,6 +102,7 @@ class ServerParts:
 
     def start(self) -> None:
         self.metrics.loop_lag.start()
+        self.history.start()
         if self.recorder is not None:
             self.recorder.start()
         self.security.watch.start()

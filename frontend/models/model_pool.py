@@ -128,9 +128,11 @@ class ModelPool:
 
     @property
     def state(self) -> str:
-        """serving, draining, refused or starting."""
+        """serving, down (no worker takes its requests), draining, refused or starting."""
         if self.is_built:
-            return "draining" if self.gone else "serving"
+            if self.gone:
+                return "draining"
+            return "serving" if self.share > 0 else "down"
         return "refused" if self._failure else "starting"
 
     @property

@@ -107,7 +107,7 @@ class OneModel:
         pool = self._pool
         told = {
             "model": self._completions.name,
-            "state": "serving",
+            "state": "serving" if self.share > 0 else "down",
             "reason": self._completions.parsers.reason,
             "token_cache": self._completions.token_cache,
             "context_length": self._completions.context_limit,

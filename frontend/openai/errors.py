@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import InvalidRequestError, RouterError, StatusCode
-from ...server.dispatch import PROMPT_LIMIT, status_of
+from ...base.errors import InvalidRequestError, RouterError
+from ...server.dispatch import HTTP_STATUSES, PROMPT_LIMIT, status_of
 from ...transport.http1 import ErrorAnswer, HttpError
 from ...workers.failures import EngineCallError, shortened
 
@@ -42,21 +42,6 @@ _HEADERS: dict[int, dict[str, str]] = {
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 """OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
 number."""
-STATUSES = {
-    StatusCode.INVALID_ARGUMENT: 400,
-    StatusCode.OUT_OF_RANGE: 400,
-    StatusCode.FAILED_PRECONDITION: 400,
-    StatusCode.UNAUTHENTICATED: 401,
-    StatusCode.PERMISSION_DENIED: 403,
-    StatusCode.NOT_FOUND: 404,
-    StatusCode.ALREADY_EXISTS: 409,
-    StatusCode.RESOURCE_EXHAUSTED: 429,
-    StatusCode.CANCELLED: 499,
-    StatusCode.UNIMPLEMENTED: 501,
-    StatusCode.UNAVAILABLE: 503,
-    StatusCode.DEADLINE_EXCEEDED: 504,
-}
-"""HTTP's of a gRPC status; 500 for the others."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -99,7 +84,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HttpError):
         return ApiError(error.status, str(error))
     code, text = status_of(error)
-    status = STATUSES.get(code, 500)
+    status = HTTP_STATUSES.get(code, 500)
     param = error.field if isinstance(error, InvalidRequestError) else None
     if param == PROMPT_LIMIT:
         return ApiError(status, text, code=TOO_LONG)

@@ -4,5 +4,7 @@ Entered by `serve`, and by a frontend that has a tokenizer.
 """
 
 from .dashboard import Dashboard, Tokenize
+from .history import ProcessHistory
+from .overview import Overview, OverviewQuestion, ProcessOverview, merged_overview
 from .pages import PageData
 from .routes import DashboardRoutes, PagedPool, ShownPool

@@ -1,7 +1,7 @@
 """Dashboard: what the page is told, read where it is kept, each part within a share of the time."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from ...router.prompt import Prompt
 from ..dispatch import DispatchObserver, Request
 from ..loop_share import answer_share, finish_in_turns
 from .cache_map import CacheMap
+from .history import PoolHistory
 from .incidents import Incidents
 from .receipts import Receipts, explanation_shown
 from .request_journal import RequestJournal, in_flight_shown
@@ -45,8 +46,18 @@ class Dashboard:
         in_flight: Callable[[], Iterable[Request]],
         observer: DispatchObserver,
         tokenize: Tokenize | None = None,
+        *,
+        counts: Callable[[], Sequence[int]],
+        load: Callable[[], tuple[int, int]],
+        model: Callable[[], str] = str,
     ) -> None:
+        """`counts` are those of RequestMetrics; `load`: how many requests are in flight, and how
+        many wait for admission; `model`: the name of the one that the workers run, empty while
+        that is not known."""
         self._router = router
+        self.model = model
+        self.counts, self._load = counts, load
+        self.history = PoolHistory(self)
         self._now = clock.now
         self._in_flight = in_flight
         self._process = secrets.token_hex(4)
@@ -62,6 +73,26 @@ class Dashboard:
         """Idempotent."""
         self.incidents.close()
 
+    @property
+    def _takes_requests(self) -> bool:
+        return bool(self._router.registry.eligible(self._now()).any())
+
+    def gauges(self) -> list[int]:
+        """In flight and queued requests; ranks that take requests, ranks; KV blocks that requests
+        in flight have of those that there are, where an engine reports how many it has."""
+        router, registry = self._router, self._router.registry
+        takes, blocks = registry.eligible(self._now()), registry.kv_blocks
+        ranks = [number for number, _ in registry.numbered()]
+        known = blocks > 0
+        used = int(router.slots.active_blocks()[: len(known)][known].sum())
+        return [
+            *self._load(),
+            int(takes[ranks].sum()),
+            len(ranks),
+            used,
+            int(blocks[known].sum()),
+        ]
+
     async def state(self, known: Known, process: str, health: dict[str, Any]) -> dict[str, Any]:
         """All that is new to a page that has read so far, from the process that it names."""
         journal = self.observer
@@ -74,6 +105,9 @@ class Dashboard:
         return {
             "process": self._process,
             "now": self._now(),
+            "model": self.model(),
+            "down_since": None if self._takes_requests else self.incidents.down_since,
+            "last_error": None if (error := self.incidents.last_error) is None else asdict(error),
             "mode": config.mode,
             "policy": config.policy_name if config.mode == "kv" else config.mode,
             "block_size": config.block_size,

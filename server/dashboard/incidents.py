@@ -9,7 +9,7 @@ from itertools import islice
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
-from ...workers.registry import WorkerRegistry
+from ...workers.registry import WorkerRegistry, WorkerState
 from ..dispatch import Request
 
 KEPT_INCIDENTS = 256
@@ -18,6 +18,7 @@ SETTLE_S = 0.25
 ALIKE_S = 2.0
 """Incidents that are alike are one, if no more than so much is between them."""
 WORDS = 200
+ILL = (WorkerState.UNHEALTHY, WorkerState.REFUSED)
 
 
 @dataclass(slots=True)
@@ -45,6 +46,10 @@ class Incidents:
         self._timer: asyncio.TimerHandle | None = None
         self.last = 0
         """number of the newest"""
+        self.last_error: Incident | None = None
+        """the newest that is no worker's coming, leaving or recovery"""
+        self.down_since: float | None = clock.now()
+        """since when no worker takes requests; None: one does"""
 
     def watch(self, listeners: list[Callable[[], None]]) -> None:
         """`listeners` are called when something of the workers has changed."""
@@ -83,17 +88,23 @@ class Incidents:
     def compare_workers(self) -> None:
         """Note who came, left, or is in another state than before."""
         found: dict[int, tuple[str, str]] = {}
+        ready = False
         for entry in self._registry.entries():
             state = entry.state.value, entry.reason
             found[entry.worker_id] = state
+            ready = ready or entry.state is WorkerState.READY
             known = self._known.get(entry.worker_id)
             if known is None or known[0] != state[0]:
                 text = f"{known[0]} → {state[0]}" if known else state[0]
                 reason = f": {entry.reason[:WORDS]}" if entry.reason else ""
-                self._add("worker", str(entry.worker_id), text + reason)
+                self._add("worker", str(entry.worker_id), text + reason, bad=entry.state in ILL)
         for worker_id in self._known.keys() - found.keys():
-            self._add("worker", str(worker_id), "left")
+            self._add("worker", str(worker_id), "left", bad=False)
         self._known = found
+        if ready:
+            self.down_since = None
+        elif self.down_since is None:
+            self.down_since = self._now()
 
     def _on_workers(self) -> None:
         if self._timer is None:
@@ -103,14 +114,17 @@ class Incidents:
         self._timer = None
         self.compare_workers()
 
-    def _add(self, kind: str, worker: str | None, text: str) -> None:
+    def _add(self, kind: str, worker: str | None, text: str, *, bad: bool = True) -> None:
         now, alike = self._now(), self._find_alike(kind, worker, text)
         self.last += 1
-        if alike is None:
-            self._kept.append(Incident(self.last, now, kind, worker, text))
-            return
-        self._kept.remove(alike)
-        self._kept.append(Incident(self.last, now, kind, worker, text, alike.count + 1))
+        count = 1
+        if alike is not None:
+            self._kept.remove(alike)
+            count += alike.count
+        incident = Incident(self.last, now, kind, worker, text, count)
+        self._kept.append(incident)
+        if bad:
+            self.last_error = incident
 
     def _find_alike(self, kind: str, worker: str | None, text: str) -> Incident | None:
         now = self._now()

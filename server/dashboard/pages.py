@@ -80,7 +80,7 @@ class PageData:
         self, asked: Mapping[str, str], roles: frozenset[Role], *, changes: bool = True
     ) -> dict[str, Any]:
         """What is new. `asked` is the query; `changes`: workers can be changed from here."""
-        known = Known(*(_count(asked.get(field, "")) for field in Known._fields))
+        known = Known(*(read_count(asked.get(field, "")) for field in Known._fields))
         ready, health = self._health()
         health = {"ready": ready, **health}
         told = await self._dashboard.state(known, asked.get("process", ""), health)
@@ -127,6 +127,6 @@ def _read(path: Path) -> tuple[bytes, str, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"', TYPES[path.suffix]
 
 
-def _count(text: str) -> int:
-    """A number in a query; 0 if it is none."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else 0
+def read_count(text: str, otherwise: int = 0) -> int:
+    """A number in a query; `otherwise` if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else otherwise

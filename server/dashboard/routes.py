@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...transport.http1 import HttpCall, HttpError, Routes, answer_json, answer_whole
-from .pages import PageData, PageFiles
+from .overview import OverviewQuestion, ReadOverview
+from .pages import PageData, PageFiles, read_count
 
 
 class ShownPool(Protocol):
@@ -38,11 +39,14 @@ class DashboardRoutes:
     """
 
     def __init__(
-        self, pools: Callable[[], Sequence[ShownPool]], listing: Listing | None = None
+        self,
+        pools: Callable[[], Sequence[ShownPool]],
+        overview: ReadOverview,
+        listing: Listing | None = None,
     ) -> None:
         """`listing`, where there may be several pools: what the page shows beside the list of them.
         Their workers are those of a store: the page changes none."""
-        self._pools, self._listing = pools, listing
+        self._pools, self._overview, self._listing = pools, overview, listing
         self._files = PageFiles()
 
     @property
@@ -51,6 +55,7 @@ class DashboardRoutes:
             "GET /dashboard": self._on_page,
             "GET /dashboard/page/{file}": self._on_page,
             "GET /dashboard/state": self._on_state,
+            "GET /dashboard/overview": self._on_overview,
             "GET /dashboard/caches": self._on_caches,
             "GET /dashboard/receipt": self._on_receipt,
             "POST /dashboard/what-if": self._on_what_if,
@@ -74,6 +79,12 @@ class DashboardRoutes:
             told["pool"] = None if pool is None else pool.summary["key"]
             told |= self._listing()
         await answer_json(call, told)
+
+    async def _on_overview(self, call: HttpCall) -> None:
+        asked = call.parameters
+        since = read_count(asked.get("since", ""), -1)
+        question = OverviewQuestion(asked.get("model", ""), since)
+        await answer_json(call, await self._overview(question))
 
     async def _on_caches(self, call: HttpCall) -> None:
         await answer_json(call, await self._data(call).caches())

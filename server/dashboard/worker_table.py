@@ -14,6 +14,10 @@ SHARE = 0.01
 """Of the event loop's time, at most, that reading the workers takes."""
 LEAST_S = 0.5
 KEPT_DEPARTURES = 4096
+ANSWERING = ("ready", "draining", "unregistered")
+"""States of workers whose event source can be trusted for what it says. What another one has in its
+cache by now is not known: its trust is UNKNOWN."""
+UNKNOWN = "unknown"
 
 
 class WorkerTable:
@@ -83,6 +87,7 @@ class WorkerTable:
         entry = registry.entry(view.worker.worker_id)
         return {
             "worker": key,
+            "number": registry.find(view.worker),
             "address": view.address,
             "state": view.state,
             "reason": view.reason,
@@ -91,7 +96,7 @@ class WorkerTable:
             "dialect": view.dialect,
             "origin": view.origin,
             "source": view.event_source or None,
-            "trust": view.event_source_state,
+            "trust": view.event_source_state if view.state in ANSWERING else UNKNOWN,
             "cached_blocks": view.indexed_blocks,
             "lower_blocks": sum(view.lower_tier_blocks),
             "total_blocks": None if entry is None else entry.total_kv_blocks,

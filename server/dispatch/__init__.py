@@ -26,4 +26,4 @@ from .request_reader import (
     RequestReader,
 )
 from .retries import FailedAttempt
-from .status import ClientGoneError, status_of
+from .status import HTTP_STATUSES, ClientGoneError, status_of

@@ -12,6 +12,22 @@ from ...base.errors import (
 )
 from ...workers.failures import EngineCallError, shortened
 
+HTTP_STATUSES = {
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.OUT_OF_RANGE: 400,
+    StatusCode.FAILED_PRECONDITION: 400,
+    StatusCode.UNAUTHENTICATED: 401,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.CANCELLED: 499,
+    StatusCode.UNIMPLEMENTED: 501,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""gRPC's statuses as HTTP's; the others are 500."""
+
 
 class RequestAbortedError(RouterError):
     """Somebody asked to abort the request, and so it was."""

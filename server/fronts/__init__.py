@@ -13,6 +13,7 @@ from .shared import (
     share_bookings,
     share_forgetting,
     share_metrics,
+    share_overview,
     share_replicas,
 )
 from .shared_changes import SharedChanges

@@ -9,7 +9,15 @@ from ...base.errors import ConfigError
 from ...router.kv_router import KvRouter
 from ..access import Caller, Role
 from ..admin import CacheClearing, Change, Reloader
-from ..dashboard import PageData, PagedPool, ShownPool
+from ..dashboard import (
+    Overview,
+    OverviewQuestion,
+    PageData,
+    PagedPool,
+    ProcessOverview,
+    ShownPool,
+    merged_overview,
+)
 from ..dispatch import Dispatcher
 from ..metrics import Family, FrontPages, MetricsPage, families_of
 from ..replica_sync import ReplicaSync
@@ -122,6 +130,25 @@ def share_metrics(
         return FrontPages(siblings.number, found)
 
     return elsewhere
+
+
+def share_overview(
+    siblings: Siblings, overview: Overview
+) -> Callable[[OverviewQuestion], Awaitable[dict[str, Any]]]:
+    """Reads what a dashboard shows of the whole router, from all processes that answer."""
+
+    async def here(question: OverviewQuestion) -> ProcessOverview:
+        return overview.read(question)
+
+    siblings.answer("Overview", OverviewQuestion, here)
+
+    async def everywhere(question: OverviewQuestion) -> dict[str, Any]:
+        others = await siblings.ask_all("Overview", question, ProcessOverview)
+        found = [each for each in others.values() if each is not None]
+        missing = len(others) - len(found)
+        return merged_overview([overview.read(question), *found], 1 + len(others), missing)
+
+    return everywhere
 
 
 class SharedReload:

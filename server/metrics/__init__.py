@@ -5,11 +5,13 @@ Entered by `serve`; wraps what it measures and is called by none of it.
 """
 
 from .families import counter_by, counters, gauges, source
-from .http_answers import HttpAnswers
+from .histogram import SECONDS
+from .http_answers import HttpAnswers, HttpFault
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage
 from .pooled import Labels
 from .process import record_metrics
 from .process_metrics import LabelledPages, ProcessMetrics
+from .requests import BUCKETS, REQUEST_COUNTS
 from .router_metrics import RouterMetrics
 from .table import Table

@@ -35,6 +35,19 @@ class Histogram:
         if len(self._new) >= FOLD_AT:
             self._fold()
 
+    @property
+    def counts(self) -> list[int]:
+        """How many values fell into each bucket, until now."""
+        self._fold()
+        found: list[int] = self._counts.tolist()
+        return found
+
+    @property
+    def sum(self) -> float:
+        """Of all values, until now."""
+        self._fold()
+        return self._sum
+
     def family(self) -> HistogramMetricFamily:
         return self._family(self._name, self._help, 1)
 

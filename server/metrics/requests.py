@@ -12,11 +12,18 @@ from prometheus_client.metrics_core import Metric
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
-from ..dispatch import Attempt, Request, status_of, told_usage
+from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, told_usage
 from .families import counter_by, counters
 from .histogram import LONG_SECONDS, RATIO, SECONDS, SHORT_SECONDS, TOKENS, Histogram, HistogramRow
+from .http_answers import answer_class
 from .worker_requests import WorkerRequests
 
+REQUEST_COUNTS = (
+    "ok", "4xx", "5xx", "left",  # requests that ended, by the HTTP status that theirs stands for
+    "prompt_tokens", "cached_tokens", "output_tokens",
+)  # fmt: skip
+BUCKETS = len(SECONDS) + 1
+"""Of the histograms of TTFT and ITL."""
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
 """Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
@@ -151,6 +158,17 @@ class RequestMetrics:
     def started(self) -> int:
         """Requests that arrived, ever."""
         return self._well + self._ended.total() + self._in_flight()
+
+    def counts(self, block_size: int) -> list[int]:
+        """What has been counted, in the order of REQUEST_COUNTS; then by bucket of TTFT and ITL."""
+        self._read_usage()
+        self._of_decided.fold()
+        classes = [0, 0, 0]
+        for code, count in self._ended.items():
+            classes[answer_class(HTTP_STATUSES.get(code, 500)) - 1] += count
+        expected = sum(self._overlap_blocks) * block_size
+        tokens = [round(self._input.sum), expected, round(self._output.sum)]
+        return [self._well, *classes, *tokens, *self._ttft.counts, *self._itl.counts]
 
     # What Prometheus is told
 

@@ -74,8 +74,8 @@ class WorkerPool:
         `elsewhere`: those that are of another set; `reset` is shared by all pools of a process;
         `hits`: what limits are counted by, if the pool does not show them; `tokenize`: how its
         model reads text, if that is known; `prefill`: which workers may compute a prompt for these,
-        if any ever do; `recorder`: of requests, under the name of `model`, if they are to be
-        recorded."""
+        if any ever do; `recorder`: of requests, if they are to be recorded; `model`: its name, if
+        the configuration has none."""
         self._config, self._security, self._clock = config, security, clock
         self._pool, self._elsewhere, self._reset = pool, elsewhere, reset
         self.prefills = 0
@@ -106,7 +106,14 @@ class WorkerPool:
         if recorder is not None:
             observer = record = PoolRecord(recorder, model, self.router, clock, observer)
         self.dashboard = Dashboard(
-            self.router, clock, lambda: self.dispatcher.requests, observer, tokenize
+            self.router,
+            clock,
+            lambda: self.dispatcher.requests,
+            observer,
+            tokenize,
+            counts=lambda: self.metrics.requests.counts(config.router.block_size),
+            load=lambda: (self.dispatcher.in_flight, len(self.decider.queue or ())),
+            model=lambda: model or config.model_id or "",
         )
         before: Callable[[Placement], object] = self.dashboard.receipts.before_decision
         if record is not None:

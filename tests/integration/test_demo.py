@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import sys
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -145,6 +147,51 @@ async def test_watched_it_stays_until_ctrl_c(tmp_path: Path) -> None:
     assert demo.returncode == 0
     assert b"kv: 12 requests, all answered." in shown
     assert alive(family) == []
+
+
+async def test_watched_on_a_terminal_it_is_one_page(tmp_path: Path) -> None:
+    words = "--watch --mode round-robin --mode kv --workers 2 --requests 12 --arrival-speedup 10"
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (30, 120))
+    os.set_blocking(ours, False)
+    seen = b""
+
+    def read() -> bytes:
+        nonlocal seen
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 65536):
+                seen += piece
+        return seen
+
+    demo = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HEAR_SIGINT, "demo", *words.split()),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=its,
+        env={**os.environ, "TERM": "xterm", "DISPLAY": "", "WAYLAND_DISPLAY": ""},
+        start_new_session=True,
+    )
+    os.close(its)
+    try:
+        await until(lambda: b"kv took" in read(), 2 * START_S)
+        addresses = set(re.findall(rb"http://(\S+)/dashboard", seen))
+        assert len(addresses) == 2
+        for address in addresses:
+            found = await http_json(address.decode(), "/dashboard/state?requests=0")
+            assert len(found["requests"]) == 12
+        family = family_of(demo.pid)
+        os.killpg(demo.pid, signal.SIGINT)
+        async with asyncio.timeout(START_S):
+            shown, _ = await demo.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            demo.kill()
+        read()
+        os.close(ours)
+    assert demo.returncode == 0 and alive(family) == []
+    assert seen.index(b"\x1b[?1049h") < seen.index(b"round-robin") < seen.index(b"\x1b[?1049l")
+    assert b"Traceback" not in seen
+    assert b"kv took" in shown and b"\x1b" not in shown
 
 
 async def test_ctrl_c_in_a_terminal(tmp_path: Path) -> None:

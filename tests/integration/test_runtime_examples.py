@@ -39,6 +39,21 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
             await worker.wait()
 
 
+async def test_ctrl_c_ends_an_example_without_a_traceback(tmp_path: Path) -> None:
+    worker = await run("worker.py", tmp_path, stderr=asyncio.subprocess.PIPE)
+    instances = tmp_path / "v1" / "instances"
+    try:
+        await until(lambda: instances.is_dir() and any(instances.glob("dynamo*")), 60.0)
+        worker.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            _, errors = await worker.communicate()
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+    assert worker.returncode in (0, 130) and b"Traceback" not in errors
+
+
 async def test_a_client_without_a_worker_says_so_in_a_line(tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     for name in ("client.py", "kv_client.py"):

@@ -1,14 +1,14 @@
 // The prefix tree as an icicle: depth in blocks from left to right, each box split among its holders.
 
 import { $, colour, count, svg } from "./dom.js";
+import { nameOf } from "./names.js";
 
-const WIDTH = 1200;
+let across = 1200; // of the picture, in its own pixels
 const HEIGHT = 300;
 const TEXT_WIDTH = 70;
 let focusedHash = null;
 
-export function drawCaches(told) {
-  const branches = told.branches;
+export function drawCaches({ branches }) {
   const children = branches.map(() => []);
   const roots = [];
   branches.forEach((branch, at) => (branch.parent == null ? roots : children[branch.parent]).push(at));
@@ -18,8 +18,9 @@ export function drawCaches(told) {
     size[at] = Math.max(below, Math.sqrt(branches[at].blocks * Math.max(1, branches[at].holders)));
   }
   const picture = $("icicle");
+  across = Math.max(240, picture.clientWidth || 1200);
   if (!branches.length) {
-    picture.setAttribute("viewBox", `0 0 ${WIDTH} 24`);
+    picture.setAttribute("viewBox", `0 0 ${across} 24`);
     picture.replaceChildren(svg("text", { class: "quiet", x: 4, y: 16 }, "No worker is known to hold anything yet."));
     return;
   }
@@ -35,17 +36,17 @@ export function drawCaches(told) {
   };
   stack(roots, 0);
   const boxes = branches.map((branch, at) => {
-    const x = (branch.begin / deepest) * WIDTH;
-    const width = Math.max(1, (branch.blocks / deepest) * WIDTH);
+    const x = (branch.begin / deepest) * across;
+    const width = Math.max(1, (branch.blocks / deepest) * across);
     const y = (top[at] / all) * HEIGHT;
     const height = Math.max(1, (size[at] / all) * HEIGHT);
     return drawBox(branch, at, { x, y, width, height }, { branches, children, roots });
   });
   const held = document.activeElement?.closest?.("#icicle g") != null;
-  picture.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT + 16}`);
+  picture.setAttribute("viewBox", `0 0 ${across} ${HEIGHT + 16}`);
   picture.replaceChildren(...boxes,
     svg("text", { class: "quiet", x: 2, y: HEIGHT + 13 }, "0"),
-    svg("text", { class: "quiet", x: WIDTH - 70, y: HEIGHT + 13 }, `${count(deepest)} blocks`));
+    svg("text", { class: "quiet", x: across - 70, y: HEIGHT + 13 }, `${count(deepest)} blocks`));
   const current = boxes.find((box) => box.dataset.hash === focusedHash) ?? boxes[0];
   current.setAttribute("tabindex", "0");
   if (held) current.focus();
@@ -75,9 +76,9 @@ function depth(at, branches) {
 }
 
 function describe(branch) {
-  const some = branch.first.map(([worker, blocks]) => (blocks < branch.blocks ? `${worker} (${blocks} of them)` : worker));
+  const some = branch.first.map(([worker, blocks]) => (blocks < branch.blocks ? `${nameOf(worker)} (${blocks} of them)` : nameOf(worker)));
   const others = branch.holders - branch.first.length;
-  return `Blocks ${count(branch.begin)} to ${count(branch.begin + branch.blocks)}, held by ${some.join(", ") || "nobody"}`
+  return `Blocks ${count(branch.begin)} to ${count(branch.begin + branch.blocks)}, held by ${some.join(", ") || "no worker"}`
     + `${others > 0 ? ` and ${count(others)} more` : ""}; first block ${branch.hash}${branch.more ? "; more go on from here" : ""}`;
 }
 

@@ -19,7 +19,12 @@ export const $ = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en");
 
 export function count(value) {
-  return value == null ? "–" : whole.format(Math.round(value));
+  return Number.isFinite(value) ? whole.format(Math.round(value)) : "–";
+}
+
+export function rate(value) {
+  if (!Number.isFinite(value)) return "–";
+  return `${value >= 100 ? whole.format(Math.round(value)) : value >= 10 || value === 0 ? value.toFixed(0) : value.toFixed(1)} /s`;
 }
 
 export function seconds(value) {
@@ -36,14 +41,22 @@ export function share(value) {
 export function figure(value) {
   if (value == null) return "∞";
   if (typeof value !== "number") return String(value);
+  if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value)) return count(value);
   return Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3);
 }
 
-export function ago(value) {
-  if (value < 1.5) return "now";
-  if (value < 90) return `${value.toFixed(0)} s ago`;
-  return value < 5400 ? `${(value / 60).toFixed(0)} min ago` : `${(value / 3600).toFixed(0)} h ago`;
+export function ago(value, behind = " ago") {
+  if (!Number.isFinite(value)) return "–";
+  if (behind && value < 1.5) return "now";
+  if (value < 90) return `${Math.max(0, value).toFixed(0)} s${behind}`;
+  if (value < 5400) return `${(value / 60).toFixed(0)} min${behind}`;
+  return value < 172800 ? `${(value / 3600).toFixed(0)} h${behind}` : `${(value / 86400).toFixed(0)} days${behind}`;
+}
+
+// A moment of this machine's clock, in ms, as people write it.
+export function clockTime(at) {
+  return Number.isFinite(at) ? new Date(at).toLocaleTimeString("en-GB") : "–";
 }
 
 // The p-th part of the values, 0 to 1; null of none.
@@ -55,7 +68,7 @@ export function quantile(values, p) {
 
 // A bar beside its figure, for those who see it.
 export function meter(value, most) {
-  const width = most > 0 ? Math.min(100, (100 * value) / most) : 0;
+  const width = most > 0 && Number.isFinite(value) ? Math.min(100, (100 * value) / most) : 0;
   return svg("svg", { class: "meter", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
     svg("rect", { class: "track", width: 100, height: 10 }), svg("rect", { class: "filled", width, height: 10 }));
 }

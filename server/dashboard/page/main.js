@@ -1,43 +1,94 @@
 // The page: asks the router once a second for what is new, and draws it.
 
-import { $, ago, count, el, quantile, seconds, share } from "./dom.js";
-import { call, Fleet, useToken } from "./fleet.js";
+import { $, ago, count, el, quantile, share } from "./dom.js";
 import { drawCaches } from "./caches.js";
+import { drawHttpErrors, drawIncidents } from "./faults.js";
+import { ApiError, call, Fleet, useToken } from "./fleet.js";
+import { drawTiles, followPointer, History } from "./history.js";
+import { learnNames, nameOf } from "./names.js";
 import { drawPools } from "./pools.js";
 import { drawReceipt } from "./receipt.js";
-import { drawRecent, drawTimeline } from "./timeline.js";
-import { drawWorkers } from "./workers.js";
+import { drawRecent, drawTimeline, forgetBars } from "./timeline.js";
+import { drawVerdict, judge } from "./verdict.js";
+import { drawWorkers, watchTable } from "./workers.js";
 
 const POLL_MS = 1000;
 const CACHES_EVERY = 4; // polls
 const fleet = new Fleet();
+const history = new History();
+const connection = { lostAt: null, error: "" };
 let polls = 0;
 let paused = false;
+let shownProcess = "";
 
 async function poll() {
   if (!paused && !document.hidden) {
     try {
-      const serves = await fleet.read();
+      const [serves] = await Promise.all([fleet.read(), readOverview()]);
+      if (fleet.process !== shownProcess) {
+        if (shownProcess) {
+          history.forget(); // its clock may be that of another machine
+          await readOverview();
+        }
+        shownProcess = fleet.process;
+        forgetBars();
+      }
+      drawHttpErrors(history);
+      drawScopes();
       drawPools(fleet, choose);
       if (serves) {
         draw();
-        if (polls % CACHES_EVERY === 0 && fleet.told.may.ask) drawCaches(await fleet.ask("caches", {}));
+        if (polls === 0) performance.mark("drawn");
+        if (polls % CACHES_EVERY === 0 && fleet.state.may.ask) drawCaches(await fleet.ask("caches", {}));
         polls += 1;
       }
-      say(fleet.told ? "live" : "no pool serves yet", fleet.told ? "good" : "warn");
+      connection.lostAt = null;
+      $("token-form").hidden = true;
+      say(fleet.state ? "live" : "no pool serves yet", fleet.state ? "good" : "warn");
     } catch (error) {
-      if (error.status === 401 || error.status === 403) $("token-form").hidden = false;
-      say(error.status ? error.message : "the router does not answer", "bad");
+      const asksWho = error.status === 401 || error.status === 403;
+      if (asksWho) $("token-form").hidden = false;
+      if (error instanceof ApiError) {
+        connection.lostAt ??= Date.now();
+        connection.error = error.message;
+        say(asksWho ? "needs a token" : "no answer", "bad");
+      } else console.error(error); // of this page, not of the router
     }
+    document.body.classList.toggle("stale", connection.lostAt !== null);
+    drawVerdict(judge(fleet, history, connection));
   }
   setTimeout(poll, POLL_MS);
 }
 
+// What a step of the history has is known once it has ended.
+async function readOverview() {
+  const { overview, layout, model } = history;
+  if (overview !== null && fleet.state !== null && Math.floor(fleet.now / layout.step_s) - 1 <= history.newest) return;
+  const since = overview === null ? "" : history.newest;
+  history.take(await call(`/dashboard/overview?${new URLSearchParams({ model, since })}`), model);
+}
+
+function drawScopes() {
+  const { models, version, uptime_s: uptime, processes, missing } = history.overview;
+  $("about").textContent = `${version}, up ${ago(uptime, "")}${processes > 1 ? `, ${count(processes - missing)} of ${count(processes)} processes` : ""}`;
+  $("scope-label").hidden = models.length < 2;
+  const scope = $("scope");
+  const wanted = ["", ...models];
+  if (scope.dataset.key !== wanted.join("\n")) {
+    scope.dataset.key = wanted.join("\n");
+    scope.replaceChildren(...wanted.map((each) => el("option", { value: each }, each || "all models")));
+  }
+  scope.value = history.model;
+}
+
 async function choose(pool) {
   fleet.choose(pool);
+  history.choose(fleet.pools.find((each) => each.key === pool)?.model ?? "");
   polls = 0;
   $("receipt").replaceChildren(el("p", { class: "quiet" }, "Choose a request above, or ask about a prompt below."));
-  if (await fleet.read()) draw();
+  const [serves] = await Promise.all([fleet.read(), readOverview()]);
+  drawScopes();
+  if (serves) draw();
   drawPools(fleet, choose);
 }
 
@@ -48,62 +99,46 @@ function say(text, tone) {
 }
 
 function draw() {
-  const { told } = fleet;
+  const { state } = fleet;
+  learnNames(fleet);
   drawWorkers(fleet, change);
   drawTimeline(fleet, why);
   drawRecent(fleet, why);
-  drawTiles();
-  drawIncidents();
-  $("summary").textContent = `${told.mode}${told.policy === told.mode ? "" : `, policy ${told.policy}`}, blocks of ${told.block_size} tokens`;
-  $("what-if").hidden = !told.may.ask;
-  document.querySelector('input[value="text"]').disabled = !told.reads_text;
+  drawFigures();
+  drawIncidents(fleet);
+  $("summary").textContent = `· ${state.mode}${state.policy === state.mode ? "" : `, policy ${state.policy}`}, blocks of ${state.block_size} tokens`;
+  $("what-if").hidden = !state.may.ask;
+  const text = document.querySelector('input[value="text"]');
+  if (text.disabled === state.reads_text) {
+    text.disabled = !state.reads_text;
+    document.querySelector(`input[value="${state.reads_text ? "text" : "ids"}"]`).checked = true;
+  }
 }
 
-function drawTiles() {
-  const { told, requests } = fleet;
-  const span = Math.max(1, Math.min(60, told.now - Math.min(...requests.map((each) => each.ended), told.now)));
-  const first = requests.filter((each) => each.ttft_s != null).map((each) => each.ttft_s);
-  const held = requests.reduce((sum, each) => sum + each.overlap_blocks, 0);
-  const asked = requests.reduce((sum, each) => sum + each.request_blocks, 0);
+function drawFigures() {
+  if (fleet.state === null) return;
+  const { state, requests } = fleet;
   const bounded = requests.filter((each) => each.bound);
   const heldSomewhere = bounded.reduce((sum, each) => sum + each.bound.held_blocks, 0);
-  const askedThere = bounded.reduce((sum, each) => sum + each.request_blocks, 0);
+  const asked = bounded.reduce((sum, each) => sum + each.request_blocks, 0);
   const least = bounded.map((each) => each.bound.ttft_s).filter((each) => each != null);
-  const failed = requests.filter((each) => each.status !== "OK" && each.status !== "CANCELLED").length;
-  const ready = [...fleet.workers.values()].filter((row) => row.state === "ready").length;
-  const exact = [...fleet.workers.values()].filter((row) => row.trust === "exact" || row.trust === "trimmed").length;
-  const plane = told.health.event_plane ?? {};
-  const tiles = [
-    ["Requests", `${(requests.length / span).toFixed(1)} /s`, `${count(told.health.in_flight)} in flight, ${failed} failed`],
-    ["Time to first token", seconds(quantile(first, 0.5)), `p95 ${seconds(quantile(first, 0.95))}`,
-      least.length ? `an idle engine: ${seconds(quantile(least, 0.5))}` : null,
-      "What an engine without other requests takes for the part of the prompt that no worker held, as far as was learnt: the median of the sampled requests."],
-    ["Held by the chosen worker", share(asked ? held / asked : null), `${count(held)} of ${count(asked)} prompt blocks`,
-      askedThere ? `held by some worker: ${share(heldSomewhere / askedThere)}` : null,
-      "Of the sampled requests, the blocks that the worker which held most of them had: as if all caches were one."],
-    ["Workers ready", `${count(ready)} of ${count(fleet.workers.size)}`, told.health.draining ? "the router drains" : "taking requests"],
-    ["Event sources exact", count(exact), `event plane ${plane.state ?? "unknown"}`],
-  ];
-  $("tiles").replaceChildren(...tiles.map(([name, value, more, bound, meaning]) => el("div", { title: bound ? meaning : null },
-    el("dt", null, name), el("dd", null, value), el("dd", null, more), bound ? el("dd", { class: "bound" }, bound) : null)));
-}
-
-const TONES = { worker: "warn", attempt: "warn", request: "bad" };
-
-function drawIncidents() {
-  const now = fleet.now;
-  const list = $("incident-list");
-  const key = fleet.incidents.map((each) => each.number).join();
-  if (list.dataset.key === key) {
-    for (const time of list.querySelectorAll("time")) time.textContent = ago(now - Number(time.dataset.at));
-    return;
-  }
-  list.dataset.key = key;
-  list.replaceChildren(...[...fleet.incidents].reverse().map((each) => el("li", null,
-    el("time", { "data-at": each.at }, ago(now - each.at)),
-    el("span", { class: `badge ${/→ ready|^ready/.test(each.text) ? "good" : TONES[each.kind]}` }, each.kind),
-    el("span", null, each.worker == null ? "" : `worker ${each.worker}: `, each.text, each.count > 1 ? ` (${count(each.count)} times)` : ""))));
-  if (!fleet.incidents.length) list.append(el("li", { class: "quiet" }, "Nothing yet."));
+  const rows = [...fleet.workers.values()];
+  const ready = rows.filter((row) => row.state === "ready").length;
+  const exact = rows.filter((row) => row.trust === "exact" || row.trust === "trimmed").length;
+  const unknown = rows.filter((row) => row.trust === "unknown").length;
+  const plane = state.health.event_plane?.state ?? "unknown";
+  const idle = least.length ? quantile(least, 0.5) : null;
+  drawTiles(history, {
+    idle,
+    heldSomewhere: asked ? heldSomewhere / asked : null,
+    tiles: [
+      { name: "Workers ready", value: `${count(ready)} of ${count(rows.length)}`, more: rows.length ? share(ready / rows.length) : "none is known",
+        tone: ready === 0 ? "bad" : ready < rows.length ? "warn" : null, meaning: "Ranks of workers that take requests.",
+        lines: [["faint", (step) => history.number(step, "workers")], ["accent", (step) => history.number(step, "ready")]] },
+      { name: "Event sources exact", value: `${count(exact)} of ${count(rows.length)}`, more: `event plane ${plane}`,
+        tone: unknown && unknown === rows.length ? "bad" : unknown ? "warn" : null, meaning: "Workers whose every cache event is known. Of the others caches are predicted, or what is known of them is old." },
+    ],
+  });
 }
 
 async function why(requestId, worker) {
@@ -122,13 +157,14 @@ async function show(ask, worker, title) {
 async function change(row) {
   const back = row.state === "draining";
   const verb = back ? "taken back" : "drained";
-  if (!back && !window.confirm(`Send worker ${row.worker} no new requests?`)) return;
+  const name = `${nameOf(row.worker)} (${row.worker})`;
+  if (!back && !window.confirm(`Send worker ${name} no new requests?`)) return;
   try {
     if (back) await call("/workers", { url: `grpc://${row.address}` });
     else await call(`/workers/${row.worker.split("/")[0]}/drain`, {});
-    $("change-note").textContent = `Worker ${row.worker} is ${verb}.`;
+    $("change-note").textContent = `Worker ${name} is ${verb}.`;
   } catch (error) {
-    $("change-note").textContent = `Worker ${row.worker} was not ${verb}: ${error.message}`;
+    $("change-note").textContent = `Worker ${name} was not ${verb}: ${error.message}`;
   }
 }
 
@@ -144,17 +180,22 @@ $("what-if").addEventListener("submit", (event) => {
   show(() => fleet.ask("what-if", {}, isText ? { text: given } : { token_ids: ids }), null, "What if");
 });
 
-$("filter").addEventListener("input", () => fleet.told && drawWorkers(fleet, change));
+$("scope").addEventListener("change", async () => {
+  history.choose($("scope").value);
+  await readOverview().catch(() => {});
+  drawFigures();
+});
 $("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useToken($("token").value);
-  $("token-form").hidden = true;
 });
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
   if (paused) say("paused", "warn");
 });
+watchTable(() => fleet.state && drawWorkers(fleet, change));
+followPointer(drawFigures);
 
 const THEMES = ["system", "light", "dark"];
 const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -176,6 +217,6 @@ applyTheme();
 
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 setInterval(() => {
-  if (!paused && !document.hidden && !still.matches && fleet.told) drawTimeline(fleet, why);
+  if (!paused && !document.hidden && !still.matches && fleet.state && connection.lostAt === null) drawTimeline(fleet, why);
 }, 250);
 poll();

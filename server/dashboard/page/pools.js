@@ -2,7 +2,7 @@
 
 import { $, count, el, share } from "./dom.js";
 
-const TONES = { serving: "good", draining: "warn", starting: "warn", refused: "bad" };
+const TONES = { serving: "good", down: "bad", draining: "warn", starting: "warn", refused: "bad" };
 
 export function drawPools(fleet, choose) {
   const { pools, shown } = fleet;
@@ -18,16 +18,17 @@ export function drawPools(fleet, choose) {
     const button = el("button", { type: "button", "data-pool": each.key, "aria-pressed": String(here),
       disabled: each.state === "starting" || each.state === "refused", onclick: () => choose(each.key) },
     here ? "Shown" : "Show", el("span", { class: "unseen" }, ` ${each.key}`));
-    return el("tr", { class: here ? "chosen" : null },
-      el("th", { scope: "row" }, each.model),
-      el("td", null, each.endpoint),
-      el("td", null, each.card),
-      el("td", { title: each.reason || null }, el("span", { class: `badge ${TONES[each.state]}` }, each.state),
+    const number = (name, value) => el("td", { class: "number", "data-name": name }, value);
+    return el("tr", { class: [here ? "chosen" : "", each.state === "down" ? "ill" : ""].join(" ") },
+      el("th", { scope: "row", class: "cut", title: each.model }, el("bdi", null, each.model)),
+      el("td", { "data-name": "Endpoint" }, each.endpoint),
+      el("td", { "data-name": "Card" }, each.card),
+      el("td", { "data-name": "State", title: each.reason || null }, el("span", { class: `badge ${TONES[each.state]}` }, each.state),
         each.reason ? ` ${each.reason.slice(0, 80)}` : null),
-      el("td", { class: "number" }, count(each.workers)),
-      el("td", { class: "number" }, count(each.share)),
-      el("td", { class: "number" }, share(total ? each.share / total : null)),
-      el("td", { class: "number" }, count(each.in_flight)),
+      number("Workers", count(each.workers)),
+      number("Take requests", count(each.share)),
+      number("Share", share(total ? each.share / total : null)),
+      number("In flight", count(each.in_flight)),
       el("td", null, button));
   }));
   if (focused) body.querySelector(`button[data-pool="${CSS.escape(focused)}"]`)?.focus();

@@ -37,9 +37,11 @@ async def test_the_page_needs_nothing_from_elsewhere(ports: Ports) -> None:
         page = await answer.text()
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
-    links = re.findall(r'(?:src|href)="(/[^"]+)"', page)
-    assert len(links) == 3 and "style=" not in page and not re.search(r"\son\w+=", page)
+    links = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page)
     files = [path.name for path in PAGE.iterdir()]
+    # All modules are named there: the browser need not read one to learn of the next.
+    assert sorted(links) == sorted(f"/dashboard/page/{f}" for f in files if f != "index.html")
+    assert "style=" not in page and not re.search(r"\son\w+=", page)
     for link in {*links, *(f"/dashboard/page/{name}" for name in files)}:
         async with session.get(url + link) as answer:
             assert answer.status == 200, link
@@ -181,3 +183,63 @@ async def test_metrics_alone_may_look_but_not_ask(tmp_path: Any) -> None:
         assert status == 403 and Role.ADMIN in told["error"]
         assert (await ports.http("GET", "/dashboard/state"))[0] == 401
         assert (await ports.http("GET", "/dashboard"))[0] == 200
+
+
+def end_step(ports: Ports, step: int) -> None:
+    """As if the 5 s were over."""
+    for _ in ports.server.parts.history.put(step):
+        pass
+
+
+async def test_the_overview_has_history_errors_version_and_age(ports: Ports) -> None:
+    await ports.answers(prompt("r1", 40))
+    end_step(ports, 10**6)
+    assert (await ports.http("GET", "/dashboard/nothing"))[0] == 404
+    status, found = await ports.http("GET", "/dashboard/overview")
+    assert status == 200 and found["uptime_s"] > 0 and found["version"]
+    assert (found["processes"], found["missing"]) == (1, 0)
+    layout, (step, _, *last) = found["layout"], found["rows"][-1]
+    assert step == 10**6 and len(last) == len(layout["fields"]) + 2 * layout["buckets"]
+    now = dict(zip(layout["fields"], last, strict=False))
+    # A step may have ended meanwhile.
+    summed = [sum(column) for column in zip(*(row[2:] for row in found["rows"]), strict=True)]
+    row = dict(zip(layout["fields"], summed, strict=False))
+    assert (row["ok"], row["prompt_tokens"], now["ready"], now["workers"]) == (1, 40, 2, 2)
+    assert sum(summed[len(layout["fields"]) :][: layout["buckets"]]) == 1  # its TTFT
+    (error,) = found["http_errors"]
+    assert (error["status"], error["route"], error["answers"]) == (404, "unknown", 1)
+    status, found = await ports.http("GET", "/dashboard/overview", params={"since": step})
+    assert status == 200 and found["rows"] == []
+    for since in ("-5", "x", "9" * 40, "NaN", "1e3", "\u0663"):
+        status, found = await ports.http("GET", "/dashboard/overview", params={"since": since})
+        assert status == 200 and found["rows"][-1][0] == step
+    asked = {"model": "<none>"}
+    status, found = await ports.http("GET", "/dashboard/overview", params=asked)
+    assert status == 200 and not any(found["rows"][-1][2:])
+
+
+async def test_the_overview_needs_a_role(tmp_path: Any) -> None:
+    tokens = tmp_path / "tokens.toml"
+    token = "c" * 20
+    tokens.write_text(f'[[caller]]\nname = "c"\ntoken = "{token}"\nroles = ["client"]\n')
+    tokens.chmod(0o600)
+    async with serving(FakeEngine(), auth_tokens=str(tokens)) as ports:
+        headers = {"authorization": f"Bearer {token}"}
+        assert (await ports.http("GET", "/dashboard/overview", headers=headers))[0] == 403
+        assert (await ports.http("GET", "/dashboard/overview"))[0] == 401
+
+
+async def test_the_state_says_since_when_no_worker_is_there() -> None:
+    engine = FakeEngine(worker_id=7)
+    async with serving(engine) as ports:
+        first = await state(ports)
+        assert first["down_since"] is None and first["last_error"] is None
+        await engine.stop()
+
+        async def is_down() -> bool:
+            return (await state(ports))["down_since"] is not None
+
+        await until(is_down)
+        found = await state(ports)
+        assert first["now"] < found["down_since"] <= found["now"]
+        assert found["last_error"]["worker"] == "7" and "unhealthy" in found["last_error"]["text"]

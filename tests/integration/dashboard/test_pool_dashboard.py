@@ -136,10 +136,53 @@ async def test_a_pool_is_chosen_in_the_page(client: ModelClient) -> None:
         await page.focus(f"button[data-pool='{pools['b16']['key']}']")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("tr.chosen:has-text('b')")
-        await page.wait_for_selector(f"#worker-table tbody tr:has-text('{worker}')")
+        await page.wait_for_selector(f"#worker-table tbody [title='worker {worker}']")
         shown = await page.inner_text("#worker-table")
-        assert "Card" in shown and pools["b16"]["card"] in shown and "Drain" not in shown
+        assert "b 0" in shown and "Drain" not in shown
+        assert await page.input_value("#scope") == "b"
         assert await page.locator("#worker-table tbody tr").count() == 1
         await page.locator("#recent tbody button").first.click()
         await page.wait_for_selector("#receipt tr.chosen")
+        await page.select_option("#scope", "")
         assert tab.errors == []
+
+
+async def test_a_pool_without_a_worker_that_takes_requests_is_down(client: ModelClient) -> None:
+    await client.worker_of("b")
+    (pool,) = [pool for pool in client.server.models.pools if pool.model == "b"]
+    assert pool.workers is not None and pool.state == "serving"
+    async with open_tab() as tab:
+        await tab.page.goto(f"{client.url}/dashboard")
+        await tab.page.wait_for_selector("#verdict.good")
+        for entry in pool.workers.router.registry.entries():
+            await pool.workers.admin.drain(str(entry.worker_id))
+        await tab.page.locator("#verdict.bad", has_text="Outage of b").wait_for()
+        await tab.page.locator("#pool-table tr.ill .badge.bad", has_text="down").wait_for()
+        assert tab.errors == []
+    pools = await pools_of(client)
+    assert {name: each["state"] for name, each in pools.items()}["b16"] == "down"
+    _, told = await client.get("/pools")
+    assert {each["model"]: each["state"] for each in told["pools"]} == {"a": "serving", "b": "down"}
+
+
+async def test_the_overview_has_each_model_by_itself(client: ModelClient) -> None:
+    await client.worker_of("b")
+    assert (await client.complete("none"))[0] == 404
+    for _ in client.server.parts.history.put(10**6):
+        pass
+
+    async def row(model: str) -> dict[str, int]:
+        url = f"{client.url}/dashboard/overview"
+        async with client.session.get(url, params={"model": model}) as answer:
+            found = await answer.json()
+        assert found["models"] == ["a", "b"]
+        fields, *_, last = found["layout"]["fields"], *found["rows"]
+        # A step may have ended meanwhile.
+        summed = [sum(column) for column in zip(*(row[2:] for row in found["rows"]), strict=True)]
+        ready = last[2 + fields.index("ready")]
+        return {**dict(zip(fields, summed, strict=False)), "ready": ready}
+
+    whole, a, b = await row(""), await row("a"), await row("b")
+    assert (a["ok"], b["ok"], whole["ok"]) == (0, 1, 1)
+    assert (a["http_ok"], b["http_ok"], whole["http_ok"], whole["http_4xx"]) == (0, 1, 1, 1)
+    assert (a["ready"], b["ready"], whole["ready"]) == (3, 1, 4)

@@ -279,6 +279,35 @@ async def test_the_dashboard_shows_one_process_whichever_answers(
     assert all(each == found[0] for each in found)
 
 
+async def test_the_history_of_the_dashboard_is_that_of_all_processes(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    served, clients = await serving(stack, tmp_path, engine())
+    for number, client in clients.items():
+        await client.answers(prompt(f"seen-{number}"))
+    nothing, _ = await served.change("/dashboard/nothing", method="GET")
+    requests = [front["requests"] for front in await served.fronts()]
+    assert nothing == 404 and min(requests) > 0
+
+    def sums(overview: Any) -> dict[str, int]:
+        fields = overview["layout"]["fields"]
+        columns = zip(*(row[2 : 2 + len(fields)] for row in overview["rows"]), strict=True)
+        return {name: sum(column) for name, column in zip(fields, columns, strict=True)}
+
+    async def shown() -> bool:
+        """Once the step is over in both of them: no process alone has all requests."""
+        found = await http_json(served.http, "/dashboard/overview")
+        if found["missing"] or not found["rows"] or sums(found)["ok"] != sum(requests):
+            return False
+        assert found["processes"] == 2
+        ready = found["layout"]["fields"].index("ready")
+        assert found["rows"][-1][2 + ready] == 1  # the same worker in both
+        assert [each["status"] for each in found["http_errors"]] == [404]
+        return True
+
+    await eventually(shown)
+
+
 async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     async with engine(stall) as one, serve_fronts(tmp_path, *SERVE, *urls(one)) as served:
         children = children_of(served.router.pid)

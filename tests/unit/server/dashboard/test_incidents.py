@@ -47,6 +47,33 @@ def test_workers_that_come_change_and_leave(incidents: Incidents, registry: Work
     ]
 
 
+def test_an_outage_has_a_beginning_and_a_last_error(
+    incidents: Incidents, registry: WorkerRegistry, clock: ManualClock
+) -> None:
+    assert incidents.down_since == clock.now() and incidents.last_error is None
+    registry.add(1)
+    registry.add(2)
+    incidents.compare_workers()
+    assert incidents.down_since is None and incidents.last_error is None
+    clock.advance(10)
+    registry.set_state(1, WorkerState.UNHEALTHY, "gone")
+    incidents.compare_workers()
+    assert incidents.down_since is None
+    clock.advance(10)
+    registry.remove(2)
+    incidents.compare_workers()
+    began = clock.now()
+    clock.advance(10)
+    incidents.on_refused(StatusCode.UNAVAILABLE)
+    incidents.compare_workers()
+    assert incidents.down_since == began
+    error = incidents.last_error
+    assert error is not None and error.text == "refused: unavailable" and error.at == clock.now()
+    registry.set_state(1, WorkerState.READY)
+    incidents.compare_workers()
+    assert incidents.down_since is None and incidents.last_error is error
+
+
 def test_a_storm_of_the_same_is_one_line(incidents: Incidents, clock: ManualClock) -> None:
     for _ in range(100):
         incidents.on_refused(StatusCode.RESOURCE_EXHAUSTED)

@@ -8,6 +8,7 @@ from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.server.dashboard.worker_table import LEAST_S, WorkerTable
+from dynamo_router.workers.registry import WorkerState
 
 LARGE = 2**63 + 1  # a browser's numbers would round it
 
@@ -63,3 +64,15 @@ async def test_many_pages_read_once(router: KvRouter, clock: ManualClock) -> Non
     for _ in range(20):
         assert (await table.since(version))["rows"] == []
     assert (await table.since(0))["version"] == version
+
+
+async def test_a_dead_worker_is_not_trusted(router: KvRouter, clock: ManualClock) -> None:
+    table = WorkerTable(router, clock)
+    trusts = {}
+    for state in WorkerState:
+        router.registry.set_state(2, state)
+        rows = {row["worker"]: row for row in (await look(table, clock, 0))["rows"]}  # type: ignore[attr-defined]
+        trusts[state] = rows["2"]["trust"]
+        assert rows["2"]["number"] == 1 and rows[str(LARGE)]["trust"] == "silent"
+    trusted = {state for state, trust in trusts.items() if trust != "unknown"}
+    assert trusted == {WorkerState.READY, WorkerState.DRAINING}

@@ -12,7 +12,13 @@ from dynamo_router.router.policy.decision import Decision
 from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.server.dispatch.request import Attempt, Request
 from dynamo_router.server.dispatch.retries import FailedAttempt, FailedAttempts
-from dynamo_router.server.metrics.requests import KEPT_MESSAGES, OUTCOMES, RequestMetrics
+from dynamo_router.server.metrics.requests import (
+    BUCKETS,
+    KEPT_MESSAGES,
+    OUTCOMES,
+    REQUEST_COUNTS,
+    RequestMetrics,
+)
 from dynamo_router.server.metrics.worker_requests import WorkerRequests
 from dynamo_router.workers.failures import Origin, judge
 from dynamo_router.workers.registry import WorkerRegistry
@@ -225,3 +231,36 @@ def test_a_request_without_an_answer_misses_its_objectives_unless_that_is_its_cl
     told = samples(metrics)
     counts = [told[f"dynamo_router_objectives_total{name}"] for name in OUTCOMES]
     assert counts == [0, 0, 0, 0, failed]
+
+
+def test_the_history_reads_the_same_counts() -> None:
+    fixture = Fixture()
+    request = in_flight()
+    fixture.on_message(request, 0.2, complete(prompt(), 1, 2, 3).SerializeToString())
+    fixture.metrics.on_end(request, StatusCode.OK)
+    for code in (
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNAVAILABLE,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.INTERNAL,
+        StatusCode.CANCELLED,
+    ):
+        fixture.metrics.on_end(None, code)
+    counts = fixture.metrics.counts(block_size=16)
+    found = dict(zip(REQUEST_COUNTS, counts, strict=False))
+    assert (found["ok"], found["4xx"], found["5xx"], found["left"]) == (1, 2, 3, 1)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (64, 3)
+    ttft = counts[len(REQUEST_COUNTS) : len(REQUEST_COUNTS) + BUCKETS]
+    assert sum(ttft) == 1 and len(counts) == len(REQUEST_COUNTS) + 2 * BUCKETS
+    ended = samples_of(fixture, "dynamo_component_router_requests_total")
+    assert sum(ended.values()) == 7 == sum(counts[:4])
+
+
+def samples_of(fixture: Fixture, name: str) -> dict[str, float]:
+    return {
+        str(sample.labels): sample.value
+        for family in fixture.metrics.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
