@@ -27,7 +27,7 @@ class HealthService:
     """
 
     def __init__(self) -> None:
-        self._states = {"": _States.SERVING}
+        self._states: dict[str, Any] = {"": _States.SERVING}
         self._changed = asyncio.Event()  # of this state; the next one has another
         self._is_shut = False
         decode = health_pb2.HealthCheckRequest.FromString
