@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from .errors import EventError
+from .errors import UNREADABLE, EventError
 
 
 class EventEnvelope(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def decode_envelope(message: bytes) -> EventEnvelope:
     """EventError if `message` is not msgpack, or not an envelope. Unknown fields are ignored."""
     try:
         envelope = _decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EventError(f"not an event envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
         raise EventError("not an event envelope: a number is negative")

@@ -2,6 +2,11 @@
 
 from enum import IntEnum
 
+import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of a peer's bytes that are no JSON or msgpack, not of their type, or nested
+without end."""
 UNREADABLE_MESSAGE = "the message is not of the method's type"
 """The details of a call's status if protobuf cannot parse its request."""
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import msgspec
 from structlog import get_logger
 
+from ..base.errors import UNREADABLE
 from ..base.identity import WorkerWithDpRank
 from ..indexer.wire import EventWriter, StorageTier, encode_heartbeat
 from ..kv_events.resync_wire import decode_request
@@ -154,7 +154,7 @@ class EventStream:
         """A router's request for what it missed. Junk is counted, others' requests are ignored."""
         try:
             request = decode_request(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._stats.errors += 1
             log.warning("not a resync request", subject=subject, error=str(error))
             return

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from ..base.errors import InvalidRequestError, StatusCode
+from ..base.errors import UNREADABLE, InvalidRequestError, StatusCode
 from ..base.request_record import traced
 from ..router.pairs import PairDecision
 from ..router.policy import Decision
@@ -412,7 +412,7 @@ def _with_read_arguments(where: str, call: Any) -> Any:
         return call
     try:
         read = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ApiError(400, f"{where}: the arguments are no JSON: {error}", param=where) from None
     return {**call, "function": {**function, "arguments": read}}
 

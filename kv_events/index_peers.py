@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from ..base.clock import Clock
-from ..base.errors import ConfigError
+from ..base.errors import UNREADABLE, ConfigError
 from ..indexer.event_index import EventIndex, SnapshotHead, dump_index, merge_index, read_frames
 from ..process.supervised import stopped, supervise
 from ..runtime.event_planes import EventPlane, PlaneState, Subscription, endpoint_subject
@@ -139,7 +139,7 @@ class IndexPeers:
     def _on_message(self, subject: str, payload: bytes) -> None:
         try:
             message = self._decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.undecodable += 1
             return
         now = self._clock.now()

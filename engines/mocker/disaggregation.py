@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import UNREADABLE, InvalidRequestError
 from ...workers.dialects import CONTEXT_ONLY
 from ..serving import EngineRequest, unsupported
 
@@ -62,7 +62,7 @@ class DisaggregationRole(NamedTuple):
             found = msgspec.json.decode(handoff, type=Handoff)
         except msgspec.ValidationError as error:
             raise _no_handoff(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             raise _no_handoff("no JSON") from None
         ours = self.handoff(prompt_tokens)
         for name in ("model", "block_size", "prompt_tokens"):

@@ -17,7 +17,7 @@ from typing import Annotated, BinaryIO, TypeVar
 import msgspec
 import xxhash
 
-from ...base.errors import ConfigError
+from ...base.errors import UNREADABLE, ConfigError
 from ...base.identity import WorkerWithDpRank
 from ..source import CursorImage, SourceImage, SourceState, SourceStatus
 from .actor import EventIndex
@@ -267,7 +267,7 @@ def _next(payloads: Iterator[bytes]) -> bytes:
 def _decode(payload: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _unusable(str(error)) from error
 
 

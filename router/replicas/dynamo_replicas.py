@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ...base.envelope import EnvelopeWriter, decode_envelope
-from ...base.errors import EventError
+from ...base.errors import UNREADABLE, EventError
 from ...slots.peers import MAX_COUNT, MAX_ID, Booked, Ended, Event, bytes_of
 from .peer_load import PeerLoad
 
@@ -93,10 +93,10 @@ class DynamoReplicas:
         payload = decode_envelope(message).payload
         try:
             events = [_decode_one(payload)]
-        except msgspec.DecodeError:
+        except UNREADABLE:
             try:
                 events = _decode_batch(payload).events
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise EventError(f"no event of active sequences: {error}") from error
         fell, elsewhere = False, self._elsewhere()
         with self._load.lock:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from ...base.envelope import EnvelopeWriter, decode_envelope
-from ...base.errors import EventError
+from ...base.errors import UNREADABLE, EventError
 from ...base.identity import as_worker
 from ..affinity import Binding, SessionAffinity
 
@@ -78,7 +78,7 @@ class SessionSync:
         try:
             update = _decode(decode_envelope(message).payload)
             worker = as_worker((update.worker_id, update.dp_rank or 0))
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise EventError(f"no binding of a session: {error}") from error
         if len(update.session_id.encode()) > LONGEST_KEY:
             raise EventError("no binding of a session: its id is too long")

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from ...base.errors import UNREADABLE
 from ...base.identity import MAX_WORKER_ID, is_same_id
 from ..kv_stores import Entry
 
@@ -130,7 +131,7 @@ def decode_instance(entry: Entry) -> Instance:
     name, instance_id = _read_key(entry.key)
     try:
         read = msgspec.json.decode(entry.value, type=_Value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not an instance: {error}") from None
     written = (read.namespace, read.component, read.endpoint)
     there = (name.namespace, name.component, name.endpoint)

@@ -14,7 +14,7 @@ import msgspec
 from structlog import get_logger
 
 from ...base.envelope import EnvelopeWriter, decode_envelope
-from ...base.errors import EventError
+from ...base.errors import UNREADABLE, EventError
 from .event_plane import EventPlane, Handler, Subscription
 
 MAX_WAITING = 1024
@@ -140,7 +140,7 @@ class EventSubscriber(Generic[T]):
         try:
             envelope = decode_envelope(payload)
             value = self._decode(envelope.payload)
-        except (EventError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (EventError, *UNREADABLE) as error:
             self.stats.undecodable += 1
             if self.stats.undecodable == 1:
                 log.warning("an event cannot be read", subject=subject, error=str(error))

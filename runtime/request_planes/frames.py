@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ...base.errors import RouterError
+from ...base.errors import UNREADABLE, RouterError
 
 MAX_PAYLOAD_BYTES = 32 << 20
 MAX_HEADER_BYTES = 128 << 10
@@ -158,7 +158,7 @@ class RequestDecoder(_Decoder[Request]):
         try:
             headers = msgspec.json.decode(fields, type=dict[str, str])
             request = Request(path.decode(), headers, bytes(source[at : at + length]))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise FrameError(f"a request's path or headers cannot be read: {error}") from None
         return request, at + length
 

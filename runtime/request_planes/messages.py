@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.errors import UNREADABLE
 from .frames import FrameError, TwoPart, decode_two_part, encode_two_part
 
 CODECS = ("msgpack", "json")
@@ -72,7 +73,7 @@ def decode_request_message(payload: bytes) -> RequestMessage:
         if codec not in CODECS:
             raise FrameError(f"the codec {codec[:40]!r} is not one of {', '.join(CODECS)}")
         body = decode_body(frame.body, codec)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise FrameError(f"a request cannot be read: {error}") from None
     return RequestMessage(control.id, home, codec, control.metadata, body)
 
@@ -112,7 +113,7 @@ def read_handshake(frame: TwoPart) -> str:
     """The subject. FrameError if it is no handshake."""
     try:
         return _HANDSHAKE.decode(frame.header).subject
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise FrameError("an answer began without a handshake") from None
 
 

@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from ...base.errors import UNREADABLE
 from .faults import Fault
 from .frames import FrameError, TwoPart
 from .messages import PROLOGUE, SENTINEL_HEADER, read_handshake
@@ -88,7 +89,7 @@ class ResponseReader:
             if not self.ended:
                 events += self._on_control(header)
             return events
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             return self._end(Fault.PROTOCOL, f"a frame cannot be read: {error}")
 
     def on_eof(self) -> list[Event]:

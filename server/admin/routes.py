@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ...base.errors import ConfigError, StatusCode
+from ...base.errors import UNREADABLE, ConfigError, StatusCode
 from ...transport.http1 import HttpCall, HttpError, Routes, answer_json
 from .reload import Change, changes_as_json
 from .worker_admin import AdminError, WorkerChanges, WorkerStatus
@@ -109,7 +109,7 @@ def _read(call: HttpCall, kind: type[Body]) -> Body:
     """The request's body; one that is empty has no fields."""
     try:
         return msgspec.json.decode(call.body or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise HttpError(400, f"bad body: {error}") from None
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.errors import CapacityError, RouterError
+from ...base.errors import UNREADABLE, CapacityError, RouterError
 from ..access import Role
 from ..dispatch import RequestReader
 from .dashboard import Dashboard, Known
@@ -102,7 +102,7 @@ class PageData:
     async def what_if(self, body: bytes) -> tuple[int, dict[str, Any]]:
         try:
             return 200, await self._what_if(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return 400, {"error": f"bad body: {error}"}
         except CapacityError as error:
             return 429, {"error": str(error)}

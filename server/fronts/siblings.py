@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from ...base.errors import ConfigError, StatusCode
+from ...base.errors import UNREADABLE, ConfigError, StatusCode
 from ...process.supervised import stopped, supervise
 from ...transport.http2 import (
     CallError,
@@ -92,7 +92,7 @@ class Siblings:
         async def serve(call: ServerCall) -> None:
             try:
                 asked = decode(await call.read() or b"")
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 await call.abort(StatusCode.INVALID_ARGUMENT, str(error))
             await call.write(_encode(await answer(asked)))
 
@@ -150,7 +150,7 @@ class Siblings:
                 await asyncio.sleep(RETRY_S)  # it may just have begun
                 found = await self._answer_of(channel, method, question, timeout_s)
             return msgspec.msgpack.decode(found, type=answer)
-        except (CallError, msgspec.DecodeError) as error:
+        except (CallError, *UNREADABLE) as error:
             log.debug("a sibling did not answer", front=number, method=method, error=str(error))
             return None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import CapacityError, RouterError
+from ...base.errors import UNREADABLE, CapacityError, RouterError
 from ...base.identity import WorkerWithDpRank
 from ...indexer.prefix_index import TierOverlap
 from ...indexer.wire import TIERS
@@ -88,7 +88,7 @@ class PoolRoutes:
             prompt = await self._reader.prompt(tokens, body.lora_name, body.cache_namespace)
             overlaps = self._router.tier_overlaps if body.by_tier else self._router.overlaps
             found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(prompt)
-        except (msgspec.DecodeError, RouterError) as error:
+        except (*UNREADABLE, RouterError) as error:
             raise _bad_request(error) from None
         told = {_name(worker): _blocks(found[worker]) for worker in sorted(found)}
         await answer_json(call, told)
@@ -102,7 +102,7 @@ class PoolRoutes:
         try:
             body = _THRESHOLDS.decode(call.body)
             await self._change_limits(msgspec.to_builtins(body))
-        except (msgspec.DecodeError, RouterError) as error:
+        except (*UNREADABLE, RouterError) as error:
             raise _bad_request(error) from None
         await self._on_thresholds(call)
 

@@ -7,7 +7,7 @@ from typing import Annotated, final
 
 import msgspec
 
-from ...base.errors import EventError
+from ...base.errors import UNREADABLE, EventError
 
 HASH_BYTES = 8
 MAX_CHUNKS = 4096
@@ -109,7 +109,7 @@ def decode_message(data: bytes) -> Message:
     """EventError if it is none of these, or a number or a length in it is impossible."""
     try:
         message: Message = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EventError(f"no message of a router: {error}") from error
     if isinstance(message, Batch):
         for event in message.events:

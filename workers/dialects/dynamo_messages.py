@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...base.errors import InvalidRequestError, WorkerError
+from ...base.errors import UNREADABLE, InvalidRequestError, WorkerError
 from ...runtime.request_planes import part_decoders
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens
@@ -111,7 +111,7 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
     if present & _DISAGGREGATED and (handoff := given_handoff(message)) is not None:
         try:
             params = msgspec.json.decode(handoff)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             raise InvalidRequestError("the prompt's handoff is none of Dynamo's") from None
         body["prefill_result"] = {"disaggregated_params": params, "prompt_tokens_details": None}
     return Asked(message, prompt_tokens, body)

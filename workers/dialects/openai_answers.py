@@ -8,10 +8,10 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from ...base.errors import WorkerError
+from ...base.errors import UNREADABLE, WorkerError
 from .failed_call import unimplemented
 from .handoff import with_handoff
-from .openai_errors import UNREADABLE, error_in
+from .openai_errors import error_in
 from .openai_requests import EngineKind
 from .trtllm_answer import TokenLogprob, TrtllmAnswer
 

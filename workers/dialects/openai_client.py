@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...base.errors import InvalidRequestError, StatusCode, WorkerError
+from ...base.errors import UNREADABLE, InvalidRequestError, StatusCode, WorkerError
 from ...process.supervised import is_cancelled
 from ...transport.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
@@ -20,7 +20,6 @@ from .engine_client import DP_RANK_KEY, AnyJson
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
-from .openai_errors import UNREADABLE
 from .openai_facts import completion_facts, llama_facts, model_in
 from .openai_requests import EngineKind, request_of
 from .pumped_call import PumpedCall, end_calls

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import StatusCode
+from ...base.errors import UNREADABLE, StatusCode
 from ..failures import EngineCallError, Origin, shortened
 
 _CODES = {
@@ -24,8 +24,6 @@ _CODES = {
     529: StatusCode.RESOURCE_EXHAUSTED,
 }
 _TOO_LARGE = 413
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding JSON raises that is no JSON, not of its type, or nested without end."""
 
 
 def error_of(status: int, body: bytes = b"", retry_after: str | None = None) -> EngineCallError:

@@ -5,10 +5,9 @@ from typing import Annotated
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...base.errors import WorkerError
+from ...base.errors import UNREADABLE, WorkerError
 from ..engine_facts import EngineFacts, facts_of
 from ..trtllm_proto import pb
-from .openai_errors import UNREADABLE
 from .openai_requests import EngineKind
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

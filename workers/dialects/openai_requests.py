@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import UNREADABLE, InvalidRequestError
 from ..trtllm_proto import pb
 from .handoff import CONTEXT_ONLY, given_handoff
 from .logit_bias import bias_of
-from .openai_errors import UNREADABLE
 from .trtllm_answer import MAX_TOKENS, check_request, refuse
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import ConfigError
+from ...base.errors import UNREADABLE, ConfigError
 
 _CONFIGS = ("generation_config.json", "config.json")  # these name ids
 _NAMES, _TOKENIZER = "tokenizer_config.json", "tokenizer.json"  # the text, and its id
@@ -41,5 +41,5 @@ def _read(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(f"model_path: cannot read {path}: {error}", key="model_path") from None

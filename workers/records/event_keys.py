@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.errors import UNREADABLE
 from ...base.identity import WorkerWithDpRank, as_worker, doubles_of, is_same_id
 from ...runtime.components import EndpointName, Instance, decode_instance, read_id
 from ...runtime.event_planes import KV_EVENTS
@@ -51,7 +52,7 @@ def decode_source(entry: Entry) -> PublisherRecord:
         read = msgspec.json.decode(entry.value, type=_Source)
         written = read.metadata.worker
         worker = as_worker((_whole(written["worker_id"]), _whole(written["dp_rank"])))
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise ValueError(f"not an event source: {error}") from None
     publisher_id = read_id(entry.key.rpartition("/")[2])
     if not is_same_id(read.publisher_id, publisher_id):

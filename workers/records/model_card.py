@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.errors import UNREADABLE
 from ...runtime.components import EndpointName, Generation, read_id
 from ...runtime.kv_stores import Entry
 from ..engine_facts import EngineFacts
@@ -115,7 +116,7 @@ def decode_card(entry: Entry) -> ModelCard:
     try:
         said = msgspec.json.decode(entry.value, type=_Value).card_json
         card = msgspec.convert(said, type=_Card)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a model card: {error}") from None
     runtime = card.runtime_config
     dp_size, dp_start = runtime.data_parallel_size or 1, runtime.data_parallel_start_rank or 0

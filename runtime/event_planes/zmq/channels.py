@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from ....base.errors import UNREADABLE
 from ...kv_stores import Entry
 from .. import endpoint_subject
 
@@ -93,7 +94,7 @@ def decode_channel(entry: Entry) -> Channel:
     """ValueError for what is no channel, or one at an address that is none."""
     try:
         read = _decode(entry.value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not an event channel: {error}") from None
     kind, scope = read.transport.kind, read.scope.endpoint
     where = read.transport.config.get("endpoint" if kind == ZMQ else "subject_prefix")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from ....base.errors import ConfigError
+from ....base.errors import UNREADABLE, ConfigError
 from ....base.urls import redact_url
 from ....process.settings import bad_setting
 from ....transport.security import read_file
@@ -69,7 +69,7 @@ class KubernetesApi:
                     return msgspec.json.decode(await response.read())
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise self._unreachable(error) from None
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 raise ApiError(f"{self._shown}: the answer is not JSON") from None
 
     async def lines(
@@ -91,7 +91,7 @@ class KubernetesApi:
                         yield msgspec.json.decode(line)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise self._unreachable(error) from None
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 raise ApiError(f"{self._shown}: a line of a watch is not JSON") from None
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ....base.errors import UNREADABLE
 from .pod_identity import PodIdentity
 
 GROUP, VERSION, KIND = "nvidia.com", "v1alpha1", "DynamoWorkerMetadata"
@@ -44,7 +45,7 @@ def normalized(value: bytes) -> bytes:
     """
     try:
         read = msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(read, dict):
         raise ValueError("not a JSON object")

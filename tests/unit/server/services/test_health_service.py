@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -35,7 +36,7 @@ def asked(service: str) -> health_pb2.HealthCheckRequest:
 async def test_states_are_answered_and_watched() -> None:
     async with served() as (service, port):
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its methods are made as it is
             assert (await stub.Check(asked(""))).status == SERVING
             with pytest.raises(aio.AioRpcError) as caught:
                 await stub.Check(asked("a.B"))
@@ -61,7 +62,7 @@ async def test_a_client_that_does_not_read_what_it_watches_holds_up_no_other() -
         silent.send(raw.headers(1, head_of(WATCH)), raw.data(1, body, end=True))
         await silent.until(raw.HEADERS, stream=1)
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its methods are made as it is
             watching = stub.Watch(asked("a.B"))
             assert (await watching.read()).status == SERVICE_UNKNOWN
             service.set("a.B", serving=True)
