@@ -38,8 +38,8 @@ MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
 some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
 their own, as the words are that the library keeps."""
 LEARNT = 32
-"""Words of a text of which a third is not known: the text is encoded as it is, and these by
-themselves, so that a text of odd words costs little more than without tables."""
+"""Words that are encoded by themselves: of a text with more that are not known, some of them beside
+the text as it is, so that one of odd words costs little more than without tables."""
 
 EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
 """The ids of texts, with special tokens or without, as numbers of 32 bits. InvalidRequestError."""
@@ -153,7 +153,7 @@ class Encoder:
         gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
             parts, missing = words.look_up(text, self._gaps.cuts(text, 0, 0, len(text)))
-            if missing and sum(map(len, missing)) * 3 > len(text):
+            if len(missing) > LEARNT:
                 learnt: dict[str, list[int]] = {word: [] for word in islice(missing, LEARNT)}
                 parts, missing = [None], {**learnt, text: [0]}
             wanted += missing
