@@ -7,6 +7,7 @@ from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission import NO_OBJECTIVES, Objectives
+from dynamo_router.router.pairs import PairDecision
 from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.server.dispatch.generate_request import read_generate
@@ -62,7 +63,9 @@ def in_flight(
     failures = FailedAttempts(3) if failures is None else failures
     request = Request("r1", body, facts, 0.0, placement, failures=failures)
     decision = Decision(WorkerWithDpRank(1), 0, 1, 2, 32, "r1")
-    request.attempt = Attempt(decision, 1, "r1", None, sent_at, sent_at, queue_s=queue_s)
+    request.attempt = Attempt(
+        decision, 1, "r1", None, sent_at, sent_at, 0, queue_s, 0.0, PairDecision(decision)
+    )
     request.attempt.messages = len(messages)
     if messages:
         request.first_message_at, request.last_message = 0.0, messages[-1]
