@@ -104,7 +104,8 @@ class Exchange:
         self._duplex_request = self._duplex_answer = True
         self._first = True
         self._request = self._answer = _Side.NOTHING
-        self._head = Head({}, None)
+        self.head = Head({}, None)
+        """of the request, once that came"""
         self._body: bytes | bytearray = bytearray()
         self._has_body = self._trailers = False
         self.refused = False
@@ -206,7 +207,7 @@ class Exchange:
     def _on_request_headers(self, message: Any) -> Step:
         _expect(self._request is _Side.NOTHING, "request_headers came twice")
         found = message.request_headers
-        self._head = Head(_headers_of(found.headers), _subset_of(message))
+        self.head = Head(_headers_of(found.headers), _subset_of(message))
         self._request = _Side.HEAD
         if found.end_of_stream:
             return self._ended()
@@ -231,7 +232,7 @@ class Exchange:
 
     def _ended(self) -> Step:
         self._request, self._body = _Side.ENDED, bytes(self._body)
-        return Step(event=RequestEnded(self._head, self._body))
+        return Step(event=RequestEnded(self.head, self._body))
 
     def _on_response_headers(self, message: Any) -> Step:
         _expect(self._answer is _Side.NOTHING, "response_headers came twice")

@@ -179,12 +179,10 @@ class _PickedRequest:
                     if step.ended:
                         self._end()
         except TimeoutError:
-            if not coming.expired():
-                raise ExchangeError(StatusCode.DEADLINE_EXCEEDED, "Envoy does not read") from None
             self._parts.hits.hit("message_timeout_s")
-            self._refuse(ApiError(408, "the request did not come whole in time"))
+            self._refuse_unread(ApiError(408, "the request did not come whole in time"))
         except ApiError as error:
-            self._refuse(error)
+            self._refuse_unread(error)
 
     async def close(self) -> None:
         """Whatever was booked is freed once this returns."""
@@ -197,12 +195,25 @@ class _PickedRequest:
 
     def _begin(self, request: RequestEnded) -> None:
         self._count(len(request.body))
-        headers = request.head.headers
-        record = self._record
+        self._note(request.head)
+        self._task = asyncio.create_task(self._serve(request))
+
+    def _refuse_unread(self, error: ApiError) -> None:
+        """Of a request that did not come whole, or is too long."""
+        self._note(self._exchange.head)
+        self._parts.answers.on_request(self._record)
+        self._refuse(error)
+        self._parts.answers.on_end(self._record)
+
+    def _note(self, head: Head) -> None:
+        """Note what the head says, for access log, metrics and spans."""
+        record, headers = self._record, head.headers
+        routes = (path for path in (CHAT_PATH, COMPLETIONS_PATH) if head.path.endswith(path))
+        record.route = next(routes, OTHER_PATHS) if head.method == "POST" else OTHER_PATHS
         record.scope = {
             "type": "http",
-            "method": request.head.method,
-            "path": request.head.path,
+            "method": head.method,
+            "path": head.path,
             "scheme": headers.get(":scheme", "http"),
             "client": (headers.get("x-forwarded-for", "").rpartition(",")[2].strip(), 0),
             "headers": [
@@ -212,7 +223,6 @@ class _PickedRequest:
             ],
         }
         record.request_id = headers.get("x-request-id", "") or secrets.token_hex(16)
-        self._task = asyncio.create_task(self._serve(request))
 
     def _on_answer(self, began: AnswerBegan) -> None:
         self._record.status = began.status
@@ -232,12 +242,16 @@ class _PickedRequest:
             self._carried.end()
 
     async def _write(self, message: bytes) -> None:
-        """To Envoy; TimeoutError while it does not read for too long."""
+        """To Envoy. PeerGoneError if it left, or does not read for too long."""
         if self._call.put(message):
             return
-        limit = self._parts.config.limits.write_timeout_s
-        async with asyncio.timeout(limit):
-            await self._call.write(message)
+        try:
+            async with asyncio.timeout(self._parts.config.limits.write_timeout_s):
+                await self._call.write(message)
+        except TimeoutError:
+            self._parts.hits.hit("write_timeout_s")
+            self._call.give_up()
+            raise PeerGoneError("Envoy does not read") from None
 
     def _count(self, size: int) -> None:
         """What is held of the body. ApiError 413 or 429 if that is too much."""
@@ -259,13 +273,14 @@ class _PickedRequest:
 
     def _refuse(self, error: BaseException) -> None:
         """Answer in Envoy's place, if that is still possible; else cut the answer off."""
+        told, record = error_answer(error), self._record
+        record.error, record.failure = str(error), told.status
         if not self._exchange.may_refuse:
             self._call.end(*status_of(error))
             return
-        told = error_answer(error)
         if not told.foreseen:
             log.error("a request could not be picked", exc_info=error)
-        self._record.status, self._record.error = told.status, str(error)
+        record.status = told.status
         reason = _REASONS.get(told.status, "")
         headers = {
             "content-type": "application/json",
@@ -287,9 +302,9 @@ class _PickedRequest:
         except TimeoutError:
             self._parts.hits.hit("pick_timeout_s")
             self._refuse(ApiError(504, "no endpoint was picked in time"))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+        except (asyncio.CancelledError, PeerGoneError):
+            pass  # its client has left, or Envoy has
+        except Exception as error:
             if self._carried is None or not (self._carried.passes_on or self._ended):
                 self._refuse(error)
         finally:
@@ -299,16 +314,14 @@ class _PickedRequest:
         head, pool = request.head, self._pool
         asked = read_control(head.headers)
         allowed = self._allowed(head)
-        chat, completion = (head.path.endswith(path) for path in (CHAT_PATH, COMPLETIONS_PATH))
-        if head.method != "POST" or not (chat or completion):
-            self._record.route = OTHER_PATHS
+        if self._record.route == OTHER_PATHS:
             await pool.dispatcher.plain.carried(
                 head.path, lambda client: self._send_plainly(client, asked, request.body), allowed
             )
             return
         await self._parts.calls.turns.take(CALL_S)
-        self._record.route = CHAT_PATH if chat else COMPLETIONS_PATH
-        await self._infer(request, asked, allowed, is_chat=chat)
+        is_chat = self._record.route == CHAT_PATH
+        await self._infer(request, asked, allowed, is_chat=is_chat)
 
     def _allowed(self, head: Head) -> frozenset[int]:
         """Ids of the workers that it may go to, empty: all. NoWorkersError if there are none."""
@@ -360,7 +373,8 @@ class _PickedRequest:
         if not len(tokens):
             raise ApiError(400, "the prompt is empty", param="messages" if is_chat else "prompt")
         model, renamed = self._model(read.model, asked)
-        self._record.asked_model, self._record.model = read.model, model
+        self._record.asked_model = read.model
+        self._record.model = model if model in picker.names else ""  # a label of metrics
         if renamed:
             body = await prompts.read_by(lambda data: with_model(data, model), body)
         base = pool.monitor.facts.model_id

@@ -235,6 +235,9 @@ async def test_bounds_on_bodies_and_on_slow_ones(tmp_path: Path) -> None:
             assert slow.status == 408
         hits = served.pool.hits
         assert hits["max_body_bytes"] == 1 and hits["message_timeout_s"] == 1
+        for status in (408, 413):
+            labels = f'{{model="",route="/v1/chat/completions",status="{status}"}}'
+            assert await served.value(f"dynamo_router_http_requests_total{labels}") == 1
         await served.is_idle()
 
 

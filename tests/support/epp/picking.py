@@ -50,11 +50,11 @@ class Picking(NamedTuple):
         return found + self.pool.dispatcher.in_flight
 
     async def value(self, metric: str) -> float:
-        """The sum of a metric's samples."""
+        """The sum of a metric's samples, or one of them by its labels."""
         http: Any = self.server.listeners[2]
         async with self.session.get(f"http://{http.address}/metrics") as answer:
             lines = (line.rpartition(" ") for line in (await answer.text()).splitlines())
-        found = [float(value) for name, _, value in lines if name.partition("{")[0] == metric]
+        found = [float(v) for name, _, v in lines if metric in (name, name.partition("{")[0])]
         assert found, metric
         return sum(found)
 
