@@ -91,7 +91,7 @@ def test_overlaps_are_right_within_a_block() -> None:
 
 
 def test_goodput_counts_those_that_failed() -> None:
-    asked = {"ttft_objective_ms": 100.0, "itl_objective_ms": 10.0}
+    asked: dict[str, Any] = {"ttft_objective_ms": 100.0, "itl_objective_ms": 10.0}
     found = judged(
         request(0, 1, ttft_ms=90.0, itl_ms=9.0, **asked),
         request(1, 1, ttft_ms=90.0, itl_ms=11.0, **asked),
