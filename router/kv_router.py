@@ -309,25 +309,13 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 )
             except NoWorkersError:
                 prefills = None
-            verdict, target, source = choose_pair(
-                rule,
-                decodes,
-                prefills,
-                placement.expected_output_tokens,
-                prefill.limits.config.queue_threshold,
-            )
+            expected = placement.expected_output_tokens
+            threshold = prefill.limits.config.queue_threshold
+            verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
             decode = self._book(
-                request_id,
-                target.number,
-                target.candidates,
-                prompt,
-                takers,
-                self.config,
-                placement.expected_output_tokens,
-                placement.tenant,
-                placement.owner,
-                is_expected=source is not None,
-            )
+                request_id, target.number, target.candidates, prompt, takers, self.config, expected,
+                placement.tenant, placement.owner, is_expected=source is not None,
+            )  # fmt: skip
             first = None
             if source is not None:
                 number, found = source.number, source.candidates
