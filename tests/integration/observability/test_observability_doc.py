@@ -24,6 +24,7 @@ METRICS = (ROOT / "docs" / "metrics.md").read_text()
 GONE = StatusCode.UNAVAILABLE
 METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| .+ \|")
 SILENT = {
+    "dynamo_router_disagg_decisions_total": "prefill, reason",
     "dynamo_router_forecast_failed_seconds": "kind, value",
 }
 """Labels of metrics without a sample in a fleet that has not met what they count."""
