@@ -1,5 +1,5 @@
 """What is told of requests on two workers: decisions, hand-offs, failures, and how good forecasts
-were. Nothing where a pool never has prefill workers."""
+were."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,6 @@ REGRET = (-5, -1, -0.5, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
 def handoff_metrics(handoffs: Handoffs) -> Source:
     """Of one pool."""
-    if not handoffs.is_possible:
-        return lambda: ()
     rule, outcomes = handoffs.rule, handoffs.outcomes
     took = Histogram(
         "dynamo_router_disagg_handoff_seconds",

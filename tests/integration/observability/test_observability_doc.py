@@ -29,6 +29,7 @@ METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| (.+) \|")
 LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)|`")
 """What a page has beside the HELP text."""
 SILENT = {
+    "dynamo_router_disagg_decisions_total": "prefill, reason",
     "dynamo_router_forecast_failed_seconds": "kind, value",
 }
 """Labels of metrics without a sample in a fleet that has not met what they count."""
