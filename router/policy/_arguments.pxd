@@ -4,7 +4,7 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
 from ._forecast_cost cimport Prompt
-from ._model cimport Model, usual_s
+from ._model cimport Model, cold_s
 
 
 cdef inline int read_prompt(
@@ -31,7 +31,7 @@ cdef inline int read_prompt(
         require_length(in_use.shape[0], n)
     prompt.isl = isl
     prompt.felt = felt
-    prompt.usual = usual_s(model, isl)
+    prompt.cold = cold_s(model, isl)
     prompt.block_size = block_size
     prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL
     prompt.blocks = &blocks[0] if blocks is not None and n else NULL

@@ -16,7 +16,7 @@ from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
-from ._model cimport fade_speeds, model_init, usual_s
+from ._model cimport fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
@@ -125,11 +125,12 @@ cdef class Forecast:
         self.bookings[record].context = isl
         self.bookings[record].claim = isl - tokens
         self.bookings[record].found = -1
-        self.bookings[record].usual = usual_s(&self.model, isl)
+        self.bookings[record].cold = cold_s(&self.model, isl)
         tokens = <uint32_t>believed_tokens(&self.model, timeline, isl, isl - tokens)
         slowness = timeline_advance(timeline, self.bookings, &self.model.speed, now)
         foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
         self.bookings[record].foreseen_s = found.wait_s + found.prefill_s + found.memory_s
+        self.bookings[record].own_s = found.prefill_s
         self.bookings[record].crowded = is_crowded(timeline, blocks)
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True

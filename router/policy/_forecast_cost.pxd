@@ -52,7 +52,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     const uint32_t* overlaps    # blocks of prefill that the worker's cache saves; NULL: none
     const double* blocks        # in use there if it got the request; NULL: unknown
     const int64_t* in_use       # in use there without it; NULL: none
-    double usual                # see usual_s
+    double cold                 # see cold_s
     double felt                 # share of half an answer for which a choice is felt, see felt_share
 
 cdef struct Estimate:           # of one candidate; times in seconds
@@ -71,6 +71,18 @@ cdef struct Estimate:           # of one candidate; times in seconds
 cdef inline double ttft_s(const Estimate* found) noexcept nogil:
     """Until its first token, there."""
     return found.wait_s + found.unsure_s + found.prefill_s + found.memory_s
+
+
+cdef inline double first_token_cost(
+    double waiting, double own, double usual, double cold
+) noexcept nogil:
+    """What a time to first token counts for: more than once where it is longer than it need be.
+
+    Waiting is held against the usual TTFT, its own computing also against what the prompt takes with
+    nothing cached: by the usual TTFT alone a prompt that has to be computed would weigh by how
+    short those wait that are cached, eightfold where most are, and no session would leave a worker.
+    """
+    return (waiting + own) * (1.0 + waiting / usual + own / (usual + cold))
 
 
 cdef inline Backlog foresee(
@@ -127,7 +139,8 @@ cdef inline double estimate_seconds(
         )
     found.decode_s = prompt.felt * shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
-        ttft * (1.0 + ttft / prompt.usual) + found.delay_s + found.crowding_s
+        first_token_cost(ttft - found.prefill_s, found.prefill_s, model.ttft, prompt.cold)
+        + found.delay_s + found.crowding_s
         + model.prefill_weight * found.work_s
         + model.decode_weight * found.decode_s
     )
@@ -152,8 +165,9 @@ cdef inline void estimate_fleet(
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
     The other one is NULL. With the costs go the least of the eligible workers' times to first token
-    and of their `missed`. Both are 0 for one without requests: nobody is there to be spared, and what it can do would never show. There is one loop for both, so that the compiler inlines the estimate: a
-    call for each worker would make it a sixth slower in large fleets.
+    and of their `missed`. Both are 0 for one without requests: nobody is there to be spared, and
+    what it can do would never show. There is one loop for both, so that the compiler inlines the
+    estimate: a call for each worker would make it a sixth slower in large fleets.
     """
     cdef Py_ssize_t number
     cdef Estimate estimate
@@ -212,17 +226,20 @@ cdef inline double delay_s(
 ) noexcept nogil:
     """Seconds by which the prompt delays those whose last step, over at `done_at`, it fills up.
 
-    A second of theirs weighs what one of the prompt's own does: the slope of ttft * (1 + ttft /
-    usual), at the TTFT that they then have, each by its own `usual`.
+    A second of theirs weighs what one of the prompt's own waiting does: the slope of
+    first_token_cost at the TTFT that they then have.
     """
     cdef int64_t last = ahead.tokens - (ahead.steps - 1) * timeline.budget
     cdef uint32_t record = timeline.tail
-    cdef double weight = 0.0
+    cdef double weight = 0.0, waiting, own
     cdef int count = 0
     while count < MAX_DELAYED and record != NO_BOOKING:
         if bookings[record].end <= timeline.end - last:
             break
-        weight += 1.0 + 2.0 * (done_at - bookings[record].booked_at) / bookings[record].usual
+        own = bookings[record].own_s
+        waiting = done_at - bookings[record].booked_at - own
+        weight += 1.0 + (2.0 * waiting + own) / model.ttft
+        weight += own / (model.ttft + bookings[record].cold)
         record = bookings[record].before
         count += 1
     return min(tokens, timeline.budget - last) * per_token * weight

@@ -53,7 +53,6 @@ cdef struct Model:              # of the fleet
     double prefill_weight       # see ForecastParams
     double decode_weight
     double miss_weight
-    double cold_weight
     double itl_objective        # seconds
     double lead                 # seconds of prompts that an engine may have without a hold
     int64_t block_size          # of the latest booking that told; 0: unknown
@@ -65,7 +64,6 @@ cdef inline int model_init(Model* model, params) except -1:
     model.prefill_weight = params.prefill_weight
     model.decode_weight = params.decode_weight
     model.miss_weight = params.miss_weight
-    model.cold_weight = params.cold_weight
     model.itl_objective = params.itl_objective_s
     model.lead = params.lead_s
     fit_init(&model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
@@ -83,21 +81,11 @@ cdef inline bint can_compare(const Model* model) noexcept nogil:
 
 
 cdef inline double cold_s(const Model* model, int64_t isl) noexcept nogil:
-    """Seconds that a prompt takes on an idle engine of the fleet's usual speed with nothing cached."""
+    """Seconds of a prompt on an idle engine of the fleet's usual speed with nothing cached."""
     cdef int64_t steps = (isl + COLD_BUDGET - 1) // COLD_BUDGET
     return steps * model.speed.prefill.theta[0] + isl * (
         token_s(&model.speed, 1.0) + attended_s(&model.speed, 1.0) * isl / 2
     )
-
-
-cdef inline double usual_s(const Model* model, int64_t isl) noexcept nogil:
-    """The time to first token at which a second of such a prompt's waiting weighs three: the
-    fleet's usual one, and a part of what the prompt takes cold.
-
-    Without that part a prompt that has to be computed would weigh by how short those wait that are
-    cached: where most are, it counted eightfold, and no session ever left its worker.
-    """
-    return model.ttft + model.cold_weight * cold_s(model, isl)
 
 
 cdef inline int64_t believed_tokens(

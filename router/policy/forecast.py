@@ -1,18 +1,19 @@
 """The policy `forecast`: route by what a prompt will cost where, in seconds of waiting.
 
-    cost = ttft * (1 + ttft / usual) + delay + crowding
+    cost = ttft * (1 + waiting / usual + prefill / (usual + cold)) + delay + crowding
         + prefill_weight * work + decode_weight * decode + miss_weight * missed
-    ttft = wait + unsure + prefill + memory
-    usual = the fleet's mean TTFT of late + cold_weight * what the prompt takes on an idle engine
+    ttft = waiting + prefill
+    waiting = wait + unsure + memory
 
 `wait` works off the prompt tokens sent there before, `prefill` computes this prompt's own that are
-not cached; both are steps of a latency model that is learnt from first tokens. `unsure` is how much
-later than forecast an engine that was idle may have begun its step. `work` is what
-its tokens take, with as much of empty steps as they fill. `delay` is what those suffer whose
-last step this prompt would fill up, `memory` the time until its blocks have room, `crowding` how
-much longer those then wait for room who come later, `decode` what it and the requests decoding
-there cost each other until those who come next have evened that out, `missed` how many more of them
-then miss their ITL objective. docs/routing.md has the reasons.
+not cached; both are steps of a latency model that is learnt from first tokens. `usual` is the mean
+TTFT of late, `cold` what the prompt takes on an idle engine with nothing cached. `unsure` is how
+much later than forecast an engine that was idle may have begun its step. `work` is what its tokens
+take, with as much of empty steps as they fill. `delay` is what those suffer whose last step this
+prompt would fill up, `memory` the time until its blocks have room, `crowding` how much longer those
+then wait for room who come later, `decode` what it and the requests decoding there cost each other
+until those who come next have evened that out, `missed` how many more of them then miss their ITL
+objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -50,7 +51,6 @@ class ForecastParams:
 
     prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
     decode_weight: float = 0.6  # of a second that decoding takes longer
-    cold_weight: float = 0.5  # of a prompt's time on an idle engine in its usual TTFT
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
     lead_s: float = 0.1  # seconds of prompts that an engine may have before requests are held

@@ -58,12 +58,19 @@ def cold_s(params, isl):
     return seconds
 
 
-def waiting_cost(params, isl, ttft):
-    """What waiting so long costs a prompt: one second more weighs 1, and 2 more for each time that
-    it has waited what is usual for it."""
-    usual = params.ttft_s + params.cold_weight * cold_s(params, isl)
-    waited = np.linspace(0.0, ttft, 2001)
-    return float(np.trapezoid(1 + 2 * waited / usual, waited))
+def first_token_cost(params, isl, waiting, own):
+    """What it costs a prompt to compute so long and wait so long, second by second.
+
+    A second of computing weighs 1, and 2 more for each time that it has computed what is usual and
+    what it takes cold; one of waiting behind that 1 more for each time of the usual, twice for what
+    it has waited itself, and as computing once.
+    """
+    usual = params.ttft_s
+    longer = usual + cold_s(params, isl)
+    computed, waited = np.linspace(0.0, own, 2001), np.linspace(0.0, waiting, 2001)
+    computing = np.trapezoid(1 + 2 * computed / longer, computed)
+    slope = 1 + (2 * waited + own) / usual + own / longer
+    return float(computing + np.trapezoid(slope, waited))
 
 
 def running_mean(start, values):
@@ -148,6 +155,7 @@ class BelievedFleet:
         self.now = 0.0
         self.first_tokens: dict[int, float] = {}
         self.sent_at: list[float] = []
+        self.own_s: list[float] = []  # what its steps were foreseen to take
         self._outputs: list[int] = []
 
     def _profile(self, folder):
@@ -190,6 +198,7 @@ class BelievedFleet:
         request = len(self._outputs)
         self._outputs.append(output)
         self.sent_at.append(self.now)
+        self.own_s.append(self.explain(tokens, worker)["prefill_s"])
         blocks = (tokens + output) // BLOCK_SIZE
         hashes = np.arange(blocks, dtype=np.uint64) + np.uint64((request + 1) << 32)
         self.engines.submit(

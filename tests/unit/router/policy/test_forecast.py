@@ -270,14 +270,15 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
     assert [each.worker_id for each in found.cheapest] == [1]
     params = ForecastParams()
     policy = policy_of(router)
-    usual = policy.learnt().ttft_s + params.cold_weight * policy.cold_s(500)
+    usual, cold = policy.learnt().ttft_s, policy.cold_s(500)
     for each in found.candidates:
         own = each.policy_terms
         assert own is not None
         ttft = sum(own[term] for term in ("wait_s", "unsure_s", "prefill_s", "memory_s"))
         rest = params.prefill_weight * own["work_s"] + params.decode_weight * own["decode_s"]
         rest += params.miss_weight * own["missed"] + own["crowding_s"]
-        assert own["cost"] == pytest.approx(ttft * (1 + ttft / usual) + own["delay_s"] + rest)
+        share = (ttft - own["prefill_s"]) / usual + own["prefill_s"] / (usual + cold)
+        assert own["cost"] == pytest.approx(ttft * (1 + share) + own["delay_s"] + rest)
 
 
 @pytest.mark.parametrize(("slo_itl_ms", "missed"), [(1000.0, 0.0), (0.01, 1.0)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instruments.forecast_constants import ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS
-from oracles.forecast import BelievedFleet, OracleFit, cold_s, running_mean, waiting_cost
+from oracles.forecast import BelievedFleet, OracleFit, cold_s, first_token_cost, running_mean
 
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
@@ -81,7 +81,11 @@ def test_a_delay_weighs_what_the_waiting_of_a_prompt_weighs(folder, budget, arri
     fleets = [sent(folder, budget, arrivals, ttft_s=usual) for _ in range(2)]
     foreseen = fleets[0].explain(1)["delay_s"]
     params = fleets[0].params
-    lost = what_others_lose(*fleets, 1, arrivals, lambda isl, ttft: waiting_cost(params, isl, ttft))
+
+    def cost(isl: int, ttft: float, own: float) -> float:
+        return first_token_cost(params, isl, ttft - own, own)
+
+    lost = what_others_lose(*fleets, 1, arrivals, cost)
     assert foreseen == pytest.approx(lost, rel=0.01, abs=1e-9)
 
 
@@ -90,20 +94,24 @@ def test_a_delay_weighs_what_the_waiting_of_a_prompt_weighs(folder, budget, arri
     isl=st.integers(1, 100_000),
     cached=st.floats(0.0, 1.0),
     usual=st.sampled_from([0.01, 0.06, 1.0]),
-    weight=st.sampled_from([0.0, 0.5, 2.0]),
+    ahead=st.integers(0, 3000),
 )
-def test_waiting_weighs_by_what_is_usual_for_a_prompt_of_that_length(isl, cached, usual, weight):
-    """Two workers without requests, one of which has a part of the prompt: all that differs is the
-    prompt's own time."""
-    params = ForecastParams(ttft_s=usual, cold_weight=weight, prefill_weight=0.0)
+def test_waiting_weighs_by_the_usual_and_computing_by_the_prompt_itself(isl, cached, usual, ahead):
+    """Two workers, one of which has a part of the prompt, and another prompt before it."""
+    params = ForecastParams(
+        ttft_s=usual, prefill_weight=0.0, decode_weight=0.0, miss_weight=0.0, context_s=1e-15
+    )
     kernel = Forecast(params)
     for worker in range(2):
         kernel.add_worker(worker, 8192, None)
+    if ahead:
+        kernel.book("ahead", 1, ahead, ahead, 1.0)
     overlaps = np.array([0, int(cached * isl) // 16], np.uint32)
     rows = kernel.explain(isl, 16, overlaps, None, None, 2, 1.0)
     for row in rows.values():
-        rest = params.miss_weight * row["missed"]
-        assert row["cost"] - rest == pytest.approx(waiting_cost(params, isl, row["prefill_s"]))
+        cost = first_token_cost(params, isl, row["wait_s"] + row["unsure_s"], row["prefill_s"])
+        assert row["cost"] - row["delay_s"] == pytest.approx(cost)
+    assert (rows[1]["wait_s"] > 0.0) == bool(ahead)
     assert kernel.cold_s(isl) == pytest.approx(cold_s(params, isl))
     assert rows[0]["prefill_s"] == pytest.approx(cold_s(params, isl))
 
@@ -116,14 +124,17 @@ def sent(folder: Path, budget: int, arrivals: list[tuple[float, int]], **how) ->
     return fleet
 
 
-def what_others_lose(without, with_prompt, tokens, others, cost=lambda isl, ttft: ttft):
+def what_others_lose(without, with_prompt, tokens, others, cost=lambda isl, ttft, own: ttft):
     """Summed over those that were sent before, in one engine and in another one with the prompt."""
     with_prompt.send(0, tokens)
     costs = []
     for fleet in (without, with_prompt):
         times = fleet.finish()
         costs.append(
-            sum(cost(isl, times[at] - fleet.sent_at[at]) for at, (_, isl) in enumerate(others))
+            sum(
+                cost(isl, times[at] - fleet.sent_at[at], fleet.own_s[at])
+                for at, (_, isl) in enumerate(others)
+            )
         )
     return costs[1] - costs[0]
 
