@@ -279,7 +279,7 @@ def _config_options() -> list[click.Parameter]:
         click.Option(
             ["--check"],
             metavar="FILE",
-            help="Read a configuration file as --command would, and say what is wrong with it.",
+            help="Read a configuration file as --command would, and print what is wrong with it.",
         ),
         click.Option(
             ["--command"],

@@ -37,7 +37,7 @@ class AnalyzeConfig:
     )
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id stands for; not given: as a record states, else 512.",
     )
     cache_tokens: tuple[int, ...] = option(
         (), "Cache size to report the hit rate of; may be repeated. Not given: 125k, doubled."

@@ -52,7 +52,7 @@ class ReplayConfig:
     )
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id of the trace stands for; not given: as a record states, else 512.",
     )
     seed: int = option(0, "Content of the prompts: another seed shares no prefix with this one.")
     timeout_s: float | None = option(600.0, "Give a request up after this long.", "--timeout")

@@ -53,7 +53,7 @@ class ReportConfig:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
-    progress: bool = option(True, "Say on stderr what is simulated.")
+    progress: bool = option(True, "Print to stderr what is simulated.")
 
     def __post_init__(self) -> None:
         if not self.files:

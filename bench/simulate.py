@@ -41,7 +41,7 @@ class SimulateConfig:
     max_output: int | None = option(None, "Ask for at most this many tokens a request.")
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id of the trace stands for; not given: as a record states, else 512.",
     )
     seed: int = option(0, "The first seed: of the prompts' content and of all that is random.")
     progress: bool = option(True, "Print a line to stderr after each run.")

@@ -76,7 +76,7 @@ class SweepConfig:
     max_output: int | None = option(None, "Ask for at most this many tokens a request.")
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id of the trace stands for; not given: as a record states, else 512.",
     )
     seed: int = option(0, "The first seed.")
     json: str | None = option(None, 'Write all trials as JSON to this file; "-" is stdout.')

@@ -74,7 +74,7 @@ class SynthesizeConfig:
     max_osl: int | None = option(None, "Cut longer outputs to this.")
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id of the trace stands for; not given: as a record states, else 512.",
     )
     save_model: str | None = option(None, "Write what was learned to this file.")
     progress: bool = option(True, "Show a progress bar, if stderr is a terminal.")

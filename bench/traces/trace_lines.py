@@ -41,14 +41,14 @@ class Line(NamedTuple):
 
 
 class _Kind(msgspec.Struct):
-    """What tells a record's first line from a request."""
+    """By what a record's first line differs from a request."""
 
     format: str = ""
     version: int = 0
 
 
 def check_trace_block_size(tokens: int | None) -> None:
-    """ConfigError unless one hash id may stand for so many tokens: 1 to 2**20."""
+    """ConfigError unless one hash id may stand for this many tokens: 1 to 2**20."""
     if tokens is not None and not 1 <= tokens <= 2**20:
         raise bad_setting("trace_block_size", f"{tokens} must be from 1 to 2**20")
 

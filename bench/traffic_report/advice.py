@@ -54,7 +54,7 @@ def _of_record(figures: RoutingFigures) -> Iterator[Advice]:
         yield Advice(
             "Check that KV events arrive.",
             f"For {figures.overlap_over:.0%} of requests the engine had less in its cache than the"
-            " router expected. Lost or late events, and engines that tell of none, do that:"
+            " router expected. Lost or late events, and engines that publish none, do that:"
             " dynamo-router doctor looks at it.",
         )
     if figures.moved_turns is not None and figures.moved_turns > MOVED:

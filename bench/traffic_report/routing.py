@@ -23,7 +23,7 @@ class FleetFacts:
 
     workers: int
     blocks: int | None
-    """of an engine's cache; None: no engine said"""
+    """of an engine's cache; None: no engine reported it"""
     batched_tokens: int | None
     block_size: int
 

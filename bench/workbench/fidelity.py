@@ -41,7 +41,7 @@ class FidelityConfig:
     cache_tokens: int = option(4_000_000, "The pool of caches to compare hit rates of.")
     trace_block_size: int | None = option(
         None,
-        "Tokens that one hash id of the trace stands for; not given: what a record says, else 512.",
+        "Tokens that one hash id of the trace stands for; not given: as a record states, else 512.",
     )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 

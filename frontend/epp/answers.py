@@ -1,6 +1,6 @@
 """What an answer that passes by says of itself: tokens so far, and its usage. Pure.
 
-Nothing of it is changed, and nothing of it is trusted: what cannot be read tells nothing.
+Nothing of it is changed, and nothing of it is trusted: what cannot be read is passed over.
 """
 
 from collections.abc import Mapping

@@ -70,8 +70,8 @@ def read_control(headers: Mapping[str, str]) -> Asked:
     remove = sorted(present - {DESTINATION})  # which is set anew
     if not present:
         return Asked(tuple(headers.items()), (), "")
-    said = {name: value for name, value in headers.items() if name not in _PICKERS_OWN}
+    kept = {name: value for name, value in headers.items() if name not in _PICKERS_OWN}
     for name, meaning in _MEANS.items():
-        if name in said and (value := said.pop(name)):
-            said.setdefault(meaning, value)
-    return Asked(tuple(said.items()), remove, model)
+        if name in kept and (value := kept.pop(name)):
+            kept.setdefault(meaning, value)
+    return Asked(tuple(kept.items()), remove, model)

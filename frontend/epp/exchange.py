@@ -187,7 +187,7 @@ class Exchange:
     # What comes
 
     def _configure(self, message: Any) -> None:
-        """Read the modes. Envoy's older than 1.35 tell none: they are taken for full duplex."""
+        """Read the modes. Envoy before 1.35 sends none and is taken for full duplex."""
         if message.observability_mode:
             text = "observability_mode: Envoy would not wait for the picker"
             raise ExchangeError(StatusCode.FAILED_PRECONDITION, text)

@@ -273,21 +273,21 @@ class _PickedRequest:
 
     def _refuse(self, error: BaseException) -> None:
         """Answer in Envoy's place, if that is still possible; else cut the answer off."""
-        told, record = error_answer(error), self._record
-        record.error, record.failure = str(error), told.status
+        refusal, record = error_answer(error), self._record
+        record.error, record.failure = str(error), refusal.status
         if not self._exchange.may_refuse:
             self._call.end(*status_of(error))
             return
-        if not told.foreseen:
+        if not refusal.foreseen:
             log.error("a request could not be picked", exc_info=error)
-        record.status = told.status
-        reason = _REASONS.get(told.status, "")
+        record.status = refusal.status
+        reason = _REASONS.get(refusal.status, "")
         headers = {
             "content-type": "application/json",
             **({DROPPED_REASON: reason} if reason else {}),
-            **told.headers,
+            **refusal.headers,
         }
-        self._call.put(self._exchange.refuse(told.status, told.body, headers, reason))
+        self._call.put(self._exchange.refuse(refusal.status, refusal.body, headers, reason))
         self._call.end(StatusCode.OK)
 
     # The task that places it

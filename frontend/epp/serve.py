@@ -44,7 +44,7 @@ def run(config: PickerConfig, source: SettingsSource[Any] | None = None) -> int:
 
 
 def picker_server(config: PickerConfig, parts: ServerParts) -> Server:
-    """The server of `epp`. ConfigError if the model's files or those of TLS are no good."""
+    """The server of `epp`. ConfigError if the model's files or those of TLS are invalid."""
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     pool = ConfiguredPool(parts, tokenize=partial(text.encode, add_special_tokens=True))
     workers = pool.workers

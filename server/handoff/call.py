@@ -115,12 +115,12 @@ class HandoffCall:
         self._client = None
         if not messages:
             raise self._failed("prefill_empty", Origin.EMPTY, "it ended without an answer")
-        told = [_read(message) for message in messages]
-        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in told)
+        answers = [_read(message) for message in messages]
+        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in answers)
         leg.on_computed(cached)
-        last = told[-1].complete
+        last = answers[-1].complete
         if self._plan.is_whole or last.finish_reason != "length":
-            return [_without_parcel(each, self._own_id) for each in told], None
+            return [_without_parcel(each, self._own_id) for each in answers], None
         parcel = handoff_of(messages[-1])
         why = _why_refused(parcel, leg.address)
         if parcel is None or why is not None:
@@ -132,16 +132,16 @@ class HandoffCall:
         leg, outcomes = self._leg, self._outcomes
         try:
             async for message in answers:
-                told = _read(message)
+                answer = _read(message)
                 if not self._messages_out:
-                    if _is_empty(told):
+                    if _is_empty(answer):
                         text = "it ended without a token after the prompt was handed over"
                         raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, text)
                     self._unlimit()
                     outcomes.on_handed_over(leg, self._pair)
                     leg.end()
                 self._messages_out += 1
-                yield _as_one(told, message, leg.cached_tokens, self._own_id, self._attempt_id)
+                yield _as_one(answer, message, leg.cached_tokens, self._own_id, self._attempt_id)
             if not self._messages_out:
                 outcomes.failures["decode_empty"] += 1
         except EngineCallError as error:
@@ -239,40 +239,40 @@ def _read(message: bytes) -> Any:
         return pb.GenerateResponse()
 
 
-def _is_empty(told: Any) -> bool:
+def _is_empty(answer: Any) -> bool:
     """Whether an answer that begins with this message ends with it, and has nothing: an engine
     that ran out of patience with its partner says so by a success."""
-    last = told.complete
+    last = answer.complete
     return bool(
-        told.HasField("complete")
+        answer.HasField("complete")
         and not last.output_token_ids
         and last.finish_reason not in ("stop", "end_id", "stop_words", "cancelled")
     )
 
 
-def _without_parcel(told: Any, own_id: str) -> bytes:
-    told.DiscardUnknownFields()
-    told.request_id = own_id
-    body: bytes = told.SerializeToString()
+def _without_parcel(answer: Any, own_id: str) -> bytes:
+    answer.DiscardUnknownFields()
+    answer.request_id = own_id
+    body: bytes = answer.SerializeToString()
     return body
 
 
-def _as_one(told: Any, message: bytes, cached_tokens: int, own_id: str, attempt_id: str) -> bytes:
+def _as_one(answer: Any, message: bytes, cached_tokens: int, own_id: str, attempt_id: str) -> bytes:
     """A decode worker's message as that of one worker for the whole request."""
-    which = told.WhichOneof("response")
+    which = answer.WhichOneof("response")
     if which not in ("chunk", "complete"):
         return message
-    part = getattr(told, which)
+    part = getattr(answer, which)
     if part.cached_tokens == cached_tokens and own_id == attempt_id:
         return message
     part.cached_tokens = cached_tokens
-    told.request_id = own_id
-    body: bytes = told.SerializeToString()
+    answer.request_id = own_id
+    body: bytes = answer.SerializeToString()
     return body
 
 
 def _why_refused(parcel: bytes | None, address: str) -> str | None:
-    """Why a parcel cannot go on; nothing of its contents is told."""
+    """Why a parcel cannot go on; nothing of its contents is in it."""
     if parcel is None:
         return "it handed nothing over: it serves no such requests"
     if len(parcel) > MOST_PARCEL_BYTES:

@@ -24,7 +24,7 @@ from .outcomes import HandoffOutcomes
 
 T = TypeVar("T")
 Partners = Callable[[Prompt], PrefillWorkers | None]
-"""Whose workers may compute a prompt now; None: nobody's but those of the pool itself."""
+"""Whose workers may compute a prompt now; None: only those of the pool itself."""
 
 
 class Handoffs:

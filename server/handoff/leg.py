@@ -73,11 +73,11 @@ class PrefillLeg:
             self._pool.router.touch(self._booking_id)
 
     def suspect(self, silent_s: float) -> None:
-        """Its worker owes an answer for so long."""
+        """Its worker has been silent for this many seconds."""
         self._pool.monitor.suspect(self.worker_id, silent_s)
 
     def end(self) -> None:
-        """Its blocks were read, or nobody will. Idempotent."""
+        """Its blocks were read, or no worker will read them. Idempotent."""
         if self._ended:
             return
         self._ended = True

@@ -1,4 +1,4 @@
-"""What is told of requests on two workers: decisions, hand-offs, failures, and how good forecasts
+"""Metrics of requests on two workers: decisions, hand-offs, failures, and how good forecasts
 were."""
 
 from collections.abc import Iterator

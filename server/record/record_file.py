@@ -78,7 +78,7 @@ class RecordFile:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
     def _is_in_place(self, file: int) -> bool:
-        """Whether the path still names the open file, which nobody moved or removed."""
+        """Whether the path still names the open file, which was neither moved nor removed."""
         try:
             return os.path.samestat(os.fstat(file), os.lstat(self.path))
         except FileNotFoundError:

@@ -34,7 +34,7 @@ class HandoffPlan(NamedTuple):
     """the prefill's one token is the whole answer: there is no parcel and no second leg"""
     lease_s: float = LEASE_S
     must_dispatch_decode: bool = False
-    """a prefill that was computed is held until its reader comes, whoever has gone meanwhile"""
+    """a prefill that was computed is held until its reader comes, even where the client has gone"""
     abort_safe: bool = True
     """a prefill may be aborted at any moment"""
 

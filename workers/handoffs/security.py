@@ -23,22 +23,22 @@ def foreign_host(parcel: bytes, address: str) -> str | None:
     None: there is none, or the parcel is no JSON, which only its engine reads.
     """
     try:
-        told = msgspec.json.decode(parcel)
+        parsed = msgspec.json.decode(parcel)
     except msgspec.DecodeError:
         return None
     own = _host_of(address)
     names = {own, *(_LOOPBACK if own in _LOOPBACK else ())}
-    return next((host for host in _hosts(told, _MOST_DEPTH) if host not in names), None)
+    return next((host for host in _hosts(parsed, _MOST_DEPTH) if host not in names), None)
 
 
-def _hosts(told: Any, depth: int) -> Iterator[str]:
+def _hosts(parsed: Any, depth: int) -> Iterator[str]:
     if depth == 0:
         yield "?"  # nested deeper than any engine's: whatever is in there
-    elif isinstance(told, list):
-        for each in told:
+    elif isinstance(parsed, list):
+        for each in parsed:
             yield from _hosts(each, depth - 1)
-    elif isinstance(told, dict):
-        for key, value in told.items():
+    elif isinstance(parsed, dict):
+        for key, value in parsed.items():
             if key in HOST_KEYS and isinstance(value, str):
                 yield _host_of(value)
             else:
