@@ -96,7 +96,7 @@ class DemoPage:
         self.ways[number].run = run
 
     def content(self, width: int) -> RenderableType:
-        """The page for a terminal of so many columns."""
+        """The page for a terminal of this width."""
         narrow = width < NARROW + 22 * (len(self.ways) - 2)
         groups = [[way] for way in self.ways] if narrow else [self.ways]
         below = Text(self.verdict or "Each way gets the same requests and new engines.")

@@ -150,7 +150,7 @@ class AnswerReader:
 
     def _count(self, message: Any) -> None:
         self.usage.prompt_tokens = message.prompt_tokens
-        # Some engines tell it in each message, some in the first or the last one alone.
+        # Some engines report it in each message, some in the first or the last one alone.
         self.usage.cached_tokens = max(self.usage.cached_tokens, message.cached_tokens)
 
     def _take(self, ids: Sequence[int], logprobs: Sequence[Any]) -> Delta:
@@ -329,8 +329,8 @@ async def _answer_one(
     if ends_early or scores or part.leads is not None:  # what leads is noted with each message
         begin = None
     choice.usage = reader.usage
-    # What leads shows by its first token that its prompt is computed. Engines tell the logprobs of
-    # a prompt with a whole answer alone.
+    # What leads shows by its first token that its prompt is computed. Engines report the logprobs
+    # of a prompt with a whole answer alone.
     in_one_piece = scores or request.output_limit == 0
     streaming = True if part.leads is not None else False if in_one_piece else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)

@@ -13,7 +13,7 @@ MOST_S = 0.002
 
 
 END_S = 0.0003
-"""Ending a request that is under way, about: its worker is told, its booking freed."""
+"""Ending a request that is under way, about: its worker gets an abort, its booking is freed."""
 
 
 class _Waiter(NamedTuple):
@@ -43,7 +43,7 @@ class LoopTurns:
         return len(self._turns)
 
     async def take(self, seconds: float) -> None:
-        """Returns once work of about so many seconds may begin; it begins with what the task does
+        """Returns once work of about `seconds` seconds may begin; it begins with what the task does
         next."""
         if self._begins_now(seconds):
             return
@@ -61,7 +61,7 @@ class LoopTurns:
             self._turns.remove(caller, waiter)  # nothing, but of a task that was cancelled
 
     def call(self, seconds: float, begin: Callable[[], object]) -> None:
-        """Call it once work of about so many seconds, which follows from it, may begin."""
+        """Call it once work of about `seconds` seconds, which follows from it, may begin."""
         if self._begins_now(seconds):
             begin()
         else:

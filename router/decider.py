@@ -118,8 +118,8 @@ class Decider:
         """Load fell, or a worker came: a request that waits might go."""
         if self._admission is not None:
             self._admission.poll()
-        for heard in self.on_load_fell:
-            heard()
+        for call in self.on_load_fell:
+            call()
 
     def _lane(self, placement: Placement) -> Lane:
         if placement.session is None or placement.pinned is not None:

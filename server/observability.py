@@ -1,4 +1,4 @@
-"""What the router tells of itself, and how: log, access log, metrics, spans."""
+"""How the router is observed: log, access log, metrics, spans."""
 
 from dataclasses import dataclass
 from typing import ClassVar

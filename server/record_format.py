@@ -1,4 +1,4 @@
-"""The first line of a record's files: what recorders write, and by which readers of traces recognise it.
+"""The first line of a record's files, by which readers of traces recognise it.
 
 docs/record.md has all fields.
 """

@@ -111,7 +111,7 @@ class TrafficSpec:
             raise ValueError(f"{self.family}: drift_s must be at least 0")
 
     def parameters(self) -> dict[str, object]:
-        """What tells this kind from another of its family, by name; switches are left out."""
+        """How this kind differs from another of its family, by name; switches are left out."""
         skipped = ("family", "history", "max_prompt_tokens")
         return {
             each.name: getattr(self, each.name)

@@ -121,7 +121,7 @@ def percent_change(ratio: float) -> str:
 
 
 def busiest(requests: Sequence[RecordedRequest], most: int) -> Sequence[RecordedRequest]:
-    """So many requests one after another that came in the shortest time; all, if they are fewer."""
+    """The `most` consecutive requests that came in the shortest time; all, if they are fewer."""
     if len(requests) <= most:
         return requests
     times = np.array([each.timestamp_ms for each in requests])

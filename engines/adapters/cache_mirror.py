@@ -1,4 +1,4 @@
-"""CacheMirror: what an engine holds, by what its events tell, in hashes that routers know. Pure.
+"""CacheMirror: what an engine holds, by its events, in hashes that routers know. Pure.
 
 Engines name blocks by ids of their own. A block's content hash is of its tokens, which an event
 that stores it tells; what is behind an unpublished block belongs to no known prefix.

@@ -120,7 +120,7 @@ class VllmEngine:
         return True
 
     async def clear_kv_blocks(self) -> None:
-        """See ClearingEngine; the engine's own event tells of it."""
+        """See ClearingEngine; the engine's own event reports it."""
         if self._llm is None or self._running.failure is not None:
             raise EngineUnavailableError(self._running.failure or "the engine is stopped")
         if await self._llm.reset_prefix_cache() is False:

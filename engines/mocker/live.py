@@ -74,8 +74,9 @@ class LiveEngine:
         on_failure: Callable[[], object] = lambda: None,
         transfer_s: Callable[[int], float] = lambda tokens: 0.0,
     ) -> None:
-        """`on_events` hears of each step's cache events before another step is begun. `transfer_s`:
-        how long a number of tokens of a handed-over prompt take, in the engine's seconds."""
+        """`on_events` is called with each step's cache events before another step is begun.
+        `transfer_s`: how long a number of tokens of a handed-over prompt take, in the engine's
+        seconds."""
         self.engine = engine
         self.failure: str | None = None  # why it stopped on its own
         self.slowdown = 1.0  # a fault: steps take so many times as long

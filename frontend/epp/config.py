@@ -108,7 +108,7 @@ class PickerConfig(ServeConfig):
                 text = "InferencePools are not watched yet; give --endpoint, or --discovery"
                 raise bad_setting(key, text)
         if self.backend != STATIC and self.endpoint_port is None:
-            text = "needs endpoint_port: the cards of workers in a store do not have the port of their HTTP API"
+            text = "needs endpoint_port: workers' cards do not have the port of their HTTP API"
             raise bad_setting("discovery", text)
         if not self.workers and self.backend == STATIC:
             text = "there is no endpoint to pick: give --endpoint, or --discovery"

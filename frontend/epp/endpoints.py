@@ -29,7 +29,7 @@ class Endpoints:
         return "" if entry is None else self._of_entry(entry)
 
     def headers_for(self, worker_id: int, dp_rank: int) -> dict[str, str]:
-        """What the endpoint is to hear beside the request."""
+        """What the endpoint gets beside the request."""
         entry = self._registry.entry(worker_id)
         if entry is None:
             return {}

@@ -416,7 +416,7 @@ class _PickedRequest:
         return Tenant(self._account, salt_of(read.cache_salt))
 
     def _model(self, named: str, asked: Asked) -> tuple[str, bool]:
-        """The name that the engine is to hear, and whether the body has another one."""
+        """The name for the engine, and whether the body has another one."""
         known, own = self._picker.config.model_id, self._pool.monitor.facts.model_id
         target = asked.model or named
         if known is not None:

@@ -175,7 +175,7 @@ class ModelPool:
 
     @property
     def page_data(self) -> PageData | None:
-        """What its dashboard tells; None before it is built."""
+        """What its dashboard shows; None before it is built."""
         return self._page_data if self.is_built else None
 
     @property

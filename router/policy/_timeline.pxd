@@ -41,7 +41,7 @@ cdef struct Booking:            # a request in flight
     bint expected               # its prompt is computed elsewhere, and no first token was reported
     double context              # prompt tokens
     double booked_at
-    double cold                 # what cold_s said of it then
+    double cold                 # cold_s of it at that time
     double own_s                # time that its own steps were foreseen to take
     double foreseen_s           # time to first token that was foreseen then
     bint crowded                # its engine's cache was as good as full then

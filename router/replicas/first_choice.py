@@ -1,9 +1,9 @@
 """FirstChoice: which workers each of several routers in step takes first, so that they differ.
 
 Requests that reach several routers within the same few milliseconds are decided before any router
-has heard of the others' decisions. As all know the same, all would choose the same workers. So each
+knows of the others' decisions. As all know the same, all would choose the same workers. So each
 has workers of its own, which it prefers where costs are equal. How much the others have sent to
-theirs unheard it expects by what it heard of them after decisions of its own of late: a burst that
+theirs unheard it expects by what they booked after decisions of its own of late: a burst that
 reaches one router alone is spread over all workers.
 """
 
@@ -16,9 +16,9 @@ from ...workers.registry import WorkerRegistry
 from ..policy import Floats
 
 HEAR_S = 0.005
-"""What another router booked is heard of within this long: see BATCH_S, and a way over the net."""
+"""What another router booked arrives within this long: see BATCH_S, and a way over the net."""
 NEAR_S = 0.02
-"""Bookings of others that are heard of within this long of one of ours were of the same moment: the
+"""Bookings of others that arrive within this long of one of ours were of the same moment: the
 way over the net may be slow, or the batch was lost."""
 FIRST = 0.25
 """Requests that a worker of another router's may have got before this one has booked any, where
@@ -40,7 +40,7 @@ class FirstChoice:
         self._registry = registry
         self._booked: deque[float] = deque()  # when this router booked something within HEAR_S
         self._near: deque[float] = deque()  # and within NEAR_S
-        self._expected, self._heard = PRIOR, 0.0  # the others' bookings near ours, faded
+        self._expected, self._near_count = PRIOR, 0.0  # the others' bookings near ours, faded
         self._routers: tuple[int, ...] = ()
         self._divided_at = float("-inf")
         self._workers = 0
@@ -51,19 +51,19 @@ class FirstChoice:
         self._forget(now)
         others = max(1, len(self._routers) - 1)
         self._expected = KEPT * self._expected + others * (FIRST + len(self._near))
-        self._heard *= KEPT
+        self._near_count *= KEPT
         self._booked.append(now)
         self._near.append(now)
 
-    def on_heard(self, now: float) -> None:
+    def on_booking(self, now: float) -> None:
         """Another router has: unheard, when this one decided on what it booked of late."""
         self._forget(now)
-        self._heard += len(self._near)
+        self._near_count += len(self._near)
 
     @property
     def coincidence(self) -> float:
         """In 0 to 1: requests that the others send when this router sends one, of as many."""
-        return min(1.0, self._heard / self._expected)
+        return min(1.0, self._near_count / self._expected)
 
     def unheard(self, own_id: int, peers: Collection[int], now: float) -> Floats | None:
         """Requests, by worker number, that others are expected to have sent there unheard.

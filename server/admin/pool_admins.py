@@ -1,4 +1,4 @@
-"""PoolAdmins: admin calls for workers of several pools, which a store tells of."""
+"""PoolAdmins: admin calls for workers of several pools, which a store lists."""
 
 from collections.abc import Callable, Iterable
 

@@ -19,7 +19,7 @@ from .request_journal import RequestJournal, in_flight_shown
 from .worker_table import WorkerTable
 
 MOST_REQUESTS = 250
-"""That one answer tells of; a page that asks each second misses some beyond that, and says so."""
+"""Most rows of one answer; a page that asks each second misses some beyond that, and says so."""
 
 Tokenize = Callable[[str], Awaitable[Integers]]
 

@@ -144,7 +144,7 @@ NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
 
 
 class AttemptClient(Protocol):
-    """The way to whoever runs an attempt: one engine, or a pair of them. See EngineClient."""
+    """The way to what runs an attempt: one engine, or a pair of them. See EngineClient."""
 
     address: str
 

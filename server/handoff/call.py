@@ -115,12 +115,12 @@ class HandoffCall:
         self._client = None
         if not messages:
             raise self._failed("prefill_empty", Origin.EMPTY, "it ended without an answer")
-        answers = [_read(message) for message in messages]
-        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in answers)
+        read = [_read(message) for message in messages]
+        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in read)
         leg.on_computed(cached)
-        last = answers[-1].complete
+        last = read[-1].complete
         if self._plan.is_whole or last.finish_reason != "length":
-            return [_without_parcel(each, self._own_id) for each in answers], None
+            return [_without_parcel(each, self._own_id) for each in read], None
         parcel = handoff_of(messages[-1])
         why = _why_refused(parcel, leg.address)
         if parcel is None or why is not None:

@@ -20,10 +20,10 @@ REFLECTION = tuple(f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1al
 
 
 class HealthService:
-    """grpc.health.v1: what `set` said last of each service; of others nothing is known.
+    """grpc.health.v1: the last state that `set` gave each service; others are unknown.
 
     gRPC's own servicer writes to those that watch under the lock that a change takes: one of them
-    that reads nothing would hold up all others, and whoever sets.
+    that reads nothing would hold up all others, and each change.
     """
 
     def __init__(self) -> None:

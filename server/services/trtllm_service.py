@@ -100,7 +100,7 @@ class TrtllmService:
             )
         except Exception as error:
             await abort_with(context, error)
-        context.set_trailing_metadata(_workers_told(pair))
+        context.set_trailing_metadata(_workers_metadata(pair))
 
     async def _health_check(self, request: Any, context: ServerCall) -> Any:
         ready = self._monitor.any_ready
@@ -164,21 +164,21 @@ class TrtllmService:
         }
 
 
-def _workers_told(pair: PairDecision) -> tuple[tuple[str, str], ...]:
+def _workers_metadata(pair: PairDecision) -> tuple[tuple[str, str], ...]:
     """Which workers answered, as metadata."""
-    told = _worker_told(pair.decode.worker)
+    metadata = _worker_metadata(pair.decode.worker)
     if pair.prefill is not None:
-        told += ((PREFILL_WORKER_ID_KEY, str(pair.prefill.worker.worker_id)),)
-    return told
+        metadata += ((PREFILL_WORKER_ID_KEY, str(pair.prefill.worker.worker_id)),)
+    return metadata
 
 
 @lru_cache(maxsize=4096)
-def _worker_told(worker: WorkerWithDpRank) -> tuple[tuple[str, str], ...]:
+def _worker_metadata(worker: WorkerWithDpRank) -> tuple[tuple[str, str], ...]:
     """Which worker answered, as metadata."""
-    told: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
+    metadata: tuple[tuple[str, str], ...] = ((WORKER_ID_KEY, str(worker.worker_id)),)
     if worker.dp_rank:
-        told += ((DP_RANK_KEY, str(worker.dp_rank)),)
-    return told
+        metadata += ((DP_RANK_KEY, str(worker.dp_rank)),)
+    return metadata
 
 
 async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
@@ -186,7 +186,7 @@ async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
     code, details = status_of(error)
     trailing: Sequence[tuple[str, str | bytes]] = ()
     if isinstance(error, ClientGoneError):
-        # Nobody is there to be told.
+        # No client is there to get it.
         raise asyncio.CancelledError from error
     if isinstance(error, EngineCallError):
         trailing = error.trailing_metadata()

@@ -58,7 +58,6 @@ KNOW_GRPC = {
     "runtime.kv_stores.etcd_store": "etcd's client is made on it",
     "runtime.kv_stores.etcd_watch": "etcd's client is made on it",
     "server.metrics.process": "its version is told",
-    "server.services.standard_services": "gRPC's own services of health and reflection",
 }
 FLOORS_OF_REQUESTS = tuple(floor for floor in FLOORS if floor != "bench")
 

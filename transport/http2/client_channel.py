@@ -22,7 +22,7 @@ USER_AGENT = b"dynamo-router"
 ALPN = "h2"
 UNIX = "unix:"
 MOST_FRAMES = 64
-"""Of a peer that are told in one turn of the loop, about: a first token costs some 0.1 ms."""
+"""Of a peer that are passed on in one turn of the loop, about: a first token costs some 0.1 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,15 +120,15 @@ def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
 
 
 def _transfer_of(handoff: bytes) -> Any:
-    """What the prefill worker said in its `kv_transfer_params`, as it said it. Source: the answers
+    """The `kv_transfer_params` of the prefill worker, unchanged. Source: the answers
     of vLLM's OpenAI server with a NixlConnector."""
     try:
-        told = msgspec.json.decode(handoff)
+        params = msgspec.json.decode(handoff)
     except UNREADABLE:
-        told = None
-    if not isinstance(told, dict):
+        params = None
+    if not isinstance(params, dict):
         raise InvalidRequestError("the prompt's handoff is none of vLLM's")
-    return told
+    return params
 
 
 def _add_llama(body: dict[str, Any], message: Any) -> None:

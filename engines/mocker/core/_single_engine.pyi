@@ -36,7 +36,7 @@ class SingleEngine:
     ) -> None:
         """Queue a request; ValueError if the columns are too short for it.
 
-        `retention`: how its blocks are kept once it is over; None if nobody said. `handoff`: as
+        `retention`: how its blocks are kept once it is over; None: not given. `handoff`: as
         Handoff in virtual.py; here NONE or HANDED_OVER.
         """
 

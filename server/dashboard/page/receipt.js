@@ -27,17 +27,17 @@ const TERMS = {
   missed: "how many more answers will miss their objective of ITL",
   usual_s: "the fleet's mean TTFT of late",
   onboard_s: "time to load blocks from host memory or disk",
-  unheard_s: "a charge for a worker whose events are not heard",
+  unheard_s: "a charge for a worker whose events do not arrive",
 };
 
-export function drawReceipt(told, chosen, title) {
-  const unit = UNITS[told.policy] ?? (told.policy.startsWith("dynamo") ? "blocks" : "");
-  const rows = told.candidates;
-  const dynamo = told.policy.startsWith("dynamo");
+export function drawReceipt(given, chosen, title) {
+  const unit = UNITS[given.policy] ?? (given.policy.startsWith("dynamo") ? "blocks" : "");
+  const rows = given.candidates;
+  const dynamo = given.policy.startsWith("dynamo");
   // A term that is 0 for all of them says nothing.
   const terms = [...new Set(rows.flatMap((row) => Object.keys(row.policy_terms ?? {})))]
     .filter((term) => term !== "cost" && rows.some((row) => row.policy_terms?.[term]));
-  const winner = chosen ?? told.cheapest[0] ?? null;
+  const winner = chosen ?? given.cheapest[0] ?? null;
   const best = rows.find((row) => row.worker === winner);
   const most = rows.reduce((found, row) => Math.max(found, row.eligible ? row.cost ?? 0 : 0), 0);
   const columns = [
@@ -53,26 +53,26 @@ export function drawReceipt(told, chosen, title) {
   const meaning = ([name, , means]) => means ?? COLUMNS[name];
   return [
     el("h3", { dir: "auto", class: "cut", title }, title),
-    el("p", null, sentence(told, winner, best, chosen != null)),
+    el("p", null, sentence(given, winner, best, chosen != null)),
     el("div", { class: "scroll" }, el("table", { class: "cards narrow" },
       el("caption", { class: "unseen" }, "Candidates, the cheapest first"),
       el("thead", null, el("tr", null, ...head.map((column, at) =>
         el("th", { scope: "col", title: meaning(column), class: at && at < head.length - 1 ? "number" : null }, column[0])))),
       el("tbody", null, ...rows.map((row) => drawn(row, columns, most, row.worker === winner))))),
-    told.candidate_count > rows.length
-      ? el("p", { class: "quiet" }, `${count(told.candidate_count - rows.length)} more, which cost more.`) : null,
+    given.candidate_count > rows.length
+      ? el("p", { class: "quiet" }, `${count(given.candidate_count - rows.length)} more, which cost more.`) : null,
     el("details", null, el("summary", null, "What the columns mean"),
       el("dl", { class: "meanings" }, ...head.filter(meaning).flatMap((column) => [el("dt", null, column[0]), el("dd", null, meaning(column))]))),
   ];
 }
 
-function sentence(told, winner, best, decided) {
+function sentence(given, winner, best, decided) {
   if (winner == null) return "No worker may take it now.";
   const held = best ? best.overlap_blocks : 0;
-  const tie = told.cheapest.length > 1 && told.cheapest.includes(winner) ? ` (${told.cheapest.length} are as cheap)` : "";
-  const rank = !best ? "" : told.cheapest.includes(winner) ? `, the cheapest${tie}` : ", not the cheapest: see the temperature, or its attempts";
-  return `${count(told.isl)} tokens, ${count(told.request_blocks)} blocks. ${decided ? "It went" : "It would go"} to worker ${nameOf(winner)}${rank}, `
-    + `which held ${count(held)} of them; the most that any candidate held: ${count(told.best_overlap_blocks)}. Policy ${told.policy}.`;
+  const tie = given.cheapest.length > 1 && given.cheapest.includes(winner) ? ` (${given.cheapest.length} are as cheap)` : "";
+  const rank = !best ? "" : given.cheapest.includes(winner) ? `, the cheapest${tie}` : ", not the cheapest: see the temperature, or its attempts";
+  return `${count(given.isl)} tokens, ${count(given.request_blocks)} blocks. ${decided ? "It went" : "It would go"} to worker ${nameOf(winner)}${rank}, `
+    + `which held ${count(held)} of them; the most that any candidate held: ${count(given.best_overlap_blocks)}. Policy ${given.policy}.`;
 }
 
 function drawn(row, columns, most, chosen) {

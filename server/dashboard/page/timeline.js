@@ -72,14 +72,14 @@ function drawBar(bar, row, now, why) {
   const given = Math.min(bar.ended, start + bar.queue_s);
   const first = bar.ttft_s == null ? bar.ended : Math.min(bar.ended, start + bar.ttft_s);
   const failed = bar.status && bar.status !== "OK" && bar.status !== "CANCELLED";
-  const told = `${bar.request_id}: worker ${nameOf(bar.worker)}, ${bar.prompt_tokens} tokens, `
+  const title = `${bar.request_id}: worker ${nameOf(bar.worker)}, ${bar.prompt_tokens} tokens, `
     + `${bar.overlap_blocks} of ${bar.request_blocks} blocks held, first token ${seconds(bar.ttft_s)}, ${bar.status ?? "under way"}`;
   const piece = (from, to, kind) => {
     if (to <= now - WINDOW_S || to <= from) return null;
     const width = Math.max(1.5, x(to) - x(from));
     return svg("rect", { class: `${kind}${failed ? " failed" : ""}`, x: x(from).toFixed(1), y: row * ROW + 1,
       width: width.toFixed(1), height: ROW - 2, rx: 1.5, "data-request": bar.request_id,
-      onclick: () => why(bar.request_id, bar.worker) }, svg("title", null, told));
+      onclick: () => why(bar.request_id, bar.worker) }, svg("title", null, title));
   };
   const hue = colour(bar.worker);
   const parts = [piece(start, given, "queue"), piece(given, first, `${hue} prefill`), piece(first, bar.ended, hue)];

@@ -18,7 +18,7 @@ const MEANING = {
   rebuilding: "something was missed; the source sends everything again",
   degraded: "something was missed, and the source does not answer",
   approximate: "predicted from routing, or events without numbers",
-  silent: "no event was heard yet",
+  silent: "no event has arrived yet",
   unknown: "the worker does not answer: what it has cached now is not known",
 };
 

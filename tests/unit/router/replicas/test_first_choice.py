@@ -186,7 +186,7 @@ def test_of_others_that_book_nothing_when_this_one_does_nothing_is_expected() ->
         choice.on_booked(1.0)
     found = choice.unheard(1, [2], 1.0)
     assert found is not None and found.tolist() == [0.0, LEAST, 0.0, LEAST]
-    choice.on_heard(1.0 + 2 * NEAR_S)
+    choice.on_booking(1.0 + 2 * NEAR_S)
     assert choice.coincidence == 0.0
 
 
@@ -198,7 +198,7 @@ def test_what_is_expected_is_within_its_bounds(turns: list[str]) -> None:
             choice.on_booked(now)
             booked += 1
         elif turn == "heard":
-            choice.on_heard(now)
+            choice.on_booking(now)
         else:
             now += HEAR_S / 3 if turn == "later" else 1.0
         found = choice.unheard(1, [2, 3], now)
