@@ -90,7 +90,8 @@ class HandoffLimits:
     trust_handoff_fields: bool = option(
         False,
         "Pass on the fields of a hand-off that clients send (disaggregated_params,"
-        " kv_transfer_params, bootstrap_*): they name hosts that engines connect to. Off: such requests are refused.",
+        " kv_transfer_params, bootstrap_*): they name hosts that engines connect to. Off: such"
+        " requests are refused.",
         "--trust-handoff-fields",
     )
 
