@@ -12,7 +12,7 @@ and thresholds alone, as those of the peers whose names they have.
 """
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from .config import DisaggConfig
@@ -69,6 +69,16 @@ class PairFacts(NamedTuple):
     @property
     def uncached_tokens(self) -> int:
         return max(0, self.isl - self.cached_tokens)
+
+
+REASONS: Mapping[str, Sequence[str]] = {
+    "remote": ("always", "decode_busy", "faster", "long", "noncached", "prefill_calm"),
+    "local": (
+        "aggregated", "cached", "no_pair", "no_room", "not_faster", "off", "prefill_busy", "short",
+        "whole",
+    ),
+}  # fmt: skip
+"""Of verdicts, by where the prompt is computed."""
 
 
 class Verdict(NamedTuple):

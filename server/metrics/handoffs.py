@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...router.disagg import REASONS
 from ..handoff import Handoffs
 from .families import counter_by, gauges
 from .histogram import SECONDS, Histogram
@@ -38,9 +39,9 @@ def handoff_metrics(handoffs: Handoffs) -> Source:
             " (local), and why.",
             labels=["prefill", "reason"],
         )
-        for name, count in rule.decisions.items():
-            where, _, reason = name.partition("_")
-            decisions.add_metric([where, reason], count)
+        for where, reasons in REASONS.items():
+            for reason in reasons:
+                decisions.add_metric([where, reason], rule.decisions[f"{where}_{reason}"])
         yield decisions
         yield counter_by(
             "phase",

@@ -12,6 +12,7 @@ from dynamo_router.base.errors import ConfigError
 from dynamo_router.router.disagg import (
     DISAGG_MODES,
     DISAGG_POLICIES,
+    REASONS,
     DisaggConfig,
     LinkEstimate,
     LocalForecast,
@@ -78,6 +79,7 @@ def oracle(config: DisaggConfig, seen: PairFacts) -> bool:
 @given(configs, facts())
 def test_every_policy_decides_as_its_oracle(config: DisaggConfig, seen: PairFacts) -> None:
     verdict = judge(config, seen)
+    assert verdict.reason in REASONS["remote" if verdict.remote else "local"]
     edge = 0.0
     if verdict.local_s is not None and verdict.remote_s is not None and seen.local is not None:
         edge = verdict.remote_s + max(0.05 * verdict.local_s, seen.local.step_s) - verdict.local_s
