@@ -83,11 +83,13 @@ def record_metrics(recorder: Recorder) -> Iterator[Metric]:
     yield counter_by(
         "outcome",
         "dynamo_router_record_lines",
-        "Requests by what became of their line in the record: written, or dropped.",
+        "Requests by what became of their line in the record: written, queue_full, disk_error,"
+        " or failed where none could be made. Only with --record.",
         {outcome: recorder.lines[outcome] for outcome in OUTCOMES},
     )
     yield from counters(
-        "dynamo_router_", ("record_bytes", "Bytes written to the record.", recorder.bytes)
+        "dynamo_router_",
+        ("record_bytes", "Bytes written to the record. Only with --record.", recorder.bytes),
     )
 
 

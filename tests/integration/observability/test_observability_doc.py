@@ -8,7 +8,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 from support.fake_engine import FakeEngine, fail, prompt
-from support.observability.exposition import families
+from support.observability.metric_rows import documented, shown
 from support.observability.seen_fleet import seen_fleet
 from support.places import ROOT
 from support.rig import Rig
@@ -21,38 +21,12 @@ from dynamo_router.server.dispatch import AccessLog, Request, log_answer
 from dynamo_router.server.dispatch.observers import NoObserver
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
-METRICS = "".join(
-    (ROOT / "docs" / f"{page}.md").read_text() for page in ("metrics", "metrics_process")
-)
 GONE = StatusCode.UNAVAILABLE
-METRIC = re.compile(r"\| `(\w+)` \| (\w+) \| ([\w, -]+) \| (.+) \|")
-LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)|`")
-"""What a page has beside the HELP text."""
-SILENT = {
-    "dynamo_router_disagg_decisions_total": "prefill, reason",
-    "dynamo_router_forecast_failed_seconds": "kind, value",
-}
-"""Labels of metrics without a sample in a fleet that has not met what they count."""
-
-
-def documented() -> dict[str, tuple[str, str, str]]:
-    """(type, labels, HELP) of each metric, as in its row of a table."""
-    rows = [METRIC.fullmatch(line) for line in METRICS.splitlines()]
-    found = [(row[1], (row[2], row[3], LINK.sub("", row[4]))) for row in rows if row is not None]
-    assert len(dict(found)) == len(found), "a metric is there twice"
-    return dict(found)
 
 
 async def test_every_metric_is_documented_with_its_type_labels_and_help(tmp_path: Path) -> None:
     async with seen_fleet(tmp_path) as page:
-        there = families(page, openmetrics=True)
-    shown = {}
-    for family in there.values():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
-        text = LINK.sub("", family.documentation)
-        shown[name] = family.type, ", ".join(labels) or SILENT.get(name, "-"), text
-    assert documented() == shown
+        assert documented() == shown(page)
 
 
 def test_every_alert_is_documented_with_its_severity() -> None:

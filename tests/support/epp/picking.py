@@ -49,11 +49,16 @@ class Picking(NamedTuple):
         found = sum(router.requests_of(each.worker_id) for each in router.registry.entries())
         return found + self.pool.dispatcher.in_flight
 
+    async def metrics(self, accept: str = "text/plain") -> str:
+        """The page of metrics."""
+        http: Any = self.server.listeners[2]
+        url, headers = f"http://{http.address}/metrics", {"accept": accept}
+        async with self.session.get(url, headers=headers) as answer:
+            return await answer.text()
+
     async def value(self, metric: str) -> float:
         """The sum of a metric's samples, or one of them by its labels."""
-        http: Any = self.server.listeners[2]
-        async with self.session.get(f"http://{http.address}/metrics") as answer:
-            lines = (line.rpartition(" ") for line in (await answer.text()).splitlines())
+        lines = (line.rpartition(" ") for line in (await self.metrics()).splitlines())
         found = [float(v) for name, _, v in lines if metric in (name, name.partition("{")[0])]
         assert found, metric
         return sum(found)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend._plain_stream import PlainStream
 from dynamo_router.frontend.engine_requests import Choice, HashedPrompt
@@ -21,6 +22,8 @@ from dynamo_router.frontend.processor import ByteText, ModelText
 from dynamo_router.frontend.sse_writer import SseWriter
 from dynamo_router.process.loop_turns import LoopTurns
 from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.router.pairs import PairDecision
+from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.access import ANONYMOUS
 from dynamo_router.server.dispatch import RequestReader
@@ -35,13 +38,14 @@ class Engine:
         self.reader = RequestReader(16)
         self._messages, self._in_a_turn = messages, in_a_turn
 
-    async def generate(self, request: Any, respond: Any, *, put: Any, **more: Any) -> None:
+    async def generate(self, request: Any, respond: Any, *, put: Any, **more: Any) -> PairDecision:
         assert isinstance(put, PlainStream)
         for number, message in enumerate(self._messages):
             if not put(message):
                 await respond(message)
             if number % self._in_a_turn == 0:
                 await asyncio.sleep(0)
+        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 1, 0))
 
     async def abort(self, request_id: str, caller: Any) -> None: ...
 
