@@ -127,6 +127,7 @@ class ServeConfig:
         "An engine that computes prompts for the others, as --worker; may be repeated.",
         "--prefill-worker",
         url=True,
+        group="Prefill and decode workers",
     )
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(

@@ -75,7 +75,7 @@ class HandoffLimits:
     ConfigError, naming the key, on a bad value.
     """
 
-    GROUP: ClassVar[str] = "Requests"
+    GROUP: ClassVar[str] = "Prefill and decode workers"
 
     disagg_prefill_timeout_s: float = option(
         30.0,

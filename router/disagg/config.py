@@ -1,6 +1,7 @@
 """Settings of disaggregated prefill and decode: the mode, and which policy decides how."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...process.setting_checks import require_at_least
 from ...process.settings import bad_setting, is_finite, option
@@ -12,6 +13,8 @@ DISAGG_POLICIES = ("forecast", "isl_bounding", "prefill_load", "isl_or_load", "n
 @dataclass(frozen=True, kw_only=True)
 class DisaggConfig:
     """Raises ConfigError, naming the key, on a bad value."""
+
+    GROUP: ClassVar[str] = "Prefill and decode workers"
 
     disagg: str = option(
         "conditional",

@@ -66,7 +66,6 @@ class EventPlaneConfig:
         " --discovery; needs pyzmq).",
         choices=(NATS, ZMQ),
         env=("DYN_EVENT_PLANE",),
-        short=True,
     )
     event_plane_host: str | None = option(
         None,
