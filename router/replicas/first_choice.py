@@ -55,7 +55,7 @@ class FirstChoice:
         self._booked.append(now)
         self._near.append(now)
 
-    def on_booking(self, now: float) -> None:
+    def on_peer_booked(self, now: float) -> None:
         """Another router has: unheard, when this one decided on what it booked of late."""
         self._forget(now)
         self._near_count += len(self._near)

@@ -149,7 +149,7 @@ class PeerLoad:
         if not self.evidence.counts(key, now):
             return
         if not booking.prefilled:
-            self._first_choice.on_booking(now)
+            self._first_choice.on_peer_booked(now)
         hashes = booking.hashes if self._counts_blocks else None
         if hashes is not None and not self._shares_blocks:
             hashes = slots.private_hashes(len(hashes) // HASH_BYTES).tobytes()

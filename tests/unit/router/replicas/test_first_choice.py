@@ -57,7 +57,7 @@ def routers_in_step(count: int, workers: int) -> tuple[list[KvRouter], ManualClo
 def booking_together(choice: FirstChoice) -> FirstChoice:
     """The same, which has heard of as many bookings of others as it made, each time."""
     for turn in range(50):
-        for act in (choice.on_booked, choice.on_heard):
+        for act in (choice.on_booked, choice.on_peer_booked):
             for _ in range(4):
                 act(turn - 99.0)
     assert choice.coincidence == 1.0
@@ -186,7 +186,7 @@ def test_of_others_that_book_nothing_when_this_one_does_nothing_is_expected() ->
         choice.on_booked(1.0)
     found = choice.unheard(1, [2], 1.0)
     assert found is not None and found.tolist() == [0.0, LEAST, 0.0, LEAST]
-    choice.on_booking(1.0 + 2 * NEAR_S)
+    choice.on_peer_booked(1.0 + 2 * NEAR_S)
     assert choice.coincidence == 0.0
 
 
@@ -198,7 +198,7 @@ def test_what_is_expected_is_within_its_bounds(turns: list[str]) -> None:
             choice.on_booked(now)
             booked += 1
         elif turn == "heard":
-            choice.on_booking(now)
+            choice.on_peer_booked(now)
         else:
             now += HEAR_S / 3 if turn == "later" else 1.0
         found = choice.unheard(1, [2, 3], now)
