@@ -165,7 +165,7 @@ class ForecastMachine(RuleBasedStateMachine):
         assert {TWIN[number]: row for number, row in rows.items()} == twin_rows
         for number, row in rows.items():
             assert all(0 <= value < np.inf for value in row.values()), row
-            self.adds_up(row)
+            self.adds_up(row, self.kernel.cold_s(isl))
             self.falls_with_cached_blocks(row, uncached[number])
             self.decodes_cost_each_other(number, row, isl)
             self.objectives_are_missed(number, row, isl)
@@ -212,13 +212,14 @@ class ForecastMachine(RuleBasedStateMachine):
             assert kernel.chosen_blocks == (blocks[number] if bounded else 0)
             assert slots.potential_of(asked, number) == blocks[number]
 
-    def adds_up(self, row):
+    def adds_up(self, row, cold):
         usual = self.kernel.learnt()[2]
-        terms = ("wait_s", "unsure_s", "prefill_s", "memory_s")
-        params, ttft = self.params, sum(row[term] for term in terms)
+        waiting = sum(row[term] for term in ("wait_s", "unsure_s", "memory_s"))
+        params, own = self.params, row["prefill_s"]
+        longer = 1 + waiting / usual + own / (usual + cold)
         rest = params.prefill_weight * row["work_s"] + params.decode_weight * row["decode_s"]
         rest += params.miss_weight * row["missed"] + row["delay_s"] + row["crowding_s"]
-        assert row["cost"] == pytest.approx(ttft * (1 + ttft / usual) + rest)
+        assert row["cost"] == pytest.approx((waiting + own) * longer + rest)
 
     def falls_with_cached_blocks(self, row, uncached):
         for term in ("wait_s", "unsure_s", "memory_s", "crowding_s", "decode_s", "missed"):
