@@ -64,7 +64,7 @@ async def test_what_cannot_be_is_refused_in_words(backend: Backend) -> None:
         await client.until_shares(a=1)
         worker = f"/workers/{fleet.worker_ids[0]}"
         for method, path, body, status, words in (
-            ("POST", "/workers", {"url": "grpc://h:1"}, 409, "by their model cards"),
+            ("POST", "/workers", {"url": "grpc://h:1"}, 409, "with their model cards"),
             ("POST", "/workers", {"address": "h"}, 400, "bad body"),
             ("POST", "/workers/7/drain", {}, 404, "there is no worker '7'"),
             ("DELETE", "/workers/nobody", None, 404, "there is no worker 'nobody'"),
