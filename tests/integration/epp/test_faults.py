@@ -189,7 +189,7 @@ async def test_a_picker_that_is_ended_finishes_open_streams(tmp_path: Path) -> N
                 asked = asyncio.create_task(post(session, gateway, data))
                 await until(lambda: len(engine.prompts) == 1)
                 picker.send(signal.SIGTERM)
-                await picker.says("draining for at most")
+                await picker.says("draining: running requests have")
                 going.set()
                 assert await asked == (200, b"".join(engine.events(data)))
                 assert await picker.ended() == 0
