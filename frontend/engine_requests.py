@@ -209,9 +209,8 @@ class PromptReader:
     async def encoded(self, text: str, tenant: Tenant, *, add_special_tokens: bool) -> Tokens:
         """Token ids of a text. InvalidRequestError if it has more of them than prompts may have;
         where its length says so, before any are made."""
-        characters, reader = self._text.most_characters, self._reader
-        if characters is not None:
-            reader.check_length(-(-len(text) // characters))
+        self._check_characters(text)
+        reader = self._reader
         most = reader.limits.max_prompt_tokens
         try:
             with traced("tokenizing"):
@@ -228,9 +227,18 @@ class PromptReader:
         if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
             return [await self._token_ids(raw)]
         found = await self._run(partial(_entries, raw, field), len(raw))
+        for each in found[1:]:  # before the work on those that come before it
+            if isinstance(each, str):
+                self._check_characters(each)
         return [
             await self._text_ids(each, tenant) if isinstance(each, str) else each for each in found
         ]
+
+    def _check_characters(self, text: str) -> None:
+        """InvalidRequestError if a text of this length has more tokens than prompts may have."""
+        characters = self._text.most_characters
+        if characters is not None:
+            self._reader.check_length(-(-len(text) // characters))
 
     async def _run(self, work: Callable[[], T], size: int, *, is_long: bool | None = None) -> T:
         """Work on this many bytes, off the event loop if that is long."""
