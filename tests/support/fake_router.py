@@ -20,8 +20,8 @@ class LedgerRouter:
     """Decides round robin. `booked` is who holds what now; releasing twice is an error."""
 
     def __init__(self, registry: WorkerRegistry) -> None:
-        self.registry = registry
-        self.sessions = SessionAffinity(AffinityConfig(), registry, SystemClock())
+        self.registry, self.clock = registry, SystemClock()
+        self.sessions = SessionAffinity(AffinityConfig(), registry, self.clock)
         self.limits = LoadLimits(AdmissionConfig(), SlotTable(1), registry)
         self.config = KvRouterConfig()
         self.uses_caches = False
@@ -43,7 +43,7 @@ class LedgerRouter:
         preferred_worker: WorkerWithDpRank | None = None,
         **more: Any,
     ) -> Decision:
-        eligible = self.registry.eligible(SystemClock().now())
+        eligible = self.registry.eligible(self.clock.now())
         candidates = [
             (number, worker)
             for number, worker in self.registry.numbered()
