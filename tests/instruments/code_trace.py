@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from statistics import median_low
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -68,22 +67,21 @@ class CodeTrace:
         leave_out: tuple[str, ...] = ("engines",),
         times: int = 7,
     ) -> Counter[Function]:
-        """The calls of Python functions that one action makes, the median of so many repetitions;
+        """The calls of Python functions that one action makes, the fewest of some repetitions;
         with `until` those before the first return of that function. Functions in the folders
         and files `leave_out` do not count, nor does what they call: mock engines are the other
         side.
 
-        Functions that ran in less than half of the repetitions have a median of 0, and are left
-        out: what the action needs runs each time, while probes and timers of the background run
-        only in some. Repeat the action before, so that nothing is imported, connected or cached
-        by it for the first time.
+        What the action needs runs each time; probes and timers of the background run only in
+        some repetitions, in most of them on a busy machine, and are left out. Repeat the action
+        before, so that nothing is imported, connected or cached by it for the first time.
         """
         self._last = until
         names = ("tests", *leave_out)
         self._left_out = tuple(name if name.endswith(".py") else f"{name}/" for name in names)
         found = [await self._record(action) for _ in range(times)]
         functions = set().union(*found)
-        return +Counter({each: median_low(calls[each] for calls in found) for each in functions})
+        return +Counter({each: min(calls[each] for calls in found) for each in functions})
 
     async def _record(self, action: Callable[[], Awaitable[object]]) -> Counter[Function]:
         self._calls = calls = Counter[Function]()
