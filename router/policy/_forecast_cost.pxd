@@ -165,7 +165,7 @@ cdef inline void estimate_fleet(
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
     The other one is NULL. With the costs go the least of the eligible workers' times to first token
-    and of their `missed`. Both are 0 for one without requests: nobody is there to be spared, and
+    and of their `missed`. Both are 0 for a worker without requests: it has none to spare, and
     what it can do would never show. There is one loop for both, so that the compiler inlines the
     estimate: a call for each worker would make it a sixth slower in large fleets.
     """

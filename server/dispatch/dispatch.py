@@ -75,8 +75,10 @@ class Dispatcher:
         reader: RequestReader | None = None,
         tracing: Tracing = NO_TRACE,
         handoffs: Handoffs | None = None,
+        notes_forecasts: bool = False,
     ) -> None:
-        """`handoffs`: the prefill workers in front of these; None: there are none."""
+        """`handoffs`: the prefill workers in front of these; None: there are none.
+        `notes_forecasts`: an observer reads what TTFT the policy foresaw of each attempt."""
         limits = limits or DispatchLimits()
         bounds, router = limits.requests, decider.router
         self._decider = decider
@@ -97,7 +99,7 @@ class Dispatcher:
         self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
         self.handoffs = handoffs or Handoffs(decider, monitor, clock)
         ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget, self.handoffs)
-        self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher)
+        self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher, notes_forecasts)
         self.aborts = self._calls.aborts
         self._queue_s = bounds.queue_timeout_s
         self._hedging = Hedging(

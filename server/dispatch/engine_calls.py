@@ -43,9 +43,10 @@ class EngineCalls:
         clock: Clock,
         ledger: AttemptLedger,
         prefetcher: Prefetcher,
+        notes_forecasts: bool,
     ) -> None:
         self._registry = router.registry
-        self._foreseen_ttft_s = router.foreseen_ttft_s
+        self._foreseen_ttft_s = router.foreseen_ttft_s if notes_forecasts else None
         self._monitor = monitor
         self._reports = monitor.reports
         self._now = clock.now
@@ -64,7 +65,7 @@ class EngineCalls:
     ) -> Attempt:
         """An attempt that was booked just now, by a decision that began then. `leg` is that of its
         prefill worker, if it has one, and `client` the way to both."""
-        now, decision = self._now(), pair.decode
+        now, decision, foreseen = self._now(), pair.decode, self._foreseen_ttft_s
         worker_id = decision.worker.worker_id
         return Attempt(
             decision,
@@ -78,7 +79,7 @@ class EngineCalls:
             now - began,
             pair,
             leg,
-            self._foreseen_ttft_s(placement.request_id),
+            None if foreseen is None else foreseen(placement.request_id),
         )
 
     def send(self, request: Request, attempt: Attempt, metadata: Metadata) -> Answers | None:

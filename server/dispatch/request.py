@@ -182,7 +182,7 @@ class Attempt:
     leg: Final[PrefillLeg | None] = None
     """of its prefill worker, if it has one"""
     foreseen_ttft_s: Final[float | None] = None
-    """from its booking to its first token, as the policy foresaw it"""
+    """from its booking to its first token, as the policy foresaw it, where that is noted"""
     call: EngineCall | None = None
     """while it runs, as far as the router knows"""
     messages: int = 0

@@ -140,6 +140,7 @@ class WorkerPool:
             reader=self.reader,
             tracing=tracing,
             handoffs=self.handoffs,
+            notes_forecasts=recorder is not None,
         )
         self.metrics.watch_pool(
             self.dispatcher,

@@ -29,7 +29,7 @@ cdef enum:
     CONNECTION_WINDOW = 16 << 20
     LARGEST_FRAME = 16384 + 9
     PIECE = 16384  # after this many bytes it is checked whether these were too many frames,
-    ANSWERS_PIECE = 512  # and after so many of a server's: its frames are small, and cost more
+    ANSWERS_PIECE = 512  # and after this many of a server's: its frames are small, and cost more
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
     # Streams that a client resets: a burst, and each second. Whoever serves them looks closer.
     RESETS = 20000
