@@ -13,7 +13,7 @@ from ...workers.dialects import EngineClient, handoff_of
 from ...workers.failures import EngineCallError, Origin
 from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
-from .leg_answers import as_one, is_empty, read, why_refused, without_parcel
+from .leg_answers import as_one, as_whole, is_empty, read, why_refused
 from .outcomes import HandoffOutcomes
 
 MOST_PREFILL_MESSAGES = 16
@@ -150,7 +150,7 @@ class HandoffCall:
         leg.on_computed(cached)
         ended = plan.ends_with_prefill and parts[-1].complete.finish_reason != "length"
         if plan.is_whole or ended:
-            self._whole = [without_parcel(each, self._own_id) for each in parts]
+            self._whole = as_whole(parts, self._own_id, plan.request)
             return None
         if plan.shape.is_together:
             return None

@@ -4,6 +4,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from ...workers.dialects import split_tokens
 from ...workers.handoffs import MOST_PARCEL_BYTES, foreign_host
 from ...workers.trtllm_proto import pb
 
@@ -27,12 +28,26 @@ def is_empty(answer: Any) -> bool:
     )
 
 
-def without_parcel(answer: Any, own_id: str) -> bytes:
-    """A prefill worker's message for the client of the whole request."""
-    answer.DiscardUnknownFields()
-    answer.request_id = own_id
-    body: bytes = answer.SerializeToString()
-    return body
+def as_whole(parts: list[Any], own_id: str, request: bytes) -> list[bytes]:
+    """A prefill worker's messages for the client of the whole request. One that streams gets the
+    tokens in chunks, also of an engine that is asked for the prompt as a whole."""
+    last = parts[-1]
+    if len(parts) == 1 and last.complete.output_token_ids and _streams(request):
+        first = pb.GenerateResponse()
+        first.chunk.token_ids.extend(last.complete.output_token_ids)
+        first.chunk.prompt_tokens = last.complete.prompt_tokens
+        first.chunk.completion_tokens = last.complete.completion_tokens
+        first.chunk.cached_tokens = last.complete.cached_tokens
+        parts = [first, last]
+    for part in parts:
+        part.DiscardUnknownFields()
+        part.request_id = own_id
+    return [part.SerializeToString() for part in parts]
+
+
+def _streams(request: bytes) -> bool:
+    rest, *_ = split_tokens(request)
+    return bool(pb.GenerateRequest.FromString(rest).streaming)
 
 
 def as_one(answer: Any, message: bytes, cached_tokens: int, own_id: str, attempt_id: str) -> bytes:

@@ -65,7 +65,7 @@ def _pushed(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
     return {"kv_transfer_params": _SENDS}, {
         "kv_transfer_params": {
             **_TAKES,
-            "remote_engine_id": source.engine_ids[meeting.rank],
+            "remote_engine_id": _engine_id(source, meeting),
             "remote_host": source.host,
             "remote_port": source.port + meeting.rank,
             "tp_size": tensor,
@@ -79,7 +79,7 @@ def _mooncake(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
     takes = {
         **_TAKES,
         **shared,
-        "remote_engine_id": source.engine_ids[meeting.rank],
+        "remote_engine_id": _engine_id(source, meeting),
         "remote_bootstrap_addr": f"http://{_in_url(source.host)}:{source.port}",
     }
     return {"kv_transfer_params": {**_SENDS, **shared}}, {"kv_transfer_params": takes}
@@ -111,6 +111,11 @@ def _contexts(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
         "schedule_style": 0,
     }
     return {"disaggregated_params": params}, {}
+
+
+def _engine_id(source: TransferFacts, meeting: Meeting) -> str:
+    """Of the rank that was chosen; one id may be that of all."""
+    return source.engine_ids[meeting.rank % len(source.engine_ids)]
 
 
 def _in_url(host: str) -> str:
