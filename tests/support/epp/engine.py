@@ -24,8 +24,8 @@ class Engine:
     A stream has `chunks` events, and waits before each for `step` if that is set.
     """
 
-    def __init__(self, *, model: str = MODEL, chunks: int = 4) -> None:
-        self.model, self.chunks = model, chunks
+    def __init__(self, *, model: str = MODEL, chunks: int = 4, host: str = "127.0.0.1") -> None:
+        self.model, self.chunks, self.host = model, chunks, host
         self.port = 0
         self.got: list[Got] = []
         self.status = 200
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def prompts(self) -> list[Got]:
@@ -49,7 +49,7 @@ class Engine:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=1 << 20, backlog=4096
+            self._serve, self.host, self.port, limit=1 << 20, backlog=4096
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
