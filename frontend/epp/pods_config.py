@@ -24,6 +24,8 @@ class PodsConfig:
         None,
         "Name of an InferencePool (inference.networking.k8s.io/v1): each target port of each of its"
         " pods that is ready is an endpoint.",
+        "--pool",
+        "--pool-name",
         short=True,
     )
     pool_namespace: str | None = option(
