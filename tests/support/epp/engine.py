@@ -86,6 +86,9 @@ class Engine:
         usage = {"prompt_tokens": 7, "completion_tokens": self.chunks}
         return json.dumps({"model": self.model, "usage": usage, "digest": digest(body)}).encode()
 
+    async def take(self, got: Got) -> None:
+        """A request for an answer has come."""
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -112,6 +115,8 @@ class Engine:
             await _send(writer, 404, b"{}")
         else:
             self.got.append(got)
+            if got.method == "POST":
+                await self.take(got)
             if self.status != 200:
                 await _send(writer, self.status, b'{"error": {"message": "no"}}')
             elif b'"stream": true' in got.body or b'"stream":true' in got.body:
