@@ -99,6 +99,7 @@ RULES = {
     "GET /version": Rule(ALL_ROLES),
     "GET /health": _OPEN,
     "GET /metrics": _any_of(_METRICS, _ADMIN),
+    "GET /record": _any_of(_METRICS, _ADMIN),
     "GET /workers": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "POST /overlaps": _any_of(_SELECTOR, _ADMIN),
     "GET /dashboard": _OPEN,
