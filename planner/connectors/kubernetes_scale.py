@@ -56,14 +56,13 @@ class KubernetesScale:
     ) -> None:
         for role, count in wanted.items():
             replicas, selector = await self._scale(role)
-            if replicas == count:
-                continue
-            if (victims := leaving.get(role, ())) and count < replicas:
-                await self._mark(role, selector, victims)
-            await self._call(
-                "PATCH", self._scales[role], body={"spec": {"replicas": count}}, kind=MERGE_PATCH
-            )
-            log.info("deployment scaled", role=role, replicas=count, before=replicas)
+            if count < replicas:
+                free = await self._mark(role, selector, leaving.get(role, ()))
+                count = max(count, replicas - free)
+            if count != replicas:
+                body = {"spec": {"replicas": count}}
+                await self._call("PATCH", self._scales[role], body=body, kind=MERGE_PATCH)
+                log.info("deployment scaled", role=role, replicas=count, before=replicas)
 
     async def close(self) -> None:
         await self._api.close()
@@ -79,22 +78,22 @@ class KubernetesScale:
             raise ConnectorError(f"{self._scales[role]} is no Scale")
         return replicas, selector
 
-    async def _mark(self, role: str, selector: str, victims: tuple[int, ...]) -> None:
-        """Ask the ReplicaSet to delete the victims' pods first."""
+    async def _mark(self, role: str, selector: str, victims: tuple[int, ...]) -> int:
+        """Ask the ReplicaSet to delete the victims' pods first; how many pods may go. It deletes
+        pods that are not ready before any other."""
         listed = await self._call("GET", self._pods, params={"labelSelector": selector})
-        named = {}
-        for pod in listed.get("items", ()):
-            for engine_id in _engine_ids(pod):
-                named[engine_id] = pod["metadata"]
+        pods = listed.get("items", ())
+        named = {engine_id: pod["metadata"] for pod in pods for engine_id in _engine_ids(pod)}
         if missing := sorted(set(victims) - named.keys()):
             text = f"no pod of role {role} has the engine {', '.join(map(str, missing))}"
             raise ConnectorError(text)
-        for victim in victims:
-            if named[victim].get("annotations", {}).get(DELETION_COST) != VICTIM_COST:
+        going = {named[victim]["name"]: named[victim] for victim in victims}
+        for name, metadata in going.items():
+            if metadata.get("annotations", {}).get(DELETION_COST) != VICTIM_COST:
                 body = {"metadata": {"annotations": {DELETION_COST: VICTIM_COST}}}
-                await self._call(
-                    "PATCH", f"{self._pods}/{named[victim]['name']}", body=body, kind=MERGE_PATCH
-                )
+                await self._call("PATCH", f"{self._pods}/{name}", body=body, kind=MERGE_PATCH)
+        going |= {pod["metadata"]["name"]: {} for pod in pods if not _is_ready(pod)}
+        return len(going)
 
     async def _call(
         self,
@@ -109,6 +108,11 @@ class KubernetesScale:
             return await self._api.call(method, path, params, body, kind)
         except StoreError as error:
             raise ConnectorError(str(error)) from None
+
+
+def _is_ready(pod: Any) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _engine_ids(pod: Any) -> list[int]:

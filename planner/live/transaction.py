@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ...workers.records import PlannedChange
+from ...workers.records import PREFILL, PlannedChange
 
 
 class EngineState(StrEnum):
@@ -50,6 +50,8 @@ class Limits:
     drain_limit_s: float = 900.0
     admit_s: float = 10.0
     """how long an engine is ready until it counts as serving without having had a request"""
+    parcel_s: float = 30.0
+    """how long a prefill engine without requests keeps what decode engines have still to read"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Transaction:
         self._began = now
         self._attempts = 1
         self._cancelling = False
+        self._idle_since: float | None = None
         self._stage = ""
         roles = sorted({*change.before, *change.target})
         self._before = {role: change.before.get(role, 0) for role in roles}
@@ -161,6 +164,7 @@ class Transaction:
         busy = [
             each for each in there if each.in_flight != 0 or each.state is not EngineState.DRAINING
         ]
+        self._idle_since = None if busy else now if self._idle_since is None else self._idle_since
         if busy:
             text = f"drains {_named(there)}"
             if now - self._began > self._limits.drain_limit_s:
@@ -169,6 +173,10 @@ class Transaction:
                 )
                 return Step(wanted, drains, text=text, end="abandoned")
             return Step(wanted, drains, text=text)
+        parcels = any(each.role == PREFILL for each in there)
+        if parcels and self._idle_since is not None:
+            if now - self._idle_since < self._limits.parcel_s:
+                return Step(wanted, drains, text=f"leaves parcels to be read: {_named(there)}")
         leaving = {
             role: tuple(each.engine_id for each in there if each.role == role) for role in roles
         }
