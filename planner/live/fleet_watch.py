@@ -45,9 +45,7 @@ class FleetWatch(StoreWatch):
                     continue
                 if self._model in (None, card.name):
                     found[engine_id] = card
-        self._first_seen = {
-            engine_id: self._first_seen.get(engine_id, now) for engine_id in found
-        }
+        self._first_seen = {engine_id: self._first_seen.get(engine_id, now) for engine_id in found}
         return {
             engine_id: (card, now - self._first_seen[engine_id])
             for engine_id, card in found.items()

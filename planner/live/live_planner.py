@@ -1,53 +1,46 @@
 """LivePlanner: looks, decides, and brings one change at a time about, turn by turn."""
 
 import asyncio
-import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import structlog
 
 from ...base.clock import Clock
 from ...runtime.kv_stores import StoreError
-from ...workers.records import ChangeState, FleetPoint, ModelCard, PlannedChange, PlannerStatus
+from ...workers.records import ModelCard
 from ..connectors import Connector, ConnectorError
+from ..constraints import Change
+from ..decision import Decision, DecisionState
+from ..fleet import Fleet
+from ..observation import Observation
 from .change_log import ChangeLog
 from .leader import Leader
+from .plan_records import FleetPoint, PlannerStatus
 from .router_client import RouterClient
 from .sight import Seen, Sight
-from .transaction import (
-    EngineState,
-    Limits,
-    SeenEngine,
-    Step,
-    Transaction,
-    choose_victims,
-)
+from .transaction import EngineState, Limits, SeenEngine, Step, Transaction, choose_victims
 
 POINT_EVERY_S = 5.0
+KEPT_CHANGES = 256
+"""Past changes by which the next ones are bounded."""
 
 log = structlog.get_logger(__name__)
-
-
-class Proposal(NamedTuple):
-    """What a brain wants: engines by role, and why."""
-
-    target: Mapping[str, int]
-    reasons: tuple[str, ...]
 
 
 class Brain(Protocol):
     """Decides how many engines there should be. Never called twice at a time."""
 
-    async def propose(self, seen: Seen, counts: Mapping[str, int]) -> Proposal:
-        """`counts`: engines that are asked for. RouterError where no plan can be made; its words
-        are shown."""
+    async def propose(self, seen: Observation, changes: Sequence[Change]) -> Decision:
+        """The step to take now, within the constraints, given past changes. RouterError where no
+        plan can be made; its words are shown."""
         ...
 
-    def alarm(self, seen: Seen) -> str:
+    def alarm(self, seen: Observation) -> str:
         """Why a plan cannot wait for its turn; empty if it can."""
         ...
 
@@ -66,6 +59,8 @@ class Pace:
     """When what is done. Seconds."""
 
     plan_every_s: float
+    window_s: float
+    """of requests that a plan is made of"""
     idle_s: float
     """confirmed silence after which a plan is made without requests"""
 
@@ -87,32 +82,32 @@ class LivePlanner:
         leader: Leader,
         changes: ChangeLog,
         limits: Limits,
-        minimum: Mapping[str, int],
+        least: Fleet,
         pace: Pace,
         clock: Clock,
         dry_run: bool = False,
         show: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`minimum`: engines of each role that there are always to be."""
+        """`least`: engines that there are always to be."""
         self._name, self._engines, self._routers = name, engines, routers
         self._sight, self._brain, self._connector = sight, brain, connector
-        self._connector_name, self._leader, self._changes = connector_name, leader, changes
-        self._limits, self._minimum, self._pace = limits, minimum, pace
+        self._connector_name, self._leader, self._log = connector_name, leader, changes
+        self._limits, self._least, self._pace = limits, least, pace
         self._clock, self._dry_run, self._show = clock, dry_run, show
         self._transaction: Transaction | None = None
         self._resumed = False
-        self._planning: asyncio.Task[Proposal] | None = None
-        self._planned_for: Mapping[str, int] = {}
-        self._next_plan = clock.now()
-        self._next_point = clock.now()
+        self._planning: asyncio.Task[Decision] | None = None
+        self._planned_for = Fleet()
+        self._next_plan = self._next_point = clock.now()
         self._shown = ""
+        self._changes: deque[Change] = deque(maxlen=KEPT_CHANGES)
         self.seen: Seen | None = None
-        self.wanted: Mapping[str, int] = {}
-        """engines by role, as they were asked for last"""
+        self.wanted: Fleet | None = None
+        """engines as they were asked for last; None before the first look at them"""
         self.text = "starts"
         """what it does, or why it does nothing"""
         self.outcomes: Counter[str] = Counter()
-        """changes by what became of them"""
+        """decisions by what became of them"""
         self.errors: Counter[str] = Counter()
         """turns that could not be completed, by store, connector or plan"""
 
@@ -121,8 +116,8 @@ class LivePlanner:
         return self._dry_run or self._leader.leads
 
     @property
-    def open_change(self) -> PlannedChange | None:
-        return None if self._transaction is None else self._transaction.change
+    def open_decision(self) -> Decision | None:
+        return None if self._transaction is None else self._transaction.decision
 
     async def turn(self) -> None:
         """One look, and what follows from it. Errors of the store and of the connector end it; the
@@ -158,18 +153,18 @@ class LivePlanner:
             await self._decide(seen)
 
     async def _resume(self) -> None:
-        change = await self._changes.open_change()
-        if change is not None:
-            log.info("an open decision is resumed", number=change.number)
-            self._transaction = self._follow(change)
+        decision = await self._log.open_decision()
+        if decision is not None:
+            log.info("an open decision is resumed", number=decision.id)
+            self._transaction = self._follow(decision)
         self._resumed = True
 
-    def _follow(self, change: PlannedChange) -> Transaction:
+    def _follow(self, decision: Decision) -> Transaction:
         return Transaction(
-            change, self._limits, self._clock.now(), names_victims=self._connector.names_victims
+            decision, self._limits, self._clock.now(), names_victims=self._connector.names_victims
         )
 
-    # One change
+    # The open decision
 
     async def _go_on(self, transaction: Transaction, seen: Seen) -> None:
         step = transaction.step(self._clock.now(), seen.engines)
@@ -180,67 +175,78 @@ class LivePlanner:
             self._note("another planner may lead: nothing is begun")
             return
         await self._connector.apply(step.wanted, step.leaving)
-        self.wanted = step.wanted
+        self.wanted = Fleet(**step.wanted)
         self._note(step.text)
         if step.end:
-            await self._end(transaction.change, step)
+            await self._end(transaction.decision, step)
 
     async def _drain(
         self, engines: tuple[SeenEngine, ...], wanted: tuple[int, ...]
     ) -> tuple[SeenEngine, ...]:
-        """Have every router drain these; the engines as the routers say that they are now."""
-        if not self._leader.leads:
-            return engines
-        left: dict[int, int | None] = {}
-        for engine_id in wanted:
+        """Have every router drain these; the engines as the routers answer that they are now."""
+        left: dict[int, int] = {}
+        for engine_id in wanted if self._leader.leads else ():
             answers = await asyncio.gather(*(each.drain(engine_id) for each in self._routers))
             known = [answer for answer in answers if answer is not None]
-            left[engine_id] = sum(known) if len(known) == len(answers) else None
+            if known and len(known) == len(answers):
+                left[engine_id] = sum(known)
         return tuple(
             replace(each, state=EngineState.DRAINING, in_flight=left[each.engine_id])
-            if left.get(each.engine_id) is not None
+            if each.engine_id in left
             else each
             for each in engines
         )
 
-    async def _end(self, change: PlannedChange, step: Step) -> None:
-        state: ChangeState = "done" if step.end == "done" else "abandoned"
-        await self._changes.end(change, state, step.text)
-        log.info("decision ended", number=change.number, state=state, outcome=step.text)
+    async def _end(self, decision: Decision, step: Step) -> None:
+        state: DecisionState = "done" if step.end == "done" else "abandoned"
+        await self._log.end(decision, state, step.text)
+        log.info("decision ended", number=decision.id, state=state, outcome=step.text)
         self.outcomes[state] += 1
+        now = self._clock.now()
+        for role, count in decision.after:
+            if by := count - decision.before.count(role):
+                self._changes.append(Change(now, role, by))
         self._transaction = None
-        self._next_plan = self._clock.now() + self._pace.plan_every_s
+        self._next_plan = now + self._pace.plan_every_s
 
-    # The next change
+    # The next decision
 
     async def _decide(self, seen: Seen) -> None:
         asked = await self._connector.asked()
-        counts = {**seen.roles, **(asked or {})}
-        self.wanted = self.wanted or counts
-        short = {role: least for role, least in self._minimum.items() if counts.get(role, 0) < least}
-        if short:
-            counted = ", ".join(f"{counts.get(role, 0)} {role}" for role in short)
-            reason = f"fewer than the least that there are to be: {counted}"
-            await self._begin(seen, counts, {**counts, **short}, (reason,))
+        counts: dict[str, int] = {**dict(seen.roles), **(asked or {})}
+        present = Fleet(**counts)
+        self.wanted = present if self.wanted is None else self.wanted
+        least = present.highest(self._least)
+        if least != present:
+            reason = f"fewer than the least that there are to be: {self._least}"
+            rule = Decision(id=0, at=0.0, before=present, after=least, kind="rule",
+                            reasons=(reason,))  # fmt: skip
+            await self._begin(seen, rule)
             return
         if self._planning is not None:
-            await self._take_plan(seen, counts)
+            await self._take_plan(seen, present)
             return
         silent = seen.idle_s >= self._pace.idle_s
         if seen.trouble or not (seen.requests or silent):
             text = seen.trouble or "no request has been seen yet, nor silence for long enough"
             self._note(f"no plan: {text}")
             return
-        now, alarm = self._clock.now(), self._brain.alarm(seen)
+        now = self._clock.now()
+        observation = seen.observation(
+            now, self._pace.window_s, present, self._limits.start_limit_s
+        )
+        alarm = self._brain.alarm(observation)
         if now < self._next_plan and not alarm:
-            self._note(f"{_counted(counts)}; the next plan is due later")
+            self._note(f"stays at {present}")
             return
         self._next_plan = now + self._pace.plan_every_s
-        self._planned_for = counts
-        self._planning = asyncio.create_task(self._brain.propose(seen, counts), name="plan")
+        self._planned_for = present
+        self._planning = asyncio.create_task(
+            self._brain.propose(observation, tuple(self._changes)), name="plan"
+        )
         self._note(f"plans{': ' + alarm if alarm else ''}")
 
-    async def _take_plan(self, seen: Seen, counts: Mapping[str, int]) -> None:
+    async def _take_plan(self, seen: Seen, present: Fleet) -> None:
         planning = self._planning
         assert planning is not None
         if not planning.done():
@@ -251,52 +257,43 @@ class LivePlanner:
             log.warning("no plan could be made", error=str(error)[:300])
             self._note(f"no plan: {error}", "plan")
             return
-        proposal = planning.result()
-        target = {role: max(0, count) for role, count in proposal.target.items()}
-        if counts != self._planned_for:
+        decision = planning.result()
+        if present != self._planned_for or present != decision.before:
             self._note("engines changed while it planned: the plan is dropped")
-            return
-        if {**counts, **target} == counts:
-            self._note(f"stays: {'; '.join(proposal.reasons)}")
-            return
-        await self._begin(seen, counts, {**counts, **target}, proposal.reasons)
+        elif not decision.changes:
+            self._note(f"stays at {present}: {'; '.join(decision.reasons)}")
+        else:
+            await self._begin(seen, decision)
 
-    async def _begin(
-        self,
-        seen: Seen,
-        counts: Mapping[str, int],
-        target: Mapping[str, int],
-        reasons: tuple[str, ...],
-    ) -> None:
-        why = self._refusal(counts, target)
+    async def _begin(self, seen: Seen, decision: Decision) -> None:
+        why = self._refusal(decision)
         if why:
             self._note(f"not done: {why}")
             return
-        victims = choose_victims(seen.engines, counts, target)
-        change = PlannedChange(
-            0, 0.0, self._name, dict(counts), dict(target), reasons, dict(victims)
-        )
+        victims = decision.victims
+        victims = victims or choose_victims(seen.engines, decision.before, decision.after)
+        decision = msgspec.structs.replace(decision, victims=victims)
         if self._dry_run:
-            self._note(f"would go from {_counted(counts)} to {_counted(target)}")
-            self._show(describe(change))
+            self._note(f"would go from {decision.before} to {decision.after}")
+            self._show(describe(decision))
             return
         if not self._leader.leads:
             return
-        change = await self._changes.begin(change)
-        log.info("decision", number=change.number, before=change.before, target=change.target,
-                 reasons=change.reasons)  # fmt: skip
-        self._transaction = self._follow(change)
-        self._note(f"from {_counted(counts)} to {_counted(target)}")
+        decision = await self._log.begin(decision)
+        log.info("decision", number=decision.id, before=str(decision.before),
+                 after=str(decision.after), reasons=decision.reasons)  # fmt: skip
+        self._transaction = self._follow(decision)
+        self._note(f"from {decision.before} to {decision.after}")
 
-    def _refusal(self, counts: Mapping[str, int], target: Mapping[str, int]) -> str:
-        """Why a target is not gone to, whatever wants it: the last bounds before anything is done.
+    def _refusal(self, decision: Decision) -> str:
+        """Why a decision is not begun, whatever wants it: the last bounds before anything is done.
         Fewer engines than there are, are never too many."""
-        total = sum(target.values())
-        if total > self._limits.engines_max and total >= sum(counts.values()):
-            return f"{total} engines are more than {self._limits.engines_max}"
-        for role, least in self._minimum.items():
-            if target.get(role, 0) < least:
-                return f"fewer than {least} {role} engines"
+        costs, most = self._limits.costs, self._limits.engines_max
+        before, after = decision.before.cost(costs), decision.after.cost(costs)
+        if after > most and after >= before:
+            return f"{decision.after} take {after} accelerators, more than {most}"
+        if decision.after.highest(self._least) != decision.after:
+            return f"{decision.after} are fewer than {self._least}"
         return ""
 
     # What is shown
@@ -308,16 +305,15 @@ class LivePlanner:
         self._next_point = now + POINT_EVERY_S
         point = FleetPoint(
             time(),
-            dict(self.wanted),
+            self.wanted or seen.roles,
             seen.count(EngineState.READY),
             seen.count(EngineState.STARTING),
             seen.count(EngineState.DRAINING),
         )
-        status = PlannerStatus(self._name, self._connector_name, self._dry_run, self.text)
         try:
-            await self._changes.note(status, point)
+            await self._log.note(PlannerStatus(self._name, self._connector_name, self.text), point)
         except StoreError:
-            self.errors["store"] += 1  # the next point says how it is then
+            self.errors["store"] += 1  # the next point shows how it is then
 
     def _note(self, text: str, error: str = "") -> None:
         if error:
@@ -328,14 +324,10 @@ class LivePlanner:
             self._show(text)
 
 
-def describe(change: PlannedChange) -> str:
+def describe(decision: Decision) -> str:
     """A decision in lines for people."""
-    lines = [f"{_counted(change.before)} -> {_counted(change.target)}"]
-    lines += [f"  because {reason}" for reason in change.reasons]
-    for role, victims in sorted(change.victims.items()):
-        lines.append(f"  to go, {role}: {', '.join(map(str, victims))}")
+    lines = [f"{decision.before} -> {decision.after}"]
+    lines += [f"  because: {reason}" for reason in decision.reasons]
+    if decision.victims:
+        lines.append(f"  to go: {', '.join(map(str, decision.victims))}")
     return "\n".join(lines)
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {role}" for role, count in sorted(counts.items())) or "no engines"

@@ -5,15 +5,22 @@ Where a router gives no answer there is no data of it, and so none of the whole:
 may be sending requests to is not idle.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...workers.records import ModelCard
+from ..fleet import ROLES, Fleet, Role
+from ..observation import Observation, ObservedRequest, ObservedWorker, WorkerState
 from .router_client import RecordedRequest, RouterLook
 from .transaction import EngineState, SeenEngine
 
 MAX_REQUESTS = 20_000
+_STATES: dict[EngineState, WorkerState] = {
+    EngineState.STARTING: "starting",
+    EngineState.READY: "serving",
+    EngineState.DRAINING: "draining",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +39,66 @@ class Seen:
     idle_s: float
     """for how long it is confirmed that there was no request"""
     block_size: int | None
+    unmatched: int = 0
+    """workers that routers have, and the store has not"""
     trouble: str = ""
     """why there is no data"""
 
-    def count(self, *states: EngineState) -> dict[str, int]:
-        """Engines in these states, by role."""
-        found: dict[str, int] = {}
-        for engine in self.engines:
-            if engine.state in states:
-                found[engine.role] = found.get(engine.role, 0) + 1
-        return found
+    def count(self, *states: EngineState) -> Fleet:
+        """Engines in these states."""
+        engines = self.engines
+        return Fleet(
+            *(sum(each.role == role and each.state in states for each in engines) for role in ROLES)
+        )
+
+    def observation(
+        self, at: float, window_s: float, asked: Fleet, start_limit_s: float
+    ) -> Observation:
+        """The same as planners take it. `asked`: engines that were asked for; those of them that
+        are not registered are starting ones, of an age that is not known."""
+        workers = [
+            ObservedWorker(
+                worker_id=each.engine_id,
+                role=each.role,
+                state=_STATES[each.state]
+                if each.state is not EngineState.STARTING or each.age_s <= start_limit_s
+                else "failed",
+                age_s=each.age_s,
+                served=each.served,
+                running=each.in_flight,
+                active_blocks=each.active_blocks if each.in_flight is not None else None,
+                total_blocks=self.cards[each.engine_id].total_kv_blocks,
+            )
+            for each in self.engines
+        ]
+        registered = self.roles
+        for role, count in asked:
+            for number in range(count - registered.count(role)):
+                workers.append(
+                    ObservedWorker(
+                        worker_id=-1 - number - MAX_REQUESTS * ROLES.index(role),
+                        role=role,
+                        state="starting",
+                        age_s=0.0,
+                    )
+                )
+        requests = self.requests
+        begin = at - min(window_s, self.complete_s)
+        return Observation(
+            at=at,
+            workers=workers,
+            requests=None
+            if requests is None or self.complete_s <= 0
+            else [each.observed for each in requests if each.at >= begin],
+            window_s=at - begin,
+            block_size=self.block_size or 512,
+            queued=None if self.queued is None else int(self.queued),
+            unmatched=self.unmatched,
+        )
 
     @property
-    def roles(self) -> dict[str, int]:
-        """All engines that are registered, by role."""
+    def roles(self) -> Fleet:
+        """All engines that are registered."""
         return self.count(*EngineState)
 
 
@@ -56,6 +109,22 @@ class ArrivedRequest:
     at: float
     request: RecordedRequest
 
+    @property
+    def observed(self) -> ObservedRequest:
+        """The same as planners take it."""
+        request = self.request
+        return ObservedRequest(
+            self.at,
+            request.input_length,
+            max(0, request.output_length),
+            tuple(request.hash_ids),
+            request.session_id or None,
+            request.ttft_ms,
+            request.itl_ms,
+            request.cached_tokens,
+            request.worker_id,
+        )
+
 
 class Sight:
     """Fed by `look`, once in a while; all times are of a monotonic clock."""
@@ -63,7 +132,7 @@ class Sight:
     def __init__(self, window_s: float) -> None:
         """`window_s`: how long requests are remembered."""
         self._window_s = window_s
-        self._served: set[int] = set()
+        self._served: Counter[int] = Counter()
         self._ready_since: dict[int, float] = {}
         self._requests: deque[ArrivedRequest] = deque(maxlen=MAX_REQUESTS)
         self._offsets: dict[str, float] = {}
@@ -93,7 +162,7 @@ class Sight:
             self._engine(now, engine_id, card, age_s, looks, complete)
             for engine_id, (card, age_s) in sorted(engines.items())
         )
-        self._served &= engines.keys()
+        self._served = Counter({each: self._served[each] for each in engines})
         in_flight = sum(each.in_flight or 0 for each in seen) if complete else None
         queued = None
         if complete and all(look.queued is not None for look in looks):
@@ -110,6 +179,7 @@ class Sight:
             0.0 if self._complete_since is None else now - self._complete_since,
             0.0 if self._idle_since is None else now - self._idle_since,
             block_sizes[0] if block_sizes else None,
+            len({each for look in looks for each in look.workers} - engines.keys()),
             self._trouble(routers, looks, recorded),
         )
 
@@ -131,15 +201,13 @@ class Sight:
         """Note when requests arrived: the newest one that ended, ended by now."""
         if not look.requests:
             return
-        offset = min(
-            now - (each.timestamp + (each.e2e_ms or 0.0)) / 1e3 for each in look.requests
-        )
+        offset = min(now - (each.timestamp + (each.e2e_ms or 0.0)) / 1e3 for each in look.requests)
         # The looks' least delay is the nearest; a record that begins anew has its own clock.
         offset = self._offsets[look.record] = min(offset, self._offsets.get(look.record, offset))
         for request in look.requests:
             self._requests.append(ArrivedRequest(offset + request.timestamp / 1e3, request))
             if (worker_id := request.worker_id) is not None and request.status == "ok":
-                self._served.add(worker_id)
+                self._served[worker_id] += 1
 
     def _engine(
         self,
@@ -169,15 +237,22 @@ class Sight:
         else:
             since = self._ready_since.get(engine_id, now)
         requests = sum(row.active_requests for row in known)
-        if requests and state is EngineState.READY:
-            self._served.add(engine_id)
+        if requests and state is EngineState.READY and not self._served[engine_id]:
+            self._served[engine_id] = 1  # it has its first ones
         return SeenEngine(
             engine_id,
-            card.worker_type,
+            _role(card),
             state,
             age_s,
             now - since,
-            engine_id in self._served,
+            self._served[engine_id],
             requests if complete else None,
             sum(row.active_blocks for row in known),
         )
+
+
+def _role(card: ModelCard) -> Role:
+    for role in ROLES:
+        if role == card.worker_type:
+            return role
+    return "aggregated"

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ...workers.records import PREFILL, PlannedChange
+from ...workers.records import PREFILL
+from ..decision import Decision
+from ..fleet import Fleet, Role
 
 
 class EngineState(StrEnum):
@@ -26,14 +28,14 @@ class SeenEngine:
     """An engine that is registered."""
 
     engine_id: int
-    role: str
+    role: Role
     state: EngineState = EngineState.READY
     age_s: float = 0.0
     """since it was first seen registered"""
     ready_s: float = 0.0
     """since every router had it ready"""
-    served: bool = False
-    """whether a request was seen on it"""
+    served: int = 0
+    """requests that were seen on it"""
     in_flight: int | None = None
     """requests, at all routers; None: some router gives no answer"""
     active_blocks: int = 0
@@ -44,7 +46,9 @@ class Limits:
     """Bounds of one change. Seconds."""
 
     engines_max: int
-    """of all roles"""
+    """accelerators of all engines"""
+    costs: Mapping[Role, int] = field(default_factory=dict)
+    """accelerators of an engine of each role; 1 where a role is not named"""
     start_limit_s: float = 300.0
     """for engines to come, before they are given up, and once more"""
     drain_limit_s: float = 900.0
@@ -70,31 +74,32 @@ class Step:
 
 
 class Transaction:
-    """Follows one PlannedChange. `names_victims`: its executor stops the engines that we name;
+    """Follows one Decision. `names_victims`: its executor stops the engines that we name;
     one that chooses itself is only given the number, and drains by its own rules."""
 
     def __init__(
-        self, change: PlannedChange, limits: Limits, now: float, *, names_victims: bool
+        self, decision: Decision, limits: Limits, now: float, *, names_victims: bool
     ) -> None:
-        self.change = change
+        self.decision = decision
         self._limits = limits
         self._names_victims = names_victims
-        self._began = now
+        self._read_at = self._began = now
         self._attempts = 1
         self._cancelling = False
         self._idle_since: float | None = None
         self._stage = ""
-        roles = sorted({*change.before, *change.target})
-        self._before = {role: change.before.get(role, 0) for role in roles}
-        self._target = {role: change.target.get(role, 0) for role in roles}
-        grown = {role: max(self._before[role], self._target[role]) for role in roles}
-        self._down_first = sum(grown.values()) > limits.engines_max
+        before, after = dict(decision.before), dict(decision.after)
+        roles = [role for role in before if before[role] or after[role]]
+        self._before: dict[str, int] = {role: before[role] for role in roles}
+        self._target: dict[str, int] = {role: after[role] for role in roles}
+        grown = decision.before.highest(decision.after)
+        self._down_first = grown.cost(limits.costs) > limits.engines_max
 
     def step(self, now: float, seen: tuple[SeenEngine, ...]) -> Step:
         """What is wanted, by what is seen now; times are of a monotonic clock."""
         ups = [role for role in self._target if self._target[role] > self._before[role]]
         downs = [role for role in self._target if self._target[role] < self._before[role]]
-        wanted = dict(self._before)
+        wanted = {**self._before, **self._staying(seen, downs)}
         for stage in ("down", "up") if self._down_first else ("up", "down"):
             work = self._down if stage == "down" else self._up
             step = work(now, seen, downs if stage == "down" else ups, wanted)
@@ -103,6 +108,16 @@ class Transaction:
             for role in downs if stage == "down" else ups:
                 wanted[role] = self._target[role]
         return Step(self._target, text="every engine is in place", end="done")
+
+    def _staying(self, seen: tuple[SeenEngine, ...], downs: list[str]) -> dict[str, int]:
+        """Engines of roles that get fewer, before any is stopped now: a victim that is gone is not
+        to be replaced, nor is one that was never seen to be waited for."""
+        if not self._names_victims:
+            return {role: self._before[role] for role in downs}
+        victims = [each for each in seen if each.engine_id in self.decision.victims]
+        return {
+            role: self._target[role] + sum(each.role == role for each in victims) for role in downs
+        }
 
     def _begin(self, stage: str, now: float) -> None:
         if self._stage != stage:
@@ -122,6 +137,8 @@ class Transaction:
         if not missing:
             return None
         self._begin("up", now)
+        if self._expired(now):
+            return Step(wanted, text="expired before it was done", end="abandoned")
         target = {**wanted, **{role: self._target[role] for role in roles}}
         back = {**target, **{role: max(serving[role], self._before[role]) for role in missing}}
         if self._cancelling:
@@ -155,8 +172,9 @@ class Transaction:
             if now - self._began > self._limits.drain_limit_s:
                 return Step(target, text=f"still there: {_counted(left)}", end="abandoned")
             return Step(target, text=f"waits until the executor has stopped {_counted(left)}")
-        named = {each for role in roles for each in self.change.victims.get(role, ())}
-        there = [each for each in seen if each.engine_id in named]
+        there = [
+            each for each in seen if each.engine_id in self.decision.victims and each.role in roles
+        ]
         if not there:
             return None
         self._begin("down", now)
@@ -184,25 +202,26 @@ class Transaction:
             return Step(target, drains, leaving, f"not stopped: {_named(there)}", "abandoned")
         return Step(target, drains, leaving, f"stops {_named(there)}")
 
+    def _expired(self, now: float) -> bool:
+        """By the time since the record was read: the wall clock may jump."""
+        expires, at = self.decision.expires, self.decision.at
+        return expires is not None and now - self._read_at > max(0.0, expires - at)
+
     def _serves(self, engine: SeenEngine, role: str) -> bool:
         if engine.role != role or engine.state is not EngineState.READY:
             return False
-        return engine.served or engine.ready_s >= self._limits.admit_s
+        return engine.served > 0 or engine.ready_s >= self._limits.admit_s
 
 
-def choose_victims(
-    seen: tuple[SeenEngine, ...], before: Mapping[str, int], target: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """The engines that are to go, by role: those that drain already, then those that are not
+def choose_victims(seen: tuple[SeenEngine, ...], before: Fleet, after: Fleet) -> tuple[int, ...]:
+    """The engines that are to go: of each role those that drain already, then those that are not
     ready, the youngest first, then those with the fewest blocks and requests."""
-    found = {}
-    for role, count in sorted(target.items()):
-        fewer = before.get(role, 0) - count
-        if fewer <= 0:
-            continue
+    found: list[int] = []
+    for role, count in after:
+        fewer = max(0, before.count(role) - count)
         ranked = sorted((each for each in seen if each.role == role), key=_rank)
-        found[role] = tuple(each.engine_id for each in ranked[:fewer])
-    return found
+        found += [each.engine_id for each in ranked[:fewer]]
+    return tuple(found)
 
 
 def _rank(engine: SeenEngine) -> tuple[int, float, int, int]:

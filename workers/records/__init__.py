@@ -25,17 +25,5 @@ from .model_card import (
     encode_card,
     read_card_key,
 )
-from .planned import (
-    DECISIONS,
-    KEPT_DECISIONS,
-    KEPT_POINTS,
-    STATUS,
-    ChangeState,
-    FleetPoint,
-    PlannedChange,
-    PlannerStatus,
-    decision_key,
-    read_decisions,
-    read_status,
-)
+from .planner_keys import DECISIONS, STATUS, read_plan
 from .worker_watch import WorkerWatch
