@@ -5,6 +5,6 @@ Entered by the live planner.
 
 from .connector import Connector, ConnectorError
 from .kubernetes_scale import KubernetesScale
-from .local import LocalEngines
+from .local import LocalEngines, mocker_command
 from .metric_targets import MetricTargets
 from .virtual import VirtualFollower, VirtualKeys

@@ -257,8 +257,10 @@ class LivePlanner:
             log.warning("no plan could be made", error=str(error)[:300])
             self._note(f"no plan: {error}", "plan")
             return
-        decision = planning.result()
-        if present != self._planned_for or present != decision.before:
+        # Engines that drain, or failed, are not what the plan begins from; what it wants is the
+        # whole, without them.
+        decision = msgspec.structs.replace(planning.result(), before=present)
+        if present != self._planned_for:
             self._note("engines changed while it planned: the plan is dropped")
         elif not decision.changes:
             self._note(f"stays at {present}: {'; '.join(decision.reasons)}")

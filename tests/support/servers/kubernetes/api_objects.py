@@ -35,6 +35,7 @@ KINDS = (
     Kind("", "v1", "Pod", "pods", ("po",)),
     Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
     Kind("nvidia.com", "v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas", ("dwm",)),
+    Kind("apps", "v1", "Deployment", "deployments", ("deploy",)),
 )
 
 
