@@ -108,6 +108,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     shared = SharedPages(parts.siblings, lambda: models.shown)
     routes = {
         **DashboardRoutes(shared.shown, parts.read_overview, models.refused_cards).routes,
+        **parts.plan.routes,
         **WorkersRoute(models.routers).routes,
         **AdminRoutes(changes).routes,
         **CacheClearingRoute(

@@ -115,6 +115,7 @@ def admin_server(
             ).routes,
             **ReloadRoute(settings.shared).routes,
             **DashboardRoutes(shared.shown, parts.read_overview).routes,
+            **parts.plan.routes,
         },
         parts,
         name="http",

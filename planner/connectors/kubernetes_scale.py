@@ -12,6 +12,7 @@ import structlog
 
 from ...base.errors import ConfigError
 from ...runtime.kv_stores import StoreError
+from ..fleet import Role
 from .connector import ConnectorError
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ class KubernetesScale:
     names_victims = True
 
     def __init__(
-        self, api: "KubernetesApi", namespace: str, deployments: Mapping[str, str]
+        self, api: "KubernetesApi", namespace: str, deployments: Mapping[Role, str]
     ) -> None:
         """`deployments`: the name of the Deployment of each role. The client is closed with us."""
         self._api = api
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         root = f"/apis/apps/v1/namespaces/{namespace}/deployments"
-        self._scales = {role: f"{root}/{name}/scale" for role, name in deployments.items()}
+        self._scales: dict[str, str] = {
+            role: f"{root}/{name}/scale" for role, name in deployments.items()
+        }
 
     async def start(self) -> None:
         """ConfigError where the API server refuses us, or has no such Deployment."""

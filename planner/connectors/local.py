@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from ...process.child_process import ChildError, ChildProcess
+from ..fleet import Role
 
 _ENGINE = re.compile(r"engine 0: \S+ worker (\d+)")
 START_LIMIT_S = 3600.0
@@ -77,9 +78,11 @@ class LocalEngines:
 
     names_victims = True
 
-    def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, commands: Mapping[Role, Sequence[str]]) -> None:
         """The command of an engine of each role; it prints its worker's id, and `ready`."""
-        self._commands = {role: list(command) for role, command in commands.items()}
+        self._commands: dict[str, list[str]] = {
+            role: list(command) for role, command in commands.items()
+        }
         self._engines: list[_Engine] = []
 
     async def start(self) -> None:

@@ -89,9 +89,7 @@ async def _follow(config: PlannerConfig, stack: AsyncExitStack) -> None:
     await follower.start()
 
 
-async def _planner(
-    config: PlannerConfig, stack: AsyncExitStack
-) -> tuple[LivePlanner, StatusPage]:
+async def _planner(config: PlannerConfig, stack: AsyncExitStack) -> tuple[LivePlanner, StatusPage]:
     clock = SystemClock()
     store = open_store(config.decisions_backend)
     stack.push_async_callback(store.close)
@@ -134,9 +132,7 @@ async def _planner(
             config.parcel_s,
         ),
         least=config.least,
-        pace=Pace(
-            plan_every_s=config.plan_every_s, window_s=config.window_s, idle_s=config.idle_s
-        ),
+        pace=Pace(plan_every_s=config.plan_every_s, window_s=config.window_s, idle_s=config.idle_s),
         clock=clock,
         dry_run=config.dry_run,
         show=print_line,
@@ -174,9 +170,7 @@ def _connector(config: PlannerConfig, store: KeyValueStore, clock: SystemClock) 
         from ...runtime.kv_stores.kubernetes import KubernetesApi, KubernetesConfig  # an extra
 
         kubernetes = KubernetesConfig.from_environment()
-        return KubernetesScale(
-            KubernetesApi(kubernetes), kubernetes.namespace, place.deployment_of
-        )
+        return KubernetesScale(KubernetesApi(kubernetes), kubernetes.namespace, place.deployment_of)
     return MetricTargets()
 
 

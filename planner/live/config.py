@@ -87,7 +87,8 @@ class ConnectorConfig:
 
     def __post_init__(self) -> None:
         if self.connector not in CONNECTORS:
-            raise bad_setting("connector", f"{self.connector!r} is not one of {', '.join(CONNECTORS)}")
+            text = f"{self.connector!r} is not one of {', '.join(CONNECTORS)}"
+            raise bad_setting("connector", text)
         if self.connector == KUBERNETES and not self.deployments:
             raise bad_setting("deployments", "kubernetes needs the Deployment of each role")
         if self.connector != KUBERNETES and self.deployments:
@@ -202,7 +203,7 @@ class PlannerConfig:
             raise bad_setting("namespace", str(error)) from None
         backend = self.backend
         if backend == STATIC:
-            text = "the planner finds engines in a store, not in a list: etcd, file, kubernetes, nats"
+            text = "engines are found in a store, not in a list: etcd, file, kubernetes, nats"
             raise bad_setting("discovery", text)
         if self.decisions_backend not in PLAN_STORES:
             text = f"{backend} keeps no decisions and no lock: give --plan-store"

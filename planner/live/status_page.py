@@ -6,7 +6,14 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ...server.metrics import MetricsPage, build_metrics, counter_by, gauges, process_metrics, source
+from ...server.metrics import (
+    MetricsPage,
+    build_metrics,
+    counter_by,
+    gauges,
+    process_metrics,
+    source,
+)
 from ...server.services import MetricsRoute
 from ...transport.http1 import Application, HttpCall, HttpListener, answer_json, plain_error
 from ..fleet import Fleet

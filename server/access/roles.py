@@ -106,6 +106,7 @@ RULES = {
     "GET /dashboard/page/{file}": _OPEN,
     "GET /dashboard/state": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "GET /dashboard/overview": _any_of(_SELECTOR, _ADMIN, _METRICS),
+    "GET /dashboard/plan": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "GET /dashboard/caches": _any_of(_SELECTOR, _ADMIN),
     "GET /dashboard/receipt": _any_of(_SELECTOR, _ADMIN),
     "POST /dashboard/what-if": _any_of(_SELECTOR, _ADMIN),
