@@ -31,12 +31,12 @@ from ..connectors import (
     mocker_command,
 )
 from ..fleet import Role
-from .brain import PlanningBrain
+from .brain import PlanningBrain, Setup
 from .change_log import ChangeLog
 from .config import KUBERNETES, LOCAL, VIRTUAL, PlannerConfig
 from .fleet_watch import FleetWatch
 from .leader import Leader
-from .live_planner import LivePlanner, Pace
+from .live_planner import LivePlanner
 from .router_client import RouterClient
 from .sight import Sight
 from .status_page import StatusPage
@@ -113,12 +113,17 @@ async def _planner(config: PlannerConfig, stack: AsyncExitStack) -> tuple[LivePl
     if config.model is None and len(watch.models) > 1:
         named = ", ".join(sorted(watch.models))
         raise ConfigError(f"model: there are several, name one: {named}", key="model")
+    setup = Setup(
+        config.planning, config.objectives, config.constraints, config.engine, config.engine_speed
+    )
+    brain = PlanningBrain(setup, lambda: next((card for card, _ in watch.engines.values()), None))
+    stack.push_async_callback(brain.close)
     planner = LivePlanner(
         name=name,
         engines=watch,
         routers=routers,
-        sight=Sight(config.window_s),
-        brain=PlanningBrain(config),
+        sight=Sight(config.planning.window_s),
+        brain=brain,
         connector=connector,
         connector_name=config.place.connector,
         leader=leader,
@@ -132,7 +137,7 @@ async def _planner(config: PlannerConfig, stack: AsyncExitStack) -> tuple[LivePl
             config.parcel_s,
         ),
         least=config.least,
-        pace=Pace(plan_every_s=config.plan_every_s, window_s=config.window_s, idle_s=config.idle_s),
+        window_s=config.planning.window_s,
         clock=clock,
         dry_run=config.dry_run,
         show=print_line,

@@ -6,6 +6,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from ...base.urls import redact_url
+from ...engines.mocker import EngineConfig
 from ...process.logs import LOG_FORMATS, LogFormat
 from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, option
@@ -15,10 +16,10 @@ from ...workers.records import STATIC, DiscoveryConfig
 from ..constraints import Constraints
 from ..fleet import ROLES, Fleet, Role
 from ..objectives import Objectives
+from ..planner import PlanningConfig
 
 LOCAL, VIRTUAL, KUBERNETES, METRICS = "local", "virtual", "kubernetes", "metrics"
 CONNECTORS = (LOCAL, VIRTUAL, KUBERNETES, METRICS)
-AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 PLAN_STORES = ("etcd", "file", "memory", "nats")
 
 
@@ -133,12 +134,6 @@ class PlannerConfig:
     model: str | None = option(
         None, "Model whose engines are planned. Not given: the only one.", short=True
     )
-    roles: str = option(
-        AGGREGATED,
-        "Engines that run whole requests, or prefill and decode engines.",
-        choices=(AGGREGATED, DISAGGREGATED),
-        short=True,
-    )
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata={"inline": True})
     plan_store: str | None = option(
         None,
@@ -152,12 +147,11 @@ class PlannerConfig:
     )
     objectives: Objectives = field(default_factory=Objectives, metadata={"inline": True})
     constraints: Constraints = field(default_factory=Constraints, metadata={"inline": True})
-    plan_every_s: float = option(60.0, "Time between two plans.", short=True)
-    window_s: float = option(900.0, "Requests of so long ago make the plan.")
-    idle_s: float = option(
-        300.0, "Confirmed silence after which a plan is made for no requests.", short=True
+    planning: PlanningConfig = field(default_factory=PlanningConfig, metadata={"inline": True})
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine_speed: float = option(
+        1.0, "How much faster the engines are than [engine] says; learnt from there on."
     )
-    plan_budget_s: float = option(5.0, "CPU time of one plan.", short=True)
     start_limit_s: float = option(
         300.0, "Time in which an engine has to be ready; then it is started once more.", short=True
     )
@@ -187,10 +181,9 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         require_positive(
             self,
-            *("plan_every_s", "window_s", "plan_budget_s", "start_limit_s", "drain_limit_s"),
-            "look_every_s",
+            *("start_limit_s", "drain_limit_s", "look_every_s", "engine_speed"),
         )
-        require_at_least(self, 0, "idle_s", "parcel_s", "admit_s", "port")
+        require_at_least(self, 0, "parcel_s", "admit_s", "port")
         if self.port > 65535:
             raise bad_setting("port", "must be in 0..65535")
         for key, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
@@ -223,10 +216,14 @@ class PlannerConfig:
 
     @property
     def roles_used(self) -> tuple[Role, ...]:
-        return ("prefill", "decode") if self.roles == DISAGGREGATED else ("aggregated",)
+        if self.planning.roles == "disaggregated":
+            return ("prefill", "decode")
+        return ("aggregated",) if self.planning.roles == "aggregated" else ROLES
 
     @property
     def least(self) -> Fleet:
         """Engines that there are always to be."""
         least = self.constraints.engines_min
-        return Fleet(**dict.fromkeys(self.roles_used, least))
+        if self.planning.roles == "disaggregated":
+            return Fleet(prefill=least, decode=least)
+        return Fleet(aggregated=least if self.planning.roles == "aggregated" else 0)

@@ -1,9 +1,9 @@
 """LivePlanner: looks, decides, and brings one change at a time about, turn by turn."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import time
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from ...base.clock import Clock
 from ...runtime.kv_stores import StoreError
 from ...workers.records import ModelCard
 from ..connectors import Connector, ConnectorError
-from ..constraints import Change
 from ..decision import Decision, DecisionState
 from ..fleet import Fleet
 from ..observation import Observation
@@ -26,8 +25,8 @@ from .sight import Seen, Sight
 from .transaction import EngineState, Limits, SeenEngine, Step, Transaction, choose_victims
 
 POINT_EVERY_S = 5.0
-KEPT_CHANGES = 256
-"""Past changes by which the next ones are bounded."""
+ASK_EVERY_S = 5.0
+"""An observation is not free, and a plan is due every minute or so."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,13 +34,9 @@ log = structlog.get_logger(__name__)
 class Brain(Protocol):
     """Decides how many engines there should be. Never called twice at a time."""
 
-    async def propose(self, seen: Observation, changes: Sequence[Change]) -> Decision:
-        """The step to take now, within the constraints, given past changes. RouterError where no
-        plan can be made; its words are shown."""
-        ...
-
-    def alarm(self, seen: Observation) -> str:
-        """Why a plan cannot wait for its turn; empty if it can."""
+    async def observe(self, seen: Observation) -> Decision:
+        """What to do now, within the constraints; where nothing is to be done, why. RouterError
+        where that cannot be found; its words are shown."""
         ...
 
 
@@ -52,17 +47,6 @@ class Engines(Protocol):
     def engines(self) -> Mapping[int, tuple[ModelCard, float]]:
         """Card and age in seconds, by id."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """When what is done. Seconds."""
-
-    plan_every_s: float
-    window_s: float
-    """of requests that a plan is made of"""
-    idle_s: float
-    """confirmed silence after which a plan is made without requests"""
 
 
 class LivePlanner:
@@ -83,24 +67,24 @@ class LivePlanner:
         changes: ChangeLog,
         limits: Limits,
         least: Fleet,
-        pace: Pace,
+        window_s: float,
         clock: Clock,
         dry_run: bool = False,
         show: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`least`: engines that there are always to be."""
+        """`least`: engines that there are always to be; `window_s`: how old the requests of an
+        observation may be."""
         self._name, self._engines, self._routers = name, engines, routers
         self._sight, self._brain, self._connector = sight, brain, connector
         self._connector_name, self._leader, self._log = connector_name, leader, changes
-        self._limits, self._least, self._pace = limits, least, pace
+        self._limits, self._least, self._window_s = limits, least, window_s
         self._clock, self._dry_run, self._show = clock, dry_run, show
         self._transaction: Transaction | None = None
         self._resumed = False
         self._planning: asyncio.Task[Decision] | None = None
         self._planned_for = Fleet()
-        self._next_plan = self._next_point = clock.now()
+        self._next_question = self._next_point = clock.now()
         self._shown = ""
-        self._changes: deque[Change] = deque(maxlen=KEPT_CHANGES)
         self.seen: Seen | None = None
         self.wanted: Fleet | None = None
         """engines as they were asked for last; None before the first look at them"""
@@ -202,12 +186,7 @@ class LivePlanner:
         await self._log.end(decision, state, step.text)
         log.info("decision ended", number=decision.id, state=state, outcome=step.text)
         self.outcomes[state] += 1
-        now = self._clock.now()
-        for role, count in decision.after:
-            if by := count - decision.before.count(role):
-                self._changes.append(Change(now, role, by))
         self._transaction = None
-        self._next_plan = now + self._pace.plan_every_s
 
     # The next decision
 
@@ -226,25 +205,17 @@ class LivePlanner:
         if self._planning is not None:
             await self._take_plan(seen, present)
             return
-        silent = seen.idle_s >= self._pace.idle_s
-        if seen.trouble or not (seen.requests or silent):
-            text = seen.trouble or "no request has been seen yet, nor silence for long enough"
-            self._note(f"no plan: {text}")
+        if seen.trouble:
+            self._note(f"no plan: {seen.trouble}")
             return
         now = self._clock.now()
-        observation = seen.observation(
-            now, self._pace.window_s, present, self._limits.start_limit_s
-        )
-        alarm = self._brain.alarm(observation)
-        if now < self._next_plan and not alarm:
-            self._note(f"stays at {present}")
+        if now < self._next_question:
             return
-        self._next_plan = now + self._pace.plan_every_s
+        self._next_question = now + ASK_EVERY_S
         self._planned_for = present
-        self._planning = asyncio.create_task(
-            self._brain.propose(observation, tuple(self._changes)), name="plan"
-        )
-        self._note(f"plans{': ' + alarm if alarm else ''}")
+        start_limit_s = self._limits.start_limit_s
+        observation = seen.observation(now, self._window_s, present, start_limit_s)
+        self._planning = asyncio.create_task(self._brain.observe(observation), name="plan")
 
     async def _take_plan(self, seen: Seen, present: Fleet) -> None:
         planning = self._planning
@@ -263,7 +234,8 @@ class LivePlanner:
         if present != self._planned_for:
             self._note("engines changed while it planned: the plan is dropped")
         elif not decision.changes:
-            self._note(f"stays at {present}: {'; '.join(decision.reasons)}")
+            reasons = "; ".join(decision.reasons)
+            self._note(f"stays at {present}{': ' if reasons else ''}{reasons}")
         else:
             await self._begin(seen, decision)
 
@@ -272,8 +244,7 @@ class LivePlanner:
         if why:
             self._note(f"not done: {why}")
             return
-        victims = decision.victims
-        victims = victims or choose_victims(seen.engines, decision.before, decision.after)
+        victims = choose_victims(seen.engines, decision.before, decision.after)
         decision = msgspec.structs.replace(decision, victims=victims)
         if self._dry_run:
             self._note(f"would go from {decision.before} to {decision.after}")

@@ -153,7 +153,7 @@ class Sight:
         complete = bool(looks) and len(looks) == len(routers)
         recorded = complete and all(look.requests is not None for look in looks)
         gap = not recorded or any(look.missed for look in looks)
-        self._complete_since = None if gap else self._complete_since or now
+        self._complete_since = _since(self._complete_since, now, not gap)
         for look in looks:
             self._take_requests(now, look)
         while self._requests and self._requests[0].at < now - self._window_s:
@@ -168,7 +168,7 @@ class Sight:
         if complete and all(look.queued is not None for look in looks):
             queued = sum(look.queued or 0.0 for look in looks)
         busy = in_flight != 0 or queued != 0 or any(look.requests for look in looks) or gap
-        self._idle_since = None if busy else self._idle_since or now
+        self._idle_since = _since(self._idle_since, now, not busy)
         block_sizes = [look.block_size for look in looks if look.block_size is not None]
         return Seen(
             seen,
@@ -249,6 +249,13 @@ class Sight:
             requests if complete else None,
             sum(row.active_blocks for row in known),
         )
+
+
+def _since(since: float | None, now: float, holds: bool) -> float | None:
+    """Since when something holds, given since when it did; None while it does not."""
+    if not holds:
+        return None
+    return now if since is None else since
 
 
 def _role(card: ModelCard) -> Role:

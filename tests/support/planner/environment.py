@@ -1,17 +1,16 @@
 """A place where engines run, as connector, registrations and router at once, for the live planner;
 a store that can be away; a brain that wants what it was given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.planner import Decision, Fleet, Observation
 from dynamo_router.planner.connectors import ConnectorError
-from dynamo_router.planner.constraints import Change
 from dynamo_router.planner.live.change_log import ChangeLog
 from dynamo_router.planner.live.leader import Leader
-from dynamo_router.planner.live.live_planner import LivePlanner, Pace
+from dynamo_router.planner.live.live_planner import LivePlanner
 from dynamo_router.planner.live.router_client import RecordedRequest, RouterLook, WorkerRow
 from dynamo_router.planner.live.sight import Sight
 from dynamo_router.planner.live.transaction import Limits
@@ -189,18 +188,14 @@ class FixedBrain:
     wanted: Fleet
     seen: list[Observation] = field(default_factory=list)
     fails: Exception | None = None
-    alarms: str = ""
 
-    async def propose(self, seen: Observation, changes: Sequence[Change]) -> Decision:
+    async def observe(self, seen: Observation) -> Decision:
         self.seen.append(seen)
         if self.fails is not None:
             raise self.fails
         return Decision(
             id=0, at=0.0, before=seen.fleet(), after=self.wanted, reasons=("it was asked for",)
-        )  # fmt: skip
-
-    def alarm(self, seen: Observation) -> str:
-        return self.alarms
+        )
 
 
 def new_planner(
@@ -218,7 +213,7 @@ def new_planner(
     fields: dict[str, Any] = {
         "limits": limits or Limits(8, start_limit_s=60.0, drain_limit_s=300.0),
         "least": Fleet(1),
-        "pace": Pace(plan_every_s=60.0, window_s=600.0, idle_s=120.0),
+        "window_s": 600.0,
         **more,
     }
     return LivePlanner(

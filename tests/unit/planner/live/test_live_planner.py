@@ -234,10 +234,6 @@ async def test_a_wall_clock_that_jumps_changes_nothing(
         ({"silent": True}, "no plan: no router answers"),
         ({"queued": None}, "no plan: a router's queue has no number"),
         ({"away": True}, "test: no answer"),
-        (
-            {"traffic": 0},
-            "no plan: no request has been seen yet, nor silence for long enough",
-        ),
     ],
 )
 async def test_no_data_is_no_zero(
@@ -252,16 +248,17 @@ async def test_no_data_is_no_zero(
     assert len(environment.engines) == 2
 
 
-async def test_confirmed_silence_is_planned_for(environment: Environment, make: Make) -> None:
+async def test_silence_is_observed_as_such(environment: Environment, make: Make) -> None:
     environment.traffic = 0
-    brain = FixedBrain(Fleet(1))
+    brain = FixedBrain(Fleet(2))
     planner = await make(brain)
-    await turns(planner, environment, 119)
-    assert brain.seen == []
-    await turns(planner, environment, 20)
-    assert brain.seen[0].requests == []
-    assert brain.seen[0].arrivals_per_s == 0
-    assert len(environment.engines) == 1
+    await turns(planner, environment, 30)
+    assert planner.seen is not None and planner.seen.idle_s == 29.0
+    last = brain.seen[-1]
+    assert (last.requests, last.arrivals_per_s, last.window_s) == ([], 0, 25.0)
+    environment.silent = True
+    await turns(planner, environment, 1)
+    assert planner.seen.idle_s == 0.0
 
 
 async def test_the_least_is_there_without_any_data(environment: Environment, make: Make) -> None:
@@ -310,14 +307,14 @@ async def test_a_plan_for_other_engines_is_dropped(environment: Environment, mak
     assert environment.applied == []
 
 
-async def test_an_alarm_does_not_wait_for_its_turn(environment: Environment, make: Make) -> None:
+async def test_a_fleet_that_stays_is_asked_about_again(
+    environment: Environment, make: Make
+) -> None:
     brain = FixedBrain(Fleet(2))
     planner = await make(brain)
-    await turns(planner, environment, 10)
-    assert len(brain.seen) == 1
-    brain.alarms = "requests wait for 12 s"
-    await turns(planner, environment, 2)
-    assert len(brain.seen) == 2
+    await turns(planner, environment, 21)
+    assert len(brain.seen) == 5
+    assert planner.text == "stays at 2 aggregated: it was asked for"
 
 
 async def test_engines_whose_drain_was_given_up_are_removed_by_a_later_plan(
@@ -328,7 +325,7 @@ async def test_engines_whose_drain_was_given_up_are_removed_by_a_later_plan(
         engine.requests = 1
     planner = await make(FixedBrain(Fleet(1)), limits=limits)
     await turns(planner, environment, 40)
-    assert [each.decision.state for each in await records(store)] == ["abandoned"]
+    assert (await records(store))[0].decision.state == "abandoned"
     (draining,) = [each for each in environment.engines.values() if each.draining]
     draining.requests = 0
     await turns(planner, environment, 80)
