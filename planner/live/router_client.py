@@ -196,6 +196,8 @@ class RouterClient:
                 trust_env=False,
             )
         more: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
+        if body is not None:
+            more["headers"] = {"Content-Type": "application/json"}
         async with self._session.request(
             method, self._url + path, data=body, allow_redirects=False, **more
         ) as answer:
