@@ -5,8 +5,8 @@ never exceed the budget; no role leaves its bounds by a step; what is removed wa
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..process.setting_checks import require_at_least, require_finite
@@ -44,19 +44,23 @@ class Constraints:
     )
     removals_per_hour: int = option(30, "Most engines of a role that are removed within an hour.")
     removals_at_once: int = option(1, "Most engines of a role that drain at a time.")
-    costs: Mapping[Role, int] = field(default_factory=dict)
-    """Accelerators of an engine of each role; 1 where a role is not named."""
+    aggregated_accelerators: int = option(1, "Accelerators of an engine for whole requests.")
+    prefill_accelerators: int = option(1, "Accelerators of a prefill engine.")
+    decode_accelerators: int = option(1, "Accelerators of a decode engine.")
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "engines_max", "removals_at_once")
+        accelerators = [f"{role}_accelerators" for role in ROLES]
+        require_at_least(self, 1, "engines_max", "removals_at_once", *accelerators)
         require_at_least(self, 0, "engines_min", "removals_per_hour")
         require_finite(self, 0, "dwell_s")
-        for role, cost in self.costs.items():
-            if role not in ROLES or cost < 1:
-                raise bad_setting("costs", f"{role}={cost}: a role and accelerators, at least 1")
         if self.engines_min > self.engines_max:
             text = f"{self.engines_min} engines are more than engines_max, {self.engines_max}"
             raise bad_setting("engines_min", text)
+
+    @property
+    def costs(self) -> dict[Role, int]:
+        """Accelerators of an engine of each role."""
+        return {role: getattr(self, f"{role}_accelerators") for role in ROLES}
 
 
 def constrain(

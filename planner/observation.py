@@ -16,8 +16,9 @@ class ObservedWorker:
     """An engine as discovery shows it, which is not what was asked for.
 
     `age_s`: seconds since it was started, or first seen. `expected_ready_s`: seconds from now
-    until a starting one serves; None: unknown. `served` counts the requests that it finished;
-    `active_blocks` of `total_blocks` KV-cache blocks are in use, None: not reported.
+    until a starting one serves; None: unknown. `served` counts the requests that it finished,
+    `running` and `waiting` those that it has; `active_blocks` of `total_blocks` KV-cache blocks are
+    in use. None: not reported.
     """
 
     worker_id: int
@@ -27,6 +28,7 @@ class ObservedWorker:
     expected_ready_s: float | None = None
     served: int = 0
     running: int | None = None
+    waiting: int | None = None
     active_blocks: int | None = None
     total_blocks: int | None = None
 
@@ -36,13 +38,13 @@ class ObservedRequest:
     """A request of the last minutes, as the server's record has it.
 
     `arrival_s` is on the clock of `Observation.at`. `block_ids` name the blocks of its prompt, of
-    `Observation.block_size` tokens: equal ids are equal beginnings. Latencies are None while they
-    are unknown: it waits or runs, or was lost.
+    `Observation.block_size` tokens: equal ids are equal beginnings. Output and latencies are None
+    while they are unknown: it waits or runs, or was lost.
     """
 
     arrival_s: float
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int | None = None
     block_ids: tuple[int, ...] = ()
     session: int | str | None = None
     ttft_ms: float | None = None
