@@ -16,7 +16,7 @@ from ..fleet import Role
 from .connector import ConnectorError
 
 if TYPE_CHECKING:
-    from ...runtime.kv_stores.kubernetes import KubernetesApi
+    from ...runtime.kv_stores import KubernetesApi
 
 MERGE_PATCH = "application/merge-patch+json"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -120,7 +120,7 @@ def _is_ready(pod: Any) -> bool:
 
 def _engine_ids(pod: Any) -> list[int]:
     """The ids that an engine of this pod may have: the pod's, and those of its containers."""
-    from ...runtime.kv_stores.kubernetes import PodIdentity
+    from ...runtime.kv_stores import PodIdentity  # an extra
 
     name = pod["metadata"]["name"]
     containers = [each["name"] for each in pod.get("spec", {}).get("containers", ())]

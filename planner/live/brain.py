@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import structlog
@@ -138,7 +139,7 @@ def engine_of(card: ModelCard | None, configured: EngineConfig) -> EngineConfig:
     """The engines' model: the cards' sizes where they have them, else those that are configured."""
     if card is None:
         return configured
-    known = {
+    known: dict[str, Any] = {
         "block_size": card.block_size or None,
         "num_gpu_blocks": card.total_kv_blocks,
         "max_num_seqs": card.max_num_seqs,

@@ -18,7 +18,7 @@ from ...process.logs import log_to_stderr
 from ...process.standard_output import print_line
 from ...process.supervised import stopped, supervise
 from ...process.system import StopSignals
-from ...runtime.kv_stores import KeyValueStore, StoreError, open_store
+from ...runtime.kv_stores import KeyValueStore, StoreError
 from ...transport.security import client_context, read_secret
 from ...workers.records import DECODE, PREFILL
 from ..connectors import (
@@ -82,7 +82,7 @@ async def _turns(planner: LivePlanner, every_s: float) -> None:
 
 
 async def _follow(config: PlannerConfig, stack: AsyncExitStack) -> None:
-    store = open_store(config.decisions_backend)
+    store = _store(config, config.decisions_backend)
     stack.push_async_callback(store.close)
     follower = VirtualFollower(store, config.namespace, _local(config), _other_role(config))
     stack.push_async_callback(follower.close)
@@ -91,9 +91,9 @@ async def _follow(config: PlannerConfig, stack: AsyncExitStack) -> None:
 
 async def _planner(config: PlannerConfig, stack: AsyncExitStack) -> tuple[LivePlanner, StatusPage]:
     clock = SystemClock()
-    store = open_store(config.decisions_backend)
+    store = _store(config, config.decisions_backend)
     stack.push_async_callback(store.close)
-    watch = FleetWatch(open_store(config.backend), config.namespace, config.model, clock)
+    watch = FleetWatch(_store(config, config.backend), config.namespace, config.model, clock)
     stack.push_async_callback(watch.close)
     routers = [
         await stack.enter_async_context(_router(config, url)) for url in config.access.routers
@@ -165,6 +165,12 @@ async def _router(config: PlannerConfig, url: str) -> AsyncIterator[RouterClient
         await client.close()
 
 
+def _store(config: PlannerConfig, backend: str) -> KeyValueStore:
+    store = config.discovery.open(backend)
+    assert store is not None, "static is refused with the settings"
+    return store
+
+
 def _connector(config: PlannerConfig, store: KeyValueStore, clock: SystemClock) -> Connector:
     place = config.place
     if place.connector == LOCAL:
@@ -172,7 +178,7 @@ def _connector(config: PlannerConfig, store: KeyValueStore, clock: SystemClock) 
     if place.connector == VIRTUAL:
         return VirtualKeys(store, config.namespace, _other_role(config), clock)
     if place.connector == KUBERNETES:
-        from ...runtime.kv_stores.kubernetes import KubernetesApi, KubernetesConfig  # an extra
+        from ...runtime.kv_stores import KubernetesApi, KubernetesConfig  # an extra
 
         kubernetes = KubernetesConfig.from_environment()
         return KubernetesScale(KubernetesApi(kubernetes), kubernetes.namespace, place.deployment_of)

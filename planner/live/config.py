@@ -83,7 +83,7 @@ class ConnectorConfig:
     )
     follow: bool = option(
         False,
-        "With local: do not plan, but do what the keys of a virtual connector say.",
+        "With local: do not plan, but have the engines that a virtual connector's keys ask for.",
     )
 
     def __post_init__(self) -> None:
@@ -150,7 +150,8 @@ class PlannerConfig:
     planning: PlanningConfig = field(default_factory=PlanningConfig, metadata={"inline": True})
     engine: EngineConfig = field(default_factory=EngineConfig)
     engine_speed: float = option(
-        1.0, "How much faster the engines are than [engine] says; learnt from there on."
+        1.0,
+        "How much faster the engines are than those of [engine]; corrected by what is measured.",
     )
     start_limit_s: float = option(
         300.0, "Time in which an engine has to be ready; then it is started once more.", short=True

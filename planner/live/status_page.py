@@ -11,7 +11,6 @@ from ...server.metrics import (
     build_metrics,
     counter_by,
     gauges,
-    process_metrics,
     source,
 )
 from ...server.services import MetricsRoute
@@ -28,7 +27,7 @@ class StatusPage:
 
     def __init__(self, planner: LivePlanner) -> None:
         self._planner = planner
-        page = MetricsPage(planner_metrics(planner), process_metrics, build_metrics)
+        page = MetricsPage(planner_metrics(planner), build_metrics)
         routes = {
             **MetricsRoute(page).routes,
             "GET /plan": self._on_plan,

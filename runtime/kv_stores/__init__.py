@@ -25,6 +25,7 @@ from .store import (
 
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
+    from .kubernetes import KubernetesApi, KubernetesConfig, PodIdentity
     from .nats_connection import NatsConnection
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
@@ -41,6 +42,8 @@ __all__ = [
     "EtcdStore",
     "FileStore",
     "KeyValueStore",
+    "KubernetesApi",
+    "KubernetesConfig",
     "LeaseLostError",
     "Listing",
     "MAX_KEYS",
@@ -49,6 +52,7 @@ __all__ = [
     "NatsAddress",
     "NatsConnection",
     "NatsStore",
+    "PodIdentity",
     "StoreError",
     "Watch",
     "open_store",
@@ -61,8 +65,11 @@ __getattr__ = lazy_names(
     {
         "EtcdStore": ".etcd_store",
         "Delivery": ".nats_messages",
+        "KubernetesApi": ".kubernetes",
+        "KubernetesConfig": ".kubernetes",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
+        "PodIdentity": ".kubernetes",
         "read_delivery": ".nats_messages",
     },
 )

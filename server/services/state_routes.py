@@ -62,7 +62,7 @@ class RecordRoute:
             raise HttpError(400, f"since {since[:40]!r} is not the number of a line")
         tail = self._recorder.tail
         lines, missed, last = tail.since(int(since), WRITTEN_AT_ONCE)
-        told = {
+        page = {
             "process": tail.process,
             "last": last,
             "missed": missed,
@@ -72,7 +72,7 @@ class RecordRoute:
                 for each in lines
             ],
         }
-        await answer_json(call, told)
+        await answer_json(call, page)
 
 
 class HealthRoutes:

@@ -42,7 +42,7 @@ function chart(points) {
   svg("text", { x: WIDTH - 8, y: ROW * roles.length + 12, class: "quiet", "text-anchor": "end" }, ago(Date.now() / 1000 - last)));
 }
 
-// `told`: the answer of /dashboard/plan.
+// Takes the answer of /dashboard/plan.
 export function drawPlan({ status, decisions }) {
   $("plan").hidden = status === null && !decisions.length;
   if ($("plan").hidden) return;
