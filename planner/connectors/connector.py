@@ -29,8 +29,8 @@ class Connector(Protocol):
     async def apply(
         self, wanted: Mapping[str, int], leaving: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Have this number of engines of each role; those named by their ids, which have no requests any
-        more, are to go. Returns before engines have started. ConnectorError."""
+        """Have this number of engines of each role; those named by their ids, which have no
+        requests any more, are to go. Returns before engines have started. ConnectorError."""
 
     async def close(self) -> None:
         """Idempotent."""
