@@ -246,9 +246,7 @@ class Planner:
         if seen.window_s < min(IDLE_S, self.config.window_s):
             return present, (), False, [f"no request in {seen.window_s:.0f} s: too short to tell"]
         least = max(1, self.constraints.engines_min)
-        smallest = Fleet(
-            *(least if role in self._smallest_roles(present) else 0 for role in ROLES)
-        )
+        smallest = Fleet(*(least if role in self._smallest_roles(present) else 0 for role in ROLES))
         self._choices.clear()
         return smallest, (), True, [f"no request in {seen.window_s:.0f} s"]
 

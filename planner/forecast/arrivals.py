@@ -78,8 +78,7 @@ class ArrivalForecast:
         paths = self._paths()
         weights = self._weights()
         shown = {
-            each.name: round(float(w), 3)
-            for each, w in zip(self._predictors, weights, strict=True)
+            each.name: round(float(w), 3) for each, w in zip(self._predictors, weights, strict=True)
         }
         return Forecast(self.bin_s, weights @ paths, shown)
 
