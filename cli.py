@@ -90,6 +90,11 @@ COMMANDS: Mapping[str, Entry] = {
     "synthesize": Entry(
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
     ),
+    "plan": Entry(
+        "How many engines a day needs: a planner beside other rules and bounds.",
+        "planner.command:PlanConfig",
+        "planner.command:run",
+    ),
     "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
     "planner": Entry(
         "Start and stop engines, as many as the traffic needs.",

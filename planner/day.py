@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..bench.simulation import ChangingFleet, SampledRequest, SampledTrace, Simulation
 from ..bench.traces import TraceRequest
 from .decision import Decision
-from .fleet import ROLES, Fleet, Role
+from .fleet import ROLES, Fleet
 from .objectives import Objectives
 from .observation import Observation, ObservedRequest, ObservedWorker
 from .planner import choose_victims
@@ -20,8 +20,7 @@ from .what_if import EngineModel, latencies
 
 LOOK_S = 5.0
 """How often a policy is asked."""
-CHANGE_S = 60.0
-"""Of the share of minutes in which 99 of a hundred answers are good."""
+MINUTE_S = 60.0
 
 
 class Autoscaler(Protocol):
@@ -31,11 +30,9 @@ class Autoscaler(Protocol):
     window_s: float
     drain_limit_s: float
 
-    def observe(self, seen: Observation) -> Decision: ...
-
-
-class Moment(tuple[float, Fleet, Fleet, Fleet]):
-    """(seconds, serving, starting, draining)."""
+    @property
+    def observe(self) -> Callable[[Observation], Decision]:
+        """Called with what is observed, every LOOK_S."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,8 @@ def day_trace(requests: Sequence[TraceRequest], block_size: int) -> DayTrace:
 class DayRun:
     """What a policy made of a day. `attainment` is the share of good answers to all requests,
     `good_minutes` that of minutes with 99 good ones in a hundred; `worst_5_min` the attainment of
-    the worst five minutes. Engine hours are those of starting and draining engines too.
+    the worst five minutes. Engine hours are those of starting and draining engines too. A moment is
+    the time in s, and the engines that serve, start and drain from then on.
     """
 
     policy: str
@@ -96,7 +94,7 @@ class DayRun:
     rejected: int = 0
     over_budget_s: float = 0.0
     peak_engines: int = 0
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: str = ""
     decisions: list[Decision] = field(default_factory=list)
     moments: list[tuple[float, Fleet, Fleet, Fleet]] = field(default_factory=list)
     good: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -279,7 +277,7 @@ def run_day(
 
 
 def _windows(run: DayRun, day: DayTrace) -> None:
-    minutes = (day.arrivals_s // CHANGE_S).astype(np.int64)
+    minutes = (day.arrivals_s // MINUTE_S).astype(np.int64)
     total = np.bincount(minutes).astype(np.float64)
     good = np.bincount(minutes, run.good)
     busy = total > 0
@@ -287,8 +285,3 @@ def _windows(run: DayRun, day: DayTrace) -> None:
     five = np.ones(min(5, len(total)))
     sums, parts = np.convolve(total, five, "valid"), np.convolve(good, five, "valid")
     run.worst_5_min = float((parts[sums > 0] / sums[sums > 0]).min()) if (sums > 0).any() else 1.0
-
-
-def role_counts(fleet: Fleet) -> dict[Role, int]:
-    """The roles of which there is an engine."""
-    return {role: count for role, count in fleet if count}

@@ -130,7 +130,8 @@ class Seasonal:
         if period < 1:
             raise ValueError(f"a season of {period} bins")
         self._period = period
-        self._seen: list[float | None] = [*before][-period:]
+        self._seen: list[float | None] = []
+        self._seen += list(before)[-period:]
         self._begun = len(self._seen)
 
     def update(self, count: float) -> None:
