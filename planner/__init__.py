@@ -12,3 +12,5 @@ from .decision import (
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
 from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState
+from .planner import Planner, PlanningConfig, choose_victims
+from .what_if import EngineModel

@@ -50,6 +50,7 @@ class EngineChoice:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
+    engine_speed: float = option(1.0, "How much faster engines are than those step times.")
 
     def engine(self) -> EngineConfig:
         """The settings of each engine."""
@@ -64,6 +65,7 @@ class EngineChoice:
         )
 
     def __post_init__(self) -> None:
+        require_positive(self, "engine_speed")
         self.engine()
 
 
@@ -137,14 +139,20 @@ class PlanConfig:
             train = self._day(self.train, 0)
         engine = self.engines.engine()
         model = EngineModel(
-            engine=engine, start_up_s=self.planning.start_up_s, trace_block_size=day.block_size
+            engine=engine,
+            start_up_s=self.planning.start_up_s,
+            speed=self.engines.engine_speed,
+            trace_block_size=day.block_size,
         )
+        curves = Curves.of_engine(engine, self.engines.engine_speed)
+        if self.profile:
+            curves = read_curves(self.profile)
         setting = Setting(
             model=model,
             objectives=self.objectives,
             constraints=self.constraints,
             planning=self.planning,
-            curves=read_curves(self.profile) if self.profile else Curves.of_engine(engine),
+            curves=curves,
             model_error=self.model_error,
             seed=self.seed,
         )

@@ -67,8 +67,8 @@ class Curves:
         return float(np.interp(use, self.kv_usage[near][order], self.itl_ms[near][order]))
 
     @classmethod
-    def of_engine(cls, engine: EngineConfig) -> Self:
-        """What the mock engine's timing gives."""
+    def of_engine(cls, engine: EngineConfig, speed: float = 1.0) -> Self:
+        """What the mock engine's timing gives, at this multiple of its speed."""
         timing, capacity = engine.timing, float(engine.capacity_tokens)
         isl = np.array([n for n in LENGTHS if n <= capacity], np.float64)
         ttft = np.array(
@@ -83,6 +83,7 @@ class Curves:
                     rows.append((requests * context / capacity, context, itl, requests / itl * 1e3))
         table = np.array(rows, np.float64)
         usage, contexts, itls, rates = table.T
+        ttft, itls, rates = ttft / speed, itls / speed, rates * speed
         return cls(isl, ttft, isl / ttft * 1e3, usage, contexts, itls, rates, capacity)
 
 
