@@ -95,6 +95,7 @@ class LocalEngines:
 
     def ids(self, role: str) -> list[int]:
         """Of the engines that take requests, oldest first."""
+        self._forget_ended()
         there = (each for each in self._engines if each.role == role and not each.stopping)
         return [each.engine_id for each in there if each.ready and each.engine_id is not None]
 
