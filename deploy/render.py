@@ -25,6 +25,13 @@ MANIFESTS: dict[str, dict[str, Any]] = {
         "nameOverride": "dynamo-planner",
         "fullnameOverride": "dynamo-planner",
     },
+    "epp": {
+        "mode": "epp",
+        "replicas": 2,
+        "nats": {"url": "nats://nats:4222"},
+        "replicaSync": {"enabled": True},
+        "inferencePool": {"create": True, "selector": {"app": "vllm"}},
+    },
 }
 """By the name of a file: the values that are not the chart's own."""
 

@@ -25,7 +25,14 @@ from .store import (
 
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
-    from .kubernetes import KubernetesApi, KubernetesConfig, PodIdentity
+    from .kubernetes import (
+        KubernetesApi,
+        KubernetesConfig,
+        Listed,
+        Outcome,
+        PodIdentity,
+        Reflector,
+    )
     from .nats_connection import NatsConnection
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
@@ -45,6 +52,7 @@ __all__ = [
     "KubernetesApi",
     "KubernetesConfig",
     "LeaseLostError",
+    "Listed",
     "Listing",
     "MAX_KEYS",
     "MAX_VALUE_BYTES",
@@ -52,7 +60,9 @@ __all__ = [
     "NatsAddress",
     "NatsConnection",
     "NatsStore",
+    "Outcome",
     "PodIdentity",
+    "Reflector",
     "StoreError",
     "Watch",
     "open_store",
@@ -64,9 +74,12 @@ __getattr__ = lazy_names(
     __name__,
     {
         "EtcdStore": ".etcd_store",
-        "Delivery": ".nats_messages",
         "KubernetesApi": ".kubernetes",
         "KubernetesConfig": ".kubernetes",
+        "Listed": ".kubernetes",
+        "Outcome": ".kubernetes",
+        "Reflector": ".kubernetes",
+        "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
         "PodIdentity": ".kubernetes",

@@ -56,6 +56,14 @@ OF_EVENTS = (
     "indexer/event_index/", "indexer/source", "kv_events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
 OF_TREE = ("indexer/tree/", "tests/instruments/")
+OF_BLOCKS = (
+    "engines/",
+    "/bench/workbench/",
+    "bench/workbench/",
+    "tests/stateful/",
+    "tests/integration/",
+)
+"""An engine's block memory."""
 QUEUE = (
     "router/admission/",
     "router/decider",
@@ -70,7 +78,7 @@ WORDS = {
                       ("indexer/wire/__init__",),
                       within=("indexer/", "slots/", "engines/mocker/core/")),
     # one meaning each
-    "arena": Replaced("Experiment, for policies side by side", OF_TREE),
+    "arena": Replaced("Experiment, for policies side by side", (*OF_TREE, *OF_BLOCKS)),
     "cursor": Replaced("TreePosition in a tree, ByteReader in bytes", OF_EVENTS),
     "hold": Replaced("acquire for a reference, buffer for an event behind a gap",
                      within=("indexer/", "slots/", "workers/")),
@@ -120,7 +128,7 @@ DIALECT = {
     "what is [a-z]+ of it": 13,
     "tells?": 263,
     "hears?": 79,
-    "heard": 196,
+    "heard": 198,
     "owe[ds]?": 15,
     "no good": 26,
     "(somebody|nobody|anybody|everybody) else": 17,
