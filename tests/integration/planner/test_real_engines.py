@@ -20,7 +20,7 @@ from support.processes import command
 
 from dynamo_router.base.clock import SystemClock
 from dynamo_router.planner import Fleet
-from dynamo_router.planner.connectors import LocalEngines, mocker_command
+from dynamo_router.planner.connectors import LocalEngines, VirtualKeys, mocker_command
 from dynamo_router.planner.live.change_log import ChangeLog
 from dynamo_router.planner.live.fleet_watch import FleetWatch
 from dynamo_router.planner.live.leader import Leader
@@ -249,3 +249,33 @@ async def test_a_dry_run_of_the_command_says_what_it_would_do(tmp_path: Path) ->
             assert await planner.stop() == 0
     assert not mockers_of(folder)
     assert not [path for path in folder.rglob("*") if "planner" in str(path.relative_to(folder))]
+
+
+async def test_a_follower_of_the_virtual_connector_starts_and_stops_engines(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    words = (
+        *("planner", "--discovery", "file", "--connector", "local", "--follow"),
+        *("--engine-arguments", " ".join(ENGINE)),
+    )
+    store = FileStore(folder)
+    keys = VirtualKeys(store, "dynamo", "aggregated", SystemClock())
+    bucket = store.bucket("v1/dynamo/planner")
+    try:
+        async with command(tmp_path / "run", *words, environ={"DYN_FILE_KV": str(folder)}) as run:
+            await run.says("planner ready: follows keys")
+            for decision, count in ((b"0", 2), (b"1", 1)):
+                await keys.apply({"aggregated": count}, {})
+
+                async def is_scaled(decision: bytes = decision) -> bool:
+                    entry = await bucket.get("scaled_decision_id")
+                    return entry is not None and entry.value == decision
+
+                await until(is_scaled, LONG_S)
+                await until(lambda count=count: len(mockers_of(folder)) == count, LONG_S)
+            assert await run.stop() == 0
+        assert not mockers_of(folder)
+    finally:
+        await store.close()
