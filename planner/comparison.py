@@ -59,7 +59,7 @@ class PlanPolicy:
     drain_limit_s = math.inf
 
     def __init__(self, planner: Planner) -> None:
-        self.window_s = planner.config.window_s
+        self.planner, self.window_s = planner, planner.config.window_s
         self.observe = planner.observe
 
 

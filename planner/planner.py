@@ -50,6 +50,8 @@ SHRINK_MARGIN = 0.7
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
+SPENT = 0.6
+"""More misses, of those that the target allows, that a plan may have where so much is left."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 
@@ -121,6 +123,7 @@ class Planner:
         self._number = self._plans = 0
         self._per_request_s = 2e-4  # CPU of a simulated request, learnt
         self._compared = False
+        self._pairs: list[tuple[float, float]] = []  # ITLs in ms: measured, and simulated
         self.mismatch = ""
         self.planned_s = 0.0
 
@@ -194,16 +197,19 @@ class Planner:
             expires=seen.at + self.config.start_up_s + 2 * self.config.plan_every_s,
         )
 
-    def level(self, seen: Observation) -> float:
-        """The forecast's quantile that is planned for: the wanted chance, and less where the past
-        window has kept more than the target. What was kept beyond it is there to be spent."""
+    def aim(self, seen: Observation) -> tuple[float, float]:
+        """(the forecast's quantile, the share of good answers) that is planned for: the wanted
+        chance and the target. Both are less where the past window has kept more than the target:
+        what was kept beyond it is there to be spent."""
         objectives = self.objectives
+        confidence, target = objectives.confidence, objectives.target
         share, count = attainment(seen, objectives, seen.window_s)
         if share is None or count < LEAST_SAMPLES:
-            return objectives.confidence
-        spare = (share - objectives.target) / max(1e-9, 1 - objectives.target)
+            return confidence, target
+        spare = (share - target) / max(1e-9, 1 - target)
         spent = float(np.interp(spare, SPARE, (0.0, 1.0)))
-        return objectives.confidence - spent * max(0.0, objectives.confidence - 0.5)
+        level = confidence - spent * max(0.0, confidence - 0.5)
+        return level, target - spent * SPENT * (1 - target)
 
     # A plan
 
@@ -281,17 +287,17 @@ class Planner:
         if outcome is None or seen.requests is None:
             return
         served = {each.worker_id: each.served for each in seen.workers}
-        measured_itl, simulated_itl = list[float](), list[float]()
         past = seen.requests[search.lead_first :]
         for each, itl in zip(past, outcome.past_itl_ms.tolist(), strict=True):
             warm = each.worker_id is None or served.get(each.worker_id, 0) >= WARM_UP_REQUESTS
             known = each.itl_ms is not None and math.isfinite(each.itl_ms) and math.isfinite(itl)
             if warm and known and each.itl_ms:
-                measured_itl.append(each.itl_ms)
-                simulated_itl.append(itl)
-        if len(measured_itl) < LEAST_SAMPLES:
-            return
-        ratio = float(np.mean(measured_itl) / np.mean(simulated_itl))
+                self._pairs.append((each.itl_ms, itl))
+        if len(self._pairs) < LEAST_SAMPLES:
+            return  # those of the next plan are added
+        measured, simulated = np.array(self._pairs).sum(axis=0)
+        self._pairs.clear()
+        ratio = float(measured / simulated)
         low, high = MODEL_LIMITS
         factor = self.model.speed / self._nominal
         weight = CORRECTION if self._compared else 1.0
@@ -331,13 +337,14 @@ class _Search:
         self._outcomes: dict[tuple[Fleet, float, int], Outcome] = {}
         self.first: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}
-        self._level = level = planner.level(seen)
+        self._level, self._target = planner.aim(seen)
+        level = self._level
         coming = len(self._scenario(level, 0).requests) - len(self._lead)
         self.rate = coming / planner.config.horizon_s
 
     def choose(self) -> tuple[Fleet, list[str]]:
         """The cheapest fleet that keeps the objectives; without one, the best of those seen."""
-        planner, target = self._planner, self._planner.objectives.target
+        planner, target = self._planner, self._target
         roles, constraints = planner.config.roles, planner.constraints
         costs = constraints.costs
         start = self._start(roles, constraints)
@@ -363,7 +370,7 @@ class _Search:
                 tried.add(each)
                 if self._passes(each, target):
                     why = f"{self._present or start} keeps {self._late(start):.1%}, {each} "
-                    return each, [why + f"{self._late(each):.1%}, wanted are {target:.0%}"]
+                    return each, [why + f"{self._late(each):.1%}, wanted are {target:.1%}"]
                 if self._spent():
                     break
             base = max(self.first, key=lambda each: (self._late(each), -each.cost(costs)))
@@ -373,7 +380,7 @@ class _Search:
             ):
                 break
         best = max(self.first, key=lambda each: (round(self._late(each), 3), -each.cost(costs)))
-        return best, [f"no fleet seen keeps {target:.0%}: {best} keeps {self._late(best):.1%}"]
+        return best, [f"no fleet seen keeps {target:.1%}: {best} keeps {self._late(best):.1%}"]
 
     def scores(self) -> tuple[Score, ...]:
         """Of every candidate that was simulated, the cheapest first."""
@@ -428,7 +435,7 @@ class _Search:
         """Cheaper and cheaper, while one keeps more than the target, in more than a scenario."""
         planner, chosen = self._planner, start
         constraints, roles = planner.constraints, planner.config.roles
-        margin = 1 - SHRINK_MARGIN * (1 - planner.objectives.target)
+        margin = 1 - SHRINK_MARGIN * (1 - self._target)
         while not self._spent():
             cost = chosen.cost(constraints.costs)
             field = [

@@ -1,4 +1,4 @@
-"""What others scale by, at their documented thresholds, and the curves that Dynamo's formulas use."""
+"""What others scale by, at their documented thresholds, and the curves of Dynamo's formulas."""
 
 import math
 from pathlib import Path

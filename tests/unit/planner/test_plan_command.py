@@ -16,18 +16,18 @@ FAST = (
 ).split()
 
 
-def command(*arguments: str) -> int:
-    try:
-        return int(main(["plan", *arguments], standalone_mode=False) or 0)
-    except SystemExit as ended:
-        return int(ended.code or 0)
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["dynamo-router", "plan", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
 
 
-def test_a_shape_is_planned_and_written(tmp_path: Path) -> None:
+def test_a_shape_is_planned_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, page = tmp_path / "day.json", tmp_path / "day.html"
     names = "plan,static-peak,bound-reachable"
     shape = ["--shape=sinus", "--requests=300", "--rate=2", f"--policies={names}"]
-    assert command(*shape, *FAST, f"--json={result}", f"--output={page}") == 0
+    command(monkeypatch, *shape, *FAST, f"--json={result}", f"--output={page}")
     content = json.loads(result.read_text())
     rows = {each["policy"]: each for each in content["rows"]}
     assert list(rows) == names.split(",")
@@ -42,7 +42,9 @@ def test_a_shape_is_planned_and_written(tmp_path: Path) -> None:
     assert "Decisions of plan" in text and "http" not in text
 
 
-def test_a_trace_is_planned_with_the_one_before_it(tmp_path: Path) -> None:
+def test_a_trace_is_planned_with_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [
         json.dumps(
             {
@@ -57,18 +59,18 @@ def test_a_trace_is_planned_with_the_one_before_it(tmp_path: Path) -> None:
     trace, result = tmp_path / "trace.jsonl", tmp_path / "day.json"
     trace.write_text("\n".join(lines))
     policies = "--policies=plan,keda,keda-tuned"
-    assert command(str(trace), *FAST, policies, f"--json={result}") == 0
+    command(monkeypatch, str(trace), *FAST, policies, f"--json={result}")
     assert len(json.loads(result.read_text())["rows"]) == 2  # nothing to tune on
-    assert command(str(trace), f"--train={trace}", *FAST, policies, f"--json={result}") == 0
+    command(monkeypatch, str(trace), f"--train={trace}", *FAST, policies, f"--json={result}")
     assert len(json.loads(result.read_text())["rows"]) == 3
 
 
-def test_processes_give_what_one_gives(tmp_path: Path) -> None:
+def test_processes_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ["--shape=spike", "--requests=120", "--rate=2", "--policies=static-peak,keda"]
     rows = []
     for jobs in ("1", "2"):
         result = tmp_path / f"{jobs}.json"
-        assert command(*shape, *FAST, f"--jobs={jobs}", f"--json={result}") == 0
+        command(monkeypatch, *shape, *FAST, f"--jobs={jobs}", f"--json={result}")
         rows.append(json.loads(result.read_text())["rows"])
         for each in rows[-1]:
             del each["cpu_s"]
