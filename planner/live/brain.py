@@ -28,8 +28,8 @@ from ..planner import PlanningConfig
 MODULE = "dynamo_router.planner.live.plan_process"
 MAX_LINE_BYTES = 64 << 20
 STOP_TIMEOUT_S = 5.0
-START_S = 60.0
-"""What the process may take to start, at low priority on a busy machine."""
+OVERHEAD_S = 60.0
+"""What the process may take beside a plan, to start above all, at low priority on a busy machine."""
 WALL_PER_CPU = 20.0
 """Seconds that a second of its CPU time may take there."""
 
@@ -68,12 +68,11 @@ class PlanningBrain:
     async def observe(self, seen: Observation) -> Decision:
         """The planner's decision. RouterError if none comes."""
         engine = engine_of(self._card(), self._setup.engine)
-        limit_s = WALL_PER_CPU * self._setup.planning.plan_budget_s
+        limit_s = OVERHEAD_S + WALL_PER_CPU * self._setup.planning.plan_budget_s
         try:
             if self._process is None or engine != self._engine:
                 await self.close()
                 await self._start(engine)
-                limit_s += START_S
             async with asyncio.timeout(limit_s):
                 return await self._ask(seen)
         except TimeoutError:
