@@ -29,7 +29,7 @@ MODULE = "dynamo_router.planner.live.plan_process"
 MAX_LINE_BYTES = 64 << 20
 STOP_TIMEOUT_S = 5.0
 OVERHEAD_S = 60.0
-"""What the process may take beside a plan, to start above all, at low priority on a busy machine."""
+"""What the process may take beside a plan, above all to start, at low priority."""
 WALL_PER_CPU = 20.0
 """Seconds that a second of its CPU time may take there."""
 
