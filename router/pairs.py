@@ -172,6 +172,8 @@ def choose_pair(
     whole = decode.mask(rule.aggregated)
     takers = here.eligible & ~whole
     if prefill is None or config.disagg == "off" or not takers.any():
+        if rule.needs_pairs:
+            raise NoWorkersError("no prefill worker may take the prompt, and none runs it alone")
         reason = "off" if config.disagg == "off" else "no_pair"
         return Verdict(False, reason), decode.best(here.eligible), None
     fits = with_capacity(here, decode.registry.kv_blocks, output_tokens)

@@ -13,6 +13,8 @@ and thresholds alone, as those of the peers whose names they have.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 from .config import DisaggConfig
@@ -133,11 +135,20 @@ class PairRule:
         kv_bytes_per_token: int = KV_BYTES_PER_TOKEN,
     ) -> None:
         self.config = config
+        self.needs_pairs = False
+        """no decode worker runs a request alone"""
         self._token_bytes = kv_bytes_per_token
         self.aggregated = aggregated
         self.links = LinkEstimate()
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
+
+    def for_pairs_alone(self) -> "PairRule":
+        """The same where no worker runs a request alone: every prompt is handed over. What it
+        learns and counts is this rule's."""
+        other = copy(self)
+        other.config, other.needs_pairs = replace(self.config, disagg="always"), True
+        return other
 
     def handoff_bytes(self, uncached_tokens: int) -> int:
         """KV bytes that go to a decode worker which has the other tokens of a prompt."""

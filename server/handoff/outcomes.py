@@ -38,8 +38,10 @@ class HandoffOutcomes:
         return max(least, FORECAST_FACTOR * (pair.remote_s or 0.0))
 
     def on_handed_over(self, leg: PrefillLeg, pair: PairDecision) -> None:
-        """The decode worker's first token is out."""
-        took, decode = self.now() - leg.computed_at, pair.decode
+        """The decode worker's first token is out. No time passed where that of its prefill worker
+        is not heard of yet."""
+        took = 0.0 if leg.is_computing else self.now() - leg.computed_at
+        decode = pair.decode
         tokens = decode.request_blocks * self._block_size - decode.cached_tokens
         size = self._rule.handoff_bytes(tokens)
         self._rule.links.observe(leg.worker_id, decode.worker.worker_id, size, took)
