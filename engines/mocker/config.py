@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 from ..serving import ServingConfig, require, require_choice, require_positive
+from ..transfer import TransferConfig
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
@@ -217,6 +218,7 @@ class MockerConfig(ServingConfig):
         25.0, "Gigabytes a second at which a decode engine takes the prompt that it is handed."
     )
     transfer_latency_ms: float = option(2.0, "And how long that takes beside.")
+    moves: TransferConfig = field(default_factory=TransferConfig, metadata={"inline": True})
     speedup_ratio: float = option(
         1.0, "How much faster than real time the engines run.", short=True
     )
@@ -251,6 +253,9 @@ class MockerConfig(ServingConfig):
         require_positive("transfer_gbps", self.transfer_gbps)
         latency = self.transfer_latency_ms
         require("transfer_latency_ms", 0 <= latency < math.inf, "must be 0 or more")
+        if self.moves.transfer is not None:
+            text = f"{self.engine.engine_type} takes no prompts whose blocks are moved (transfer)"
+            require("engine_type", self.engine.engine_type == "vllm", text)
         require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
         require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)

@@ -14,6 +14,7 @@ from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
 from ..serving import ServingContext, WorkerRegistration
+from ..transfer import TransferMetrics
 from .config import MockerConfig
 from .fault_api import FaultApi
 from .own_model import CARD_KINDS, card_files, with_end_tokens
@@ -40,6 +41,7 @@ class MockFleet:
         """With a `store` the engines are registered there; with `requests`, which was started, as
         Dynamo's workers are. Both stay the caller's to close."""
         # All engines listen for the same requests, each for its own.
+        self.metrics = TransferMetrics()
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
             MockServer(
@@ -49,6 +51,8 @@ class MockFleet:
                 clock=clock,
                 tls=tls,
                 registration=_registration(store, config, requests),
+                store=store,
+                metrics=self.metrics,
             )
             for config in map(with_end_tokens, configs)
             for index in range(config.workers)

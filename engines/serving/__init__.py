@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ServedEngine,
     )
     from .kv_feed import KvEventFeed, KvSubscription
-    from .registration import WorkerRegistration
+    from .registration import WorkerRegistration, metadata_bucket
     from .request import EngineRequest, unsupported
     from .server import EngineServer
     from .worker import run_worker
@@ -41,7 +41,7 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("KvEventFeed", "KvSubscription"), ".kv_feed"),
         "EngineServer": ".server",
         "ServingContext": ".context",
-        "WorkerRegistration": ".registration",
+        **dict.fromkeys(("WorkerRegistration", "metadata_bucket"), ".registration"),
         "run_worker": ".worker",
     },
 )

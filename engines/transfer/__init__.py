@@ -4,6 +4,7 @@ Entered by mock engines. `open_transfer` gives the one that a setting names.
 """
 
 from .arena import ArenaLayout, BlockArena
+from .config import TransferConfig
 from .grants import BlockGrants, BlockState, Grant, GrantError
 from .interface import (
     CORRUPT,
@@ -13,6 +14,7 @@ from .interface import (
     Revocation,
     Transfer,
 )
+from .metrics import TransferMetrics
 from .none import NoTransfer
 from .shm import ShmTransfer
 from .tickets import Ticket, TransferError, TransferState
@@ -33,6 +35,8 @@ __all__ = [
     "ShmTransfer",
     "Ticket",
     "Transfer",
+    "TransferConfig",
     "TransferError",
+    "TransferMetrics",
     "TransferState",
 ]

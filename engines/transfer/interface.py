@@ -139,6 +139,11 @@ class Transfer(Protocol[PeerT]):
         on, once what it says has happened. What comes may be of any attempt, late or made up."""
         ...
 
+    def expect(self, more: int) -> None:
+        """So many more peers, or fewer, may read our blocks or notify us soon: notifications are
+        looked for often while there are any."""
+        ...
+
     def is_dead(self, peer: PeerT) -> bool:
         """Whether the peer's process is known to be gone. False: it is not known."""
         ...

@@ -5,7 +5,6 @@ design documents name it; the value is ours (msgpack).
 """
 
 import re
-from secrets import token_hex
 
 import msgspec
 
@@ -15,7 +14,7 @@ from .interface import VERSION
 from .tickets import TransferError
 
 MOST_METADATA_BYTES = 1 << 20
-_ENGINE_ID = re.compile(r"[0-9a-f]{1,16}-[0-9a-f]{8}")
+_ENGINE_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{8}")
 
 
 class EngineMetadata(msgspec.Struct, frozen=True):
@@ -26,10 +25,12 @@ class EngineMetadata(msgspec.Struct, frozen=True):
     """of transfer: shm, nixl or none"""
     layout: ArenaLayout
     blocks: int
-    agent_metadata: tuple[bytes, ...] = ()
-    """NIXL's own, one for each agent"""
-    base_addresses: tuple[int, ...] = ()
-    """of each rank's memory, where its agent knows it"""
+    agent_metadata: bytes = b""
+    """NIXL's own"""
+    base_address: int = 0
+    """of the blocks in the memory that its agent has registered"""
+    epochs_address: int = 0
+    """and of their epochs, 8 bytes each"""
     version: int = VERSION
 
     def encode(self) -> bytes:
@@ -62,8 +63,3 @@ def read_metadata(body: bytes, kind: str, ours: ArenaLayout) -> EngineMetadata:
         text = f"blocks of engine {metadata.engine_id} do not fit: {why}"
         raise TransferError(text, "mismatch")
     return metadata
-
-
-def new_engine_id(worker_id: int) -> str:
-    """Of a new incarnation of a worker: no two engines have ever the same."""
-    return f"{worker_id:x}-{token_hex(4)}"

@@ -9,6 +9,7 @@ from .doorbell import BELL, Doorbell, is_listening
 from .grants import BlockGrants, Grant
 from .interface import Notification, Offer, Revocation
 from .metadata import EngineMetadata, read_metadata
+from .shared_file import sweep
 from .tickets import Ticket, TransferError, finished, settled
 
 
@@ -40,6 +41,7 @@ class NoTransfer:
         self.engine_id = engine_id
         self.arena = BlockArena(layout, 0)
         self.grants = BlockGrants(blocks)
+        sweep(folder)
         self._folder, self._seconds_of, self._blocks = folder, seconds_of, blocks
         self._bell = Doorbell(folder, engine_id)
         self._timers: dict[Ticket, asyncio.TimerHandle] = {}
@@ -83,6 +85,9 @@ class NoTransfer:
 
     def listen(self, on_notification: Callable[[str, Notification], None]) -> None:
         self._bell.listen(on_notification)
+
+    def expect(self, more: int) -> None:
+        """Nothing is polled."""
 
     def is_dead(self, peer: NonePeer) -> bool:
         return not is_listening(self._path(peer))

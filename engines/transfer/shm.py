@@ -147,6 +147,9 @@ class ShmTransfer:
     def listen(self, on_notification: Callable[[str, Notification], None]) -> None:
         self._bell.listen(on_notification)
 
+    def expect(self, more: int) -> None:
+        """Nothing is polled."""
+
     def is_dead(self, peer: ShmPeer) -> bool:
         return peer.file.file < 0 or peer.file.owner_is_dead
 

@@ -46,6 +46,13 @@ class Ticket:
         self._began = monotonic()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds until its end, or until now."""
+        return (
+            self.seconds if self.state is not TransferState.RUNNING else monotonic() - self._began
+        )
+
     def end(self, error: TransferError | None = None, *, is_moving: bool = False) -> None:
         """It is done or has failed; what was `is_moving` may be ended a second time."""
         if self.state is TransferState.RUNNING:
