@@ -69,6 +69,7 @@ class MockServer:
             moves=self._moves(),
         )
         self.ranks: DataParallelEngine = engine.ranks
+        self.moves = engine.moves
         self._feed = FaultyFeed(engine, self.ranks.awake)
         self._calls = FaultyCalls(self.ranks.awake)
         self._served = EngineServer(

@@ -74,7 +74,7 @@ class NixlTransfer:
         self.grants = BlockGrants(blocks)
         self._on_notification: Callable[[str, Notification], None] | None = None
         self.refused = 0
-        """notifications that were none of an engine of ours"""
+        """notifications that were none of an engine's"""
         self._loop = asyncio.get_running_loop()
         self._peers: dict[str, NixlPeer] = {}
         self._expected = 0
@@ -187,7 +187,7 @@ class NixlTransfer:
             ticket.end(TransferError("the engine is closed", "unavailable"))
             return ticket
         running = _Running(ticket, peer, steps, monotonic() + deadline_s, grant)
-        self._jobs.put(partial(self._running.append, running))
+        self._jobs.put(partial(self._take_on, running))
         return ticket
 
     def _check_fit(self, peer: NixlPeer, ours: Sequence[int], theirs: Sequence[int]) -> None:
@@ -283,6 +283,9 @@ class NixlTransfer:
                 job = self._jobs.get_nowait()
         except Empty:
             return True
+
+    def _take_on(self, running: _Running) -> None:
+        self._running.append(running)
 
     def _advance(self, running: _Running) -> bool:
         """Go on with a ticket; whether it is to be looked at again."""

@@ -175,6 +175,7 @@ class ShmTransfer:
         for peer in list(self._peers.values()):
             self.disconnect(peer)
         self._bell.close()
+        self.grants.epochs = self.grants.epochs.copy()  # the file is unmapped
         self._file.close(unlink=True)
 
     def _take_back(self, grant: Grant) -> bool:
