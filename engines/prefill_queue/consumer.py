@@ -192,14 +192,13 @@ class PrefillConsumer:
             await self._bury(delivery.body, delivery.sequence, error)
             await delivery.term()
             return
+        if (running := self._running.get(request.attempt)) is not None:
+            await self._await(running, delivery, request)  # which settles it: we stood still
+            return
         task = asyncio.create_task(self._serve(delivery, request), name="queued prefill")
         self._running[request.attempt] = task
         try:
-            while not task.done():
-                await asyncio.wait([task], timeout=self._config.prefill_queue_ack_wait_s / 3)
-                if not task.done():
-                    await delivery.in_progress()
-                    await self._tell(request, "busy")
+            await self._await(task, delivery, request)
             if task.cancelled():  # its decode engine has given it up
                 await delivery.ack()
             else:
@@ -210,6 +209,16 @@ class PrefillConsumer:
                 await stopped(task)
                 if not self._is_killed:
                     await delivery.nak()
+
+    async def _await(
+        self, task: "asyncio.Task[None]", delivery: Delivery, request: RemotePrefillRequest
+    ) -> None:
+        """Return once it is done, and give signs of life until then."""
+        while not task.done():
+            await asyncio.wait([task], timeout=self._config.prefill_queue_ack_wait_s / 3)
+            if not task.done():
+                await delivery.in_progress()
+                await self._tell(request, "busy")
 
     async def _serve(self, delivery: Delivery, request: RemotePrefillRequest) -> None:
         grant = ""

@@ -126,7 +126,7 @@ def read_request(body: bytes) -> RemotePrefillRequest:
     except (*UNREADABLE, msgspec.ValidationError) as error:
         raise QueueMessageError(f"no RemotePrefillRequest: {error}", "unreadable") from None
     blocks, computed = request.block_ids, request.computed_block_ids
-    if len(request.block_hashes) != len(blocks):
+    if len(request.hashes()) != len(blocks):
         text = f"{len(blocks)} blocks and {len(request.block_hashes)} hashes"
         raise QueueMessageError(text, "mismatch")
     if blocks[: len(computed)] != computed:

@@ -100,6 +100,8 @@ class _Attempt:
         self.sequence: int | None = None
         self.taking = asyncio.Lock()
         self.last_sign = float("-inf")
+        self.is_doubtful = False
+        """NATS was lost since it was taken: its message may have gone"""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def land(self) -> None:
@@ -257,6 +259,7 @@ class RemotePrefills:
         self._ready = False
         self._lost.set()
         for attempt in self._attempts.values():
+            attempt.is_doubtful = True
             if attempt.grant is None:
                 attempt.fail("NATS was lost", "away")
 
@@ -283,19 +286,23 @@ class RemotePrefills:
         attempt.sequence = found.sequence
 
     async def _landed(self, attempt: _Attempt) -> None:
-        """Wait for it. What was pushed to one worker and gets no sign of it goes to all."""
+        """Wait for it. What was pushed to one worker and gets no sign of it goes to all; what may
+        have gone with NATS is waited for as long as there are signs."""
         loop, wait_s = asyncio.get_running_loop(), self._config.prefill_queue_ack_wait_s
         attempt.last_sign = loop.time()
-        pushed = attempt.prompt.worker_id is not None
-        while pushed:
-            await asyncio.wait([attempt.over], timeout=attempt.last_sign + wait_s - loop.time())
-            if attempt.over.done():
-                break
-            if loop.time() - attempt.last_sign >= wait_s:
-                pushed = False
+        is_pushed = attempt.prompt.worker_id is not None
+        while not attempt.over.done():
+            left_s = attempt.last_sign + wait_s - loop.time()
+            await asyncio.wait([attempt.over], timeout=left_s if left_s > 0 else wait_s)
+            if attempt.over.done() or loop.time() - attempt.last_sign < wait_s:
+                continue
+            if is_pushed:
+                is_pushed = False
                 await self._take_out(attempt)
                 await self._put(attempt, None)
-        await asyncio.shield(attempt.over)
+            elif attempt.is_doubtful:
+                attempt.fail("NATS was lost, and its prefill engine gives no sign", "away")
+        await attempt.over
 
     def _message(self, attempt: _Attempt) -> RemotePrefillRequest:
         prompt, layout = attempt.prompt, self._transfer.arena.layout
@@ -328,7 +335,7 @@ class RemotePrefills:
             attempt.last_sign = asyncio.get_running_loop().time()
         if ask.k == "failed" and attempt is not None:
             self.on_notification(Notification(ask.grant, "", 0, "failed", ask.error))
-            if attempt.grant is None:
+            if not ask.grant:  # it is out of the queue, whoever had it last
                 attempt.fail(f"its prefill engine: {ask.error}", "failed")
         elif ask.k in ("take", "landed"):
             self._run(self._answer(ask, attempt, message.reply))

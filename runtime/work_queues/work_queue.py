@@ -83,15 +83,20 @@ class WorkQueue:
         another StoreError: not transient if NATS takes no message of that length."""
         given = {**(headers or {}), _MESSAGE_ID: message_id}
         stream = self.settings.stream
+
+        async def put(js: JetStreamContext) -> Published:
+            try:
+                found = await js.publish(subject, body, stream=stream, headers=given)
+            except APIError as error:
+                if error.err_code in _FULL:  # with the status of a server that is not there
+                    raise QueueFullError(f"NATS: the queue {stream} is full") from None
+                raise
+            return Published(found.seq, bool(found.duplicate))
+
         try:
-            told = await self.connection.call(
-                lambda js: js.publish(subject, body, stream=stream, headers=given)
-            )
+            return await self.connection.call(put)
         except APIError as error:
-            if error.err_code in _FULL:
-                raise QueueFullError(f"NATS: the queue {stream} is full") from None
             raise self._refused(error) from None
-        return Published(told.seq, bool(told.duplicate))
 
     async def delete(self, sequence: int) -> None:
         """Take a message out, whoever has it. Nothing if it is gone."""

@@ -64,8 +64,7 @@ async def test_a_prompt_is_computed_by_a_prefill_worker_and_lands(fleet: Fleet) 
     decode, prefill = await fleet.decode(), await fleet.prefill()
     assert await decode.request(prompt(5 * BLOCK + 3)) == "remote"
     assert (prefill.computed, decode.corrupt, decode.checked) == (1, 0, 6)
-    await until(lambda: prefill.consumer.active == 0)
-    assert await decode.prefills.queued() == 0
+    await until(lambda: is_empty(decode))
 
 
 async def test_blocks_that_the_decode_worker_has_are_not_written(fleet: Fleet) -> None:
@@ -98,6 +97,7 @@ async def test_a_dead_prefill_workers_prompt_goes_to_another(fleet: Fleet) -> No
 
 
 async def test_what_a_worker_thought_dead_writes_is_refused(fleet: Fleet) -> None:
+    fleet.config = PrefillQueueConfig(prefill_queue_slots=1, **FAST)
     decode, slow = await fleet.decode(), await fleet.prefill(worker_id=1)
     slow.awake.clear()
     slow.consumer._config = PrefillQueueConfig(prefill_queue_ack_wait_s=600.0)  # it gives no sign
@@ -294,9 +294,11 @@ async def test_without_nats_prompts_are_computed_locally_at_once_and_later_not(
         stack.callback(server.kill)
         fleet = Fleet(server.url, tmp_path, stack, "lost")
         decode, prefill = await fleet.decode(), await fleet.prefill()
-        waiting = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
         prefill.awake.clear()
-        await until(lambda: prefill.consumer.active)
+        begun: list[object] = []
+        prefill.consumer.on_begun.append(begun.append)
+        waiting = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+        await until(lambda: begun)
         server.kill()
         prefill.awake.set()
         assert await waiting == "remote"  # it needs no NATS any more
