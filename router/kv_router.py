@@ -311,7 +311,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 prefills = None
             expected = placement.expected_output_tokens
             threshold = prefill.limits.config.queue_threshold
-            verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
+            verdict, target, source = choose_pair(
+                rule, decodes, prefills, expected, threshold, self.clock.now()
+            )
             decode = self._book(
                 request_id, target.number, target.candidates, prompt, takers, self.config, expected,
                 placement.tenant, placement.owner, is_expected=source is not None,

@@ -6,7 +6,7 @@ PARCEL = "parcel"
 """The prefill's answer has what the decode worker needs, in words of the two engines: mock engines,
 and Dynamo's workers that publish nothing else."""
 BOOTSTRAP = "bootstrap"
-"""Both engines meet in a room of the prefill worker's bootstrap server: SGLang."""
+"""Both engines meet at the prefill worker's bootstrap server: SGLang."""
 NIXL, NIXL_PUSH, MOONCAKE = "nixl", "nixl_push", "mooncake"
 """vLLM's connectors: NixlConnector, NixlPushConnector, MooncakeConnector."""
 TRTLLM_SERVE = "trtllm_serve"

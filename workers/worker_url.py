@@ -148,7 +148,7 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     _check_events(shown, events, replay, dp_size)
     if dns:
         return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
-    told = _transfer(shown, parts.hostname, connector, engine_ids, numbers, dialect)
+    transfer = _transfer(shown, parts.hostname, connector, engine_ids, numbers, dialect)
     address = _joined(parts.hostname, port)
     worker_id = numbers.get("id")
     return WorkerUrl(
@@ -161,7 +161,7 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
         events=events,
         replay=replay,
         dialect=dialect,
-        transfer=told,
+        transfer=transfer,
         parallel=(numbers.get("tp", 0), numbers.get("pp", 0)),
     )
 
@@ -218,19 +218,19 @@ def _transfer(
     """What a URL says of its engine's hand-offs. ConfigError where that cannot be."""
     port = numbers.get("handoff_port", 0)
     ids = tuple((engine_ids or "").split(",")) if engine_ids is not None else ()
-    told = None
+    wrong = None
     if dialect != OPENAI and (connector or port or ids or {"tp", "pp"} & numbers.keys()):
-        told = f"{_HANDOFF} and what goes with it are for engines that speak OpenAI's HTTP"
+        wrong = f"{_HANDOFF} and what goes with it are for engines that speak OpenAI's HTTP"
     elif connector is None and (port or ids):
-        told = f"handoff_port and {_ENGINE_IDS} need {_HANDOFF}"
+        wrong = f"handoff_port and {_ENGINE_IDS} need {_HANDOFF}"
     elif connector is not None and connector not in _HANDOFF_PORTS:
-        told = f"{_HANDOFF} is not one of {', '.join(_HANDOFF_PORTS)}"
+        wrong = f"{_HANDOFF} is not one of {', '.join(_HANDOFF_PORTS)}"
     elif ids and (connector != NIXL_PUSH or not all(ids) or len(ids) != numbers.get("dp_size", 1)):
-        told = f"{_ENGINE_IDS} is one id for each rank, with {_HANDOFF}={NIXL_PUSH}"
+        wrong = f"{_ENGINE_IDS} is one id for each rank, with {_HANDOFF}={NIXL_PUSH}"
     elif connector == NIXL_PUSH and not ids:
-        told = f"{_HANDOFF}={NIXL_PUSH} needs {_ENGINE_IDS}: vLLM's engine id, of each rank"
-    if told is not None:
-        raise ConfigError(f"worker {shown!r}: {told}", key="workers")
+        wrong = f"{_HANDOFF}={NIXL_PUSH} needs {_ENGINE_IDS}: vLLM's engine id, of each rank"
+    if wrong is not None:
+        raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")
     if connector is None:
         return TransferFacts()
     port = port or _HANDOFF_PORTS[connector]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+import structlog
+
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError
 from ...router.decider import Decider
@@ -22,6 +24,7 @@ from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 Partners = Callable[[Prompt], PrefillWorkers | None]
 """Whose workers may compute a prompt now; None: only those of the pool itself."""
@@ -54,10 +57,15 @@ class Handoffs:
         self._fits: dict[PrefillWorkers, Fit | None] = {}
         """of pools that were asked, until a worker of either half changes"""
         self._watched: set[PrefillWorkers] = set()
+        self._refusal = ""  # as it was logged last
         self._each_runs_whole: bool | None = None
         monitor.listeners.append(self._on_changed)
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
         decider.on_load_fell.append(self._fell.set)
+
+    def change(self, config: DisaggConfig, limits: HandoffLimits) -> None:
+        """Use these settings for requests that come from now on. What was learnt stays."""
+        self.rule.config, self.outcomes.limits = config, limits
 
     def decide_pair(
         self, placement: Placement, pool: PrefillWorkers
@@ -150,10 +158,10 @@ class Handoffs:
         it, where no worker runs whole requests."""
         if self._partners is None:
             return None
+        if self.rule.config.disagg == "off" and self._runs_whole(None):
+            return None
         pool = self._partners(placement.prompt)
         runs_whole = self._runs_whole(pool)
-        if self.rule.config.disagg == "off" and runs_whole:
-            return None
         fits = None if pool is None else self.fit(pool)
         refusal = "no prefill worker is ready" if pool is None else ""
         refusal = fits.refusal if fits is not None else refusal
@@ -190,8 +198,17 @@ class Handoffs:
             if pool not in self._watched:
                 self._watched.add(pool)
                 pool.monitor.listeners.append(self._on_changed)
-            self._fits[pool] = fit(_half(pool.monitor), _half(self._monitor))
+            found = self._fits[pool] = fit(_half(pool.monitor), _half(self._monitor))
+            refusal = found.refusal if found is not None else ""
+            if refusal and refusal != self._refusal:
+                log.warning("prefill and decode workers do not fit", reason=refusal)
+            self._refusal = refusal
         return self._fits[pool]
+
+    def refusal(self, pool: PrefillWorkers) -> str:
+        """Why no prompt goes from the workers of a pool to these; empty where it can."""
+        found = self.fit(pool)
+        return "" if found is None else found.refusal
 
     def _on_changed(self) -> None:
         self._fits.clear()

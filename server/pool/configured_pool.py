@@ -112,6 +112,9 @@ class ConfiguredPool:
             "data_path": "nghttp2",
             "draining": self._parts.draining,
         }
+        if self.prefill is not None:
+            refusal = self.workers.handoffs.refusal(self.prefill)
+            more["prefill"] = {"workers": self.prefill.states, "refused": refusal}
         return bool(more["workers"].get("ready")) and not self._parts.draining, more
 
     def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:

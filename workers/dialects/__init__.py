@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         for_prefill,
         given_handoff,
         handoff_of,
-        leg_fields,
         with_handoff,
     )
     from .logit_bias import bias_of, encode_bias
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from .trtllm_answer import TokenLogprob, TrtllmAnswer
 
 # What needs protobuf or an HTTP client is imported by its first user.
-_HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of leg_fields with_handoff"
+_HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of with_handoff"
 _CLIENT = "AnyJson DP_RANK_KEY EngineClient ForwardingClient rank_metadata"
 __getattr__ = lazy_names(
     __name__,

@@ -136,19 +136,19 @@ class OpenAiClient:
         # any moment after an answer.
         self._http.keeps_connections = self._kind is not EngineKind.LLAMA
         if self._kind is EngineKind.LLAMA:
-            props = await self._told("/props", timeout)
+            props = await self._page("/props", timeout)
             return EngineIdentity(), llama_facts(model, props)
         if self._kind is EngineKind.SGLANG:
             for path in ("/server_info", "/get_server_info"):  # the second of older ones
-                if (info := await self._told(path, timeout)) is not None:
+                if (info := await self._page(path, timeout)) is not None:
                     break
             facts = sglang_facts(model, info, self._host, self._block_size)
         else:
-            metrics, version = [await self._told(path, timeout) for path in _PAGES]
+            metrics, version = [await self._page(path, timeout) for path in _PAGES]
             facts = completion_facts(model, metrics, self._block_size, version)
         return EngineIdentity(), await self._with_transfer(facts, timeout)
 
-    async def _told(self, path: str, timeout: float) -> bytes | None:
+    async def _page(self, path: str, timeout: float) -> bytes | None:
         """A page of the engine's; None where it has none, or keeps it to itself."""
         try:
             return await self._http.ask("GET", path, timeout=timeout)

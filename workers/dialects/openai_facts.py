@@ -108,13 +108,13 @@ def sglang_facts(model: ServedModel, info: bytes | None, host: str, block_size: 
     """Of SGLang at `host`, by its /server_info if it gives that. WorkerError if it cannot be
     read."""
     try:
-        said = _SglangInfo() if info is None else msgspec.json.decode(info, type=_SglangInfo)
+        args = _SglangInfo() if info is None else msgspec.json.decode(info, type=_SglangInfo)
     except UNREADABLE as error:
         raise WorkerError(f"its /server_info cannot be read: {error}") from None
-    role = said.disaggregation_mode or ""
+    role = args.disaggregation_mode or ""
     settings = {
-        "total_kv_blocks": (said.max_total_num_tokens or 0) // block_size,
-        "max_num_seqs": said.max_running_requests or 0,
+        "total_kv_blocks": (args.max_total_num_tokens or 0) // block_size,
+        "max_num_seqs": args.max_running_requests or 0,
     }
     facts = facts_of(
         pb.GetModelInfoResponse(
@@ -123,10 +123,10 @@ def sglang_facts(model: ServedModel, info: bytes | None, host: str, block_size: 
             supported_features=[f"{name}={value}" for name, value in settings.items() if value],
         ),
         pb.GetServerInfoResponse(
-            version=said.version,
+            version=args.version,
             backend=model.owned_by,
-            tensor_parallel_size=said.tp_size,
-            pipeline_parallel_size=said.pp_size,
+            tensor_parallel_size=args.tp_size,
+            pipeline_parallel_size=args.pp_size,
         ),
     )
     if role not in ("prefill", "decode"):
@@ -135,8 +135,8 @@ def sglang_facts(model: ServedModel, info: bytes | None, host: str, block_size: 
         connector=BOOTSTRAP,
         role=role,
         host=host,
-        port=said.disaggregation_bootstrap_port or 0,
-        block_size=said.page_size or 0,
+        port=args.disaggregation_bootstrap_port or 0,
+        block_size=args.page_size or 0,
     )
     return replace(facts, transfer=transfer)
 

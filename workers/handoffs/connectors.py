@@ -24,7 +24,7 @@ Fields = dict[str, Any]
 class Meeting(NamedTuple):
     """The ids of one attempt, of which no other one has any."""
 
-    room: int = 0
+    number: int = 0
     """1 to 2^63 - 1; its remainder by the prefill worker's ranks is the rank"""
     transfer_id: str = ""
     rank: int = 0
@@ -85,21 +85,21 @@ def _mooncake(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
     return {"kv_transfer_params": {**_SENDS, **shared}}, {"kv_transfer_params": takes}
 
 
-def _in_room(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
-    room = {
+def _met(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
+    where = {
         "bootstrap_host": source.host,
         "bootstrap_port": source.port,
-        "bootstrap_room": meeting.room,
+        "bootstrap_room": meeting.number,
     }
-    return room, room
+    return where, where
 
 
-def _in_dynamos_room(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
-    room, _ = _in_room(source, meeting)
-    return {"bootstrap_info": room}, {"bootstrap_info": room, "handoff_id": meeting.transfer_id}
+def _met_through_dynamo(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
+    where, _ = _met(source, meeting)
+    return {"bootstrap_info": where}, {"bootstrap_info": where, "handoff_id": meeting.transfer_id}
 
 
-def _pushed_by_dynamos(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
+def _pushed_through_dynamo(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
     _, takes = _pushed(source, meeting)
     return {}, {"prefill_result": {"disaggregated_params": takes, "prompt_tokens_details": None}}
 
@@ -107,7 +107,7 @@ def _pushed_by_dynamos(source: TransferFacts, meeting: Meeting) -> tuple[Fields,
 def _contexts(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
     params = {
         "request_type": "context_only",
-        "disagg_request_id": meeting.room | _LEAST_TRTLLM_ID,
+        "disagg_request_id": meeting.number | _LEAST_TRTLLM_ID,
         "schedule_style": 0,
     }
     return {"disaggregated_params": params}, {}
@@ -128,9 +128,9 @@ _LEAST_TRTLLM_ID = 1 << 62
 """Ids below 2^40 are an engine's own."""
 
 PARCELS = Connector("relay", _nothing)
-_ROOMS = Connector(
+_BOOTSTRAP = Connector(
     "rendezvous",
-    _in_room,
+    _met,
     limits_prefill=False,
     runs_whole=False,
     ends_with_prefill=False,
@@ -143,12 +143,12 @@ _WRITING = Connector("push", _pushed, abort_safe=False, needs_address=True, need
 CONNECTORS: Mapping[tuple[str, str], Connector] = {
     ("trtllm", PARCEL): PARCELS,
     ("dynamo", PARCEL): PARCELS,
-    ("dynamo", BOOTSTRAP): _ROOMS._replace(fields=_in_dynamos_room, limits_prefill=True),
-    ("dynamo", NIXL_PUSH): _WRITING._replace(fields=_pushed_by_dynamos),
+    ("dynamo", BOOTSTRAP): _BOOTSTRAP._replace(fields=_met_through_dynamo, limits_prefill=True),
+    ("dynamo", NIXL_PUSH): _WRITING._replace(fields=_pushed_through_dynamo),
     ("openai", NIXL): Connector("relay", _pulled),
     ("openai", NIXL_PUSH): _WRITING,
     ("openai", MOONCAKE): _MEETING,
-    ("openai", BOOTSTRAP): _ROOMS,
+    ("openai", BOOTSTRAP): _BOOTSTRAP,
     ("openai", TRTLLM_SERVE): Connector("relay", _contexts),
 }
 """By dialect and connector."""

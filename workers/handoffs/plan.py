@@ -73,12 +73,6 @@ def _encoded(fields: dict[str, object]) -> bytes:
     return msgspec.json.encode(fields) if fields else b""
 
 
-def is_divisible(request: bytes) -> bool:
-    """Whether two workers can share a request: it asks for one answer, and for no logprobs of its
-    prompt, which a worker that is handed the prompt does not have."""
-    return why_whole(request) is None
-
-
 def why_whole(request: bytes) -> InvalidRequestError | None:
     """What of a request two workers cannot share, as the error for its client where no worker runs
     it alone; None: they can."""

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.fake_engine import FakeEngine, prompt
-from support.handoffs.fabric import CACHED, EOS, LEASE_S, Fabric, said
+from support.handoffs.fabric import CACHED, EOS, LEASE_S, Fabric, greedy
 from support.handoffs.wires import WIRES, Wire
 from support.polling import until
 from support.serving import Ports, serving
@@ -104,7 +104,7 @@ async def test_text_and_usage_are_those_of_one_worker(name: str) -> None:
     async with scene(name) as on:
         last = await on.answer()
         assert list(last.output_token_ids) == list(whole.output_token_ids)
-        assert list(last.output_token_ids) == said(range(1, TOKENS + 1), 4)
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
         counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason")
         for count in counts:
             assert getattr(last, count) == getattr(whole, count), count
@@ -144,7 +144,7 @@ async def test_a_prefill_that_fails_has_the_pair_chosen_anew(name: str, fault: s
         on.prefill[0].legs.faults = [fault]
         for number in range(8):
             last = await on.answer(f"r{number}")
-            assert list(last.output_token_ids) == said(range(1, TOKENS + 1), 4)
+            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
             if not on.prefill[0].legs.faults:
                 break
         assert not on.prefill[0].legs.faults, "the faulty worker was never asked"
@@ -161,7 +161,7 @@ async def test_a_prefill_that_hands_nothing_over_is_a_failure(name: str) -> None
     async with scene(name, decode=1, handoff=SOON) as on:
         on.prefill[0].legs.faults = ["no_parcel"]
         last = await on.answer()
-        assert list(last.output_token_ids) == said(range(1, TOKENS + 1), 4)
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
         await on.failed("no_parcel")
 
 
@@ -190,7 +190,7 @@ async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fa
         on.decode[0].legs.faults, on.decode[1].legs.faults = [fault], []
         for number in range(8):
             last = await on.answer(f"r{number}")
-            assert list(last.output_token_ids) == said(range(1, TOKENS + 1), 4)
+            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
             if not on.decode[0].legs.faults:
                 break
         phase = DECODE_FAULTS[fault]
@@ -205,9 +205,9 @@ async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fa
 async def test_both_fail_and_the_cause_is_what_the_client_hears(name: str) -> None:
     async with scene(name, max_attempts=1) as on:
         on.prefill[0].legs.faults = ["unavailable"]
-        with pytest.raises(grpc.aio.AioRpcError) as told:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
             await on.answer()
-        assert "no memory" in (told.value.details() or "")
+        assert "no memory" in (raised.value.details() or "")
         await on.failed("prefill")
         await until(lambda: len(on.decode[0].legs.cancelled) == 1)
 
@@ -224,7 +224,7 @@ async def test_tokens_flow_before_the_prefill_has_answered(name: str) -> None:
             tokens += found.chunk.token_ids
             if len(tokens) == 1:
                 on.prefill[0].legs.go.set()
-        assert tokens == said(range(1, TOKENS + 1), 4)
+        assert tokens == greedy(range(1, TOKENS + 1), 4)
         assert found.complete.cached_tokens == CACHED
 
 
@@ -266,8 +266,8 @@ async def test_what_two_workers_cannot_share(name: str, what: str) -> None:
             await on.ports.answers(asked)
             assert [leg.phase for leg in on.decode[0].legs.asked] == [""]
         else:
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await on.ports.answers(asked)
-            assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert field in (told.value.details() or "")
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert field in (raised.value.details() or "")
         assert not on.prefill[0].legs.asked

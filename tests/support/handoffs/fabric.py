@@ -40,7 +40,7 @@ class Died(Exception):
     """The engine's process is gone."""
 
 
-def said(prompt: Sequence[int], count: int) -> list[int]:
+def greedy(prompt: Sequence[int], count: int) -> list[int]:
     """The greedy answer of the model to a prompt."""
     seed = sum(each * place for place, each in enumerate(prompt, 1))
     return [11 + (seed + place * place) % 900 for place in range(count)]
@@ -56,7 +56,7 @@ class Fabric:
         """by key: blocks that a prefill engine holds, and until when"""
         self.waiting: dict[str, int] = {}
         """by key: blocks that a decode engine keeps for what is to come"""
-        self.rooms: dict[str, asyncio.Future[tuple[int, ...]]] = {}
+        self.meetings: dict[str, asyncio.Future[tuple[int, ...]]] = {}
         self.registered: dict[str, asyncio.Event] = {}
         self.keys: list[str] = []
         self.recomputed = 0
@@ -79,11 +79,11 @@ class Fabric:
         """What a reader pulls; None if it is not there any more."""
         return self._prompts[key] if self.blocks >= 0 and self.held.pop(key, None) else None
 
-    def room(self, key: str) -> "asyncio.Future[tuple[int, ...]]":
-        if key not in self.rooms:
-            self.rooms[key] = asyncio.get_running_loop().create_future()
+    def meeting(self, key: str) -> "asyncio.Future[tuple[int, ...]]":
+        if key not in self.meetings:
+            self.meetings[key] = asyncio.get_running_loop().create_future()
             self.registered[key] = asyncio.Event()
-        return self.rooms[key]
+        return self.meetings[key]
 
 
 class FakeLegs:
@@ -127,7 +127,7 @@ class FakeLegs:
 
     async def _prefill(self, leg: Leg, fault: str) -> AsyncIterator[tuple[list[int], str, str]]:
         fabric, key = self.fabric, leg.key or f"{leg.request_id}-kv"
-        tokens = said(leg.prompt, 1)
+        tokens = greedy(leg.prompt, 1)
         if fabric.shape == "relay":
             await self._begin(fault)
             if fault == "empty":
@@ -140,7 +140,7 @@ class FakeLegs:
                 fabric.hold(leg, key)
                 yield tokens, "length", key
             return
-        room = fabric.room(key)
+        meeting = fabric.meeting(key)
         assert key not in fabric.keys, f"{key} was used before"
         fabric.keys.append(key)
         fabric.held[key] = len(leg.prompt) // BLOCK, float("inf")
@@ -150,10 +150,10 @@ class FakeLegs:
                 return
             await fabric.registered[key].wait()
             if fault == "late":  # the decode engine goes on before this answer is out
-                room.set_result(leg.prompt)
+                meeting.set_result(leg.prompt)
                 await self.go.wait()
-            if not room.done():
-                room.set_result(leg.prompt)
+            if not meeting.done():
+                meeting.set_result(leg.prompt)
         finally:
             fabric.held.pop(key, None)
         yield tokens, "length", ""
@@ -162,19 +162,19 @@ class FakeLegs:
         fabric, prompt = self.fabric, leg.prompt
         fabric.waiting[leg.request_id] = len(leg.prompt) // BLOCK
         if leg.phase == "decode" and fabric.shape != "relay":
-            room = fabric.room(leg.key)
+            meeting = fabric.meeting(leg.key)
             fabric.registered[leg.key].set()
         await self._begin(fault)
         if fault == "empty":
             yield [], "abort", ""
             return
         if leg.phase == "decode":
-            read = fabric.read(leg.key) if fabric.shape == "relay" else await room
+            read = fabric.read(leg.key) if fabric.shape == "relay" else await meeting
             if read is None:
                 fabric.recomputed += 1
             else:
                 prompt = read
-        tokens = said(prompt, leg.max_tokens)
+        tokens = greedy(prompt, leg.max_tokens)
         for place, token in enumerate(tokens):
             if fault == "die_midway" and place == 1:
                 raise Died

@@ -32,8 +32,6 @@ class Wire:
 
     shape = "relay"
     runs_whole = True
-    names_rooms = False
-    """the router makes the keys"""
 
     def __init__(self, fabric: Fabric, role: str) -> None:
         self.legs, self.role = FakeLegs(fabric), role
@@ -182,7 +180,6 @@ class NixlPushWire(VllmWire):
     """vLLM with a NixlPushConnector: both legs have the same request id."""
 
     shape = "push"
-    names_rooms = True
     query = f"?handoff=nixl_push&engine_id={ENGINE}&handoff_port={PORT}&tp=2&pp=1"
 
     def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
@@ -203,7 +200,6 @@ class MooncakeWire(VllmWire):
     """vLLM with a MooncakeConnector: a bootstrap server of its own tells its engine's id."""
 
     shape = "rendezvous"
-    names_rooms = True
 
     async def enter(self, stack: AsyncExitStack) -> None:
         await super().enter(stack)
@@ -224,7 +220,6 @@ class SglangWire(HttpWire):
 
     shape, owner, path = "rendezvous", "sglang", "/generate"
     runs_whole = False
-    names_rooms = True
 
     def described(self) -> dict[str, Any]:
         mode = self.role or "null"
@@ -247,8 +242,8 @@ class SglangWire(HttpWire):
             return Leg(body["rid"], tuple(body["input_ids"]), most)
         assert (body["bootstrap_host"], body["bootstrap_port"]) == ("127.0.0.1", 8998)
         assert 0 < body["bootstrap_room"] < 2**63
-        room = str(body["bootstrap_room"])
-        return Leg(body["rid"], tuple(body["input_ids"]), most, self.role, room)
+        key = str(body["bootstrap_room"])
+        return Leg(body["rid"], tuple(body["input_ids"]), most, self.role, key)
 
     def part(self, tokens: list[int], all_tokens: list[int], reason: str, key: str) -> Any:
         ended = {"type": reason, "message": "KV transfer failed"} if reason else None
@@ -364,7 +359,7 @@ class DynamoWire(Wire):
 class DynamoBootstrapWire(DynamoWire):
     """One that publishes a bootstrap server, as SGLang behind Dynamo does."""
 
-    shape, names_rooms = "rendezvous", True
+    shape = "rendezvous"
     runs_whole = False
 
     def transfer(self) -> TransferFacts:
@@ -375,16 +370,16 @@ class DynamoBootstrapWire(DynamoWire):
     def read(self, body: Any, request_id: str) -> Leg:
         if not self.role:
             return self._leg(body, request_id, "", "")
-        room = body["bootstrap_info"]
-        assert room.keys() == {"bootstrap_host", "bootstrap_port", "bootstrap_room"}
+        server = body["bootstrap_info"]
+        assert server.keys() == {"bootstrap_host", "bootstrap_port", "bootstrap_room"}
         assert ("handoff_id" in body) == (self.role == "decode")
-        return self._leg(body, request_id, self.role, str(room["bootstrap_room"]))
+        return self._leg(body, request_id, self.role, str(server["bootstrap_room"]))
 
 
 class DynamoPushWire(DynamoWire):
     """One that publishes where it may be written from, as vLLM's NixlPushConnector."""
 
-    shape, names_rooms = "push", True
+    shape = "push"
 
     def transfer(self) -> TransferFacts:
         if self.role != "prefill":

@@ -44,8 +44,8 @@ def fit(prefill: Iterable[Half], decode: Iterable[Half]) -> Fit | None:
 
 def _name(source: Half, target: Half) -> str:
     """The connector of two: one that does not say takes the other's."""
-    said = source.facts.transfer.connector or target.facts.transfer.connector
-    return said or connector_name(source.dialect, source.facts.transfer)
+    stated = source.facts.transfer.connector or target.facts.transfer.connector
+    return stated or connector_name(source.dialect, source.facts.transfer)
 
 
 def _refusal(
@@ -63,9 +63,9 @@ def _refusal(
                     f"prefill worker {source.name} speaks {source.dialect}, decode worker"
                     f" {target.name} {target.dialect}"
                 )
-            said = target.facts.transfer.connector
-            if said and said != name:
-                return f"{source.name} hands over by {name}, {target.name} by {said}"
+            stated = target.facts.transfer.connector
+            if stated and stated != name:
+                return f"{source.name} hands over by {name}, {target.name} by {stated}"
             what = _differs(source.facts, target.facts)
             if what is not None:
                 field, one, two = what
@@ -75,9 +75,9 @@ def _refusal(
     for source in sources:
         transfer = source.facts.transfer
         if connector.needs_address and not (transfer.host and transfer.port):
-            return f"prefill worker {source.name} does not say where its partners find it"
+            return f"prefill worker {source.name} states no address of its side channel"
         if connector.needs_ids and not transfer.engine_ids:
-            return f"prefill worker {source.name} does not say by which ids its partners know it"
+            return f"prefill worker {source.name} states no engine id"
     return None
 
 
