@@ -75,6 +75,11 @@ class Thresholds:
             ]
         self._task = None if store is None else supervise("prefill thresholds", self._start)
 
+    @property
+    def are_given(self) -> bool:
+        """Whether settings or the store have one: then the engine decides where no router does."""
+        return self.stored.over(self._settings) != PrefillThresholds()
+
     async def _start(self) -> None:
         await asyncio.gather(*(watcher.start() for watcher in self._watchers))
 

@@ -4,6 +4,7 @@ from .connectors import Connector
 from .fitting import Fit, Half, fit
 from .meetings import Meetings
 from .plan import HandoffPlan, plan_handoff, why_whole
+from .queue_hint import RemotePrefillHint, read_hint
 from .security import MOST_PARCEL_BYTES, foreign_host
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "Half",
     "HandoffPlan",
     "Meetings",
+    "RemotePrefillHint",
     "fit",
     "foreign_host",
     "plan_handoff",
+    "read_hint",
     "why_whole",
 ]
