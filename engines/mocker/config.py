@@ -235,6 +235,11 @@ class MockerConfig(ServingConfig):
         "given: none.",
         short=True,
     )
+    metrics_port: int | None = option(
+        None,
+        "HTTP port, on --host, of /metrics: what --transfer moves and checks; 0 takes a free one."
+        " Not given: none.",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -247,6 +252,8 @@ class MockerConfig(ServingConfig):
         super().__post_init__()
         if self.fault_port is not None:
             require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
+        if self.metrics_port is not None:
+            require("metrics_port", 0 <= self.metrics_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
             require("worker_id", last_id < 2**64, "must fit 64 bits")

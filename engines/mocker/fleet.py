@@ -14,7 +14,7 @@ from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
 from ..prefill_queue import QueueMetrics
-from ..serving import ServingContext, WorkerRegistration
+from ..serving import MetricsPage, ServingContext, WorkerRegistration
 from ..transfer import TransferMetrics
 from .config import MockerConfig
 from .fault_api import FaultApi
@@ -127,6 +127,7 @@ async def run_mocker(config: MockerConfig) -> None:
             requests=context.requests,
         )
         fault_api = FaultApi(fleet.engines)
+        metrics = MetricsPage(fleet.metrics.text)
         with StopSignals() as signals:
             try:
                 await fleet.start()
@@ -135,12 +136,16 @@ async def run_mocker(config: MockerConfig) -> None:
                 if config.fault_port is not None:
                     await fault_api.start(config.host, config.fault_port)
                     print_line(f"faults: http://{fault_api.address}")
+                if config.metrics_port is not None:
+                    await metrics.start(config.host, config.metrics_port)
+                    print_line(f"metrics: http://{metrics.address}/metrics")
                 print_line("ready")
                 await signals.drain.wait()
                 print_line(f"draining: running requests have {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:
+                await metrics.close()
                 await fault_api.close()
                 await fleet.stop()
 
