@@ -76,6 +76,8 @@ class Handoffs:
         """
         rule = self.rule if self._runs_whole(pool) else self.rule.for_pairs_alone()
         pair = self._decider.decide_pair(placement, pool.router, rule)
+        for note in self.outcomes.on_pair:
+            note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
         return pair, PrefillLeg(pool, pair.prefill, placement.request_id, self._clock)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...router.prompt import Prompt
-from ...workers.records import ModelCard
+from ...workers.records import PREFILL, ModelCard
 from ..admin import WorkerList
 from ..config import ServeConfig
 from ..dashboard import PageData, PagedPool, Tokenize
@@ -21,7 +21,7 @@ from .worker_pool import WorkerPool
 
 class ConfiguredPool:
     """Implements Pools. `workers` is the pool itself, `prefill` that of the workers that compute
-    prompts for it, if the configuration names any."""
+    prompts for it, if the configuration names any, or where they are found."""
 
     def __init__(
         self, parts: ServerParts, *, tokenize: Tokenize | None = None, vocab_size: int | None = None
@@ -39,11 +39,11 @@ class ConfiguredPool:
             parts.off_loop,
             hits=parts.hits,
             tokenize=tokenize,
-            prefill=self._partner if config.prefill_workers else None,
+            prefill=self._partner if _has_prefill(config) else None,
             recorder=parts.recorder,
         )
         self.prefill: WorkerPool | None = None
-        if config.prefill_workers:
+        if _has_prefill(config):
             self.prefill = WorkerPool(
                 config,
                 parts.security,
@@ -62,6 +62,17 @@ class ConfiguredPool:
         if is_discovering(config):
             nats = parts.security.nats
             self._discovery = WorkerDiscovery(config, admin, monitor, parts.clock, nats)
+        self._prefill_discovery: WorkerDiscovery | None = None
+        if config.prefill_component is not None and self.prefill is not None:
+            self._prefill_discovery = WorkerDiscovery(
+                config,
+                self.prefill.admin,
+                self.prefill.monitor,
+                parts.clock,
+                parts.security.nats,
+                component=config.prefill_component,
+                only=PREFILL,
+            )
         self._list = WorkerList(admin, monitor, refresh_s=config.dns_refresh_s)
         data = PageData(self.workers.dashboard, self.workers.reader, self.health)
         self.shown: Sequence[PagedPool] = (PagedPool(data),)
@@ -158,14 +169,20 @@ class ConfiguredPool:
 
     async def _start_prefill(self, pool: WorkerPool) -> None:
         """Watch the prefill workers, and follow their caches."""
-        stack = self._stack
+        stack, discovery = self._stack, self._prefill_discovery
+        if discovery is not None:
+            stack.push_async_callback(discovery.close)
+            await discovery.open()
         stack.push_async_callback(pool.close_events)
-        await pool.start_events()
+        await pool.start_events(None if discovery is None else discovery.ask_about)
         await pool.start_replicas()
         stack.push_async_callback(pool.close_workers)
         named = WorkerList(pool.admin, pool.monitor, refresh_s=self._config.dns_refresh_s)
         stack.push_async_callback(named.close)
         await named.start(self._config.prefill_workers)
+        if discovery is not None:
+            stack.push_async_callback(discovery.stop)
+            await discovery.start()
         pool.dispatcher.start()
 
     def _partner(self, prompt: Prompt) -> WorkerPool | None:
@@ -195,6 +212,10 @@ class ConfiguredPool:
             nats_auth=config.nats_auth,
             vocab_size=self._vocab_size,
         )
+
+
+def _has_prefill(config: ServeConfig) -> bool:
+    return bool(config.prefill_workers) or config.prefill_component is not None
 
 
 def _ids_of(pool: WorkerPool) -> Collection[int]:

@@ -130,6 +130,8 @@ class WorkerPool:
         self.handoffs = Handoffs(
             self.decider, self.monitor, clock, config.disagg, config.handoff, prefill
         )
+        self.handoffs.outcomes.on_pair.append(self.dashboard.receipts.on_pair)
+        self.handoffs.outcomes.on_regret_s.append(self.dashboard.receipts.on_regret)
         self.dispatcher = Dispatcher(
             self.decider,
             self.monitor,

@@ -163,7 +163,7 @@ def _sglang(common: dict[str, Any], message: Any) -> dict[str, Any]:
         sampling["no_stop_trim"] = True
     sampling |= _guide_of(message, EngineKind.SGLANG, {
         _GUIDES.GUIDE_TYPE_JSON: lambda guide: {"json_schema": '{"type": "object"}'},
-        _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json_schema": guide},
+        _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json_schema": _schema(guide) and guide},
         _GUIDES.GUIDE_TYPE_REGEX: lambda guide: {"regex": guide},
         _GUIDES.GUIDE_TYPE_EBNF_GRAMMAR: lambda guide: {"ebnf": guide},
     })  # fmt: skip
