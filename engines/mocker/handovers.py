@@ -194,12 +194,13 @@ class RankTransfers:
             cache_salt=request.cache_namespace,
             worker_id=hint.worker_id,
         )
+
+        def failed(error: RemotePrefillError) -> None:
+            self._live.give_up(request.request_id, NotBroughtError(str(error)))
+
         self.transfer.expect(1)
         try:
-            await self.remote.prefill(
-                prompt,
-                lambda error: self._live.give_up(request.request_id, NotBroughtError(str(error))),
-            )
+            await self.remote.prefill(prompt, failed)
         finally:
             self.transfer.expect(-1)
 

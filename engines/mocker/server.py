@@ -38,8 +38,8 @@ class MockServer:
         queues: QueueMetrics | None = None,
     ) -> None:
         """`registration`: under which it is found; without one it is not. `store`: where other
-        engines are. `metrics`, `queues`: where transfers and queued prompts are counted, if those of
-        others are counted there."""
+        engines are. `metrics`, `queues`: where transfers and queued prompts are counted, if those
+        of others are counted there."""
         self.registration = registration
         self._store = store
         self._metrics = metrics or TransferMetrics()
