@@ -150,6 +150,7 @@ BENCHES: Mapping[str, Entry] = {
         "settings:SelectionBenchConfig",
         "selection:run",
     ),
+    "transfer": _bench("KV blocks from engine to engine.", "transfer:TransferBenchConfig"),
 }
 ENGINES: Mapping[str, Entry] = {
     "trtllm": Entry(

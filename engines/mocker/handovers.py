@@ -136,7 +136,7 @@ class RankTransfers:
         return self._live.let_go(number)
 
     def on_notification(self, engine_id: str, notification: Notification) -> None:
-        """A reader has ended, or a writer of which somebody else knows."""
+        """A reader has ended, or a prefill engine of the queue that writes into our blocks."""
         if notification.status in ("done", "failed") and not self.end_lease(notification.attempt):
             if self.remote is not None:
                 self.remote.on_notification(notification)
@@ -156,7 +156,7 @@ class RankTransfers:
         if not count:
             self._report(peer, Notification(offer.attempt))
             return
-        # The reader is a writer of its own blocks: they are nobody else's until it has ended.
+        # The reader is a writer of its own blocks: no other may have them until it has ended.
         own = f"{offer.attempt}<{transfer.engine_id}"
         grants = transfer.grants
         grants.grant(incoming.blocks, own, deadline=0.0, writer=transfer.engine_id)

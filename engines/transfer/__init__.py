@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .interface import CORRUPT, Notification, Offer, Peer, Revocation, Transfer
     from .metrics import TransferMetrics
     from .nixl import NixlTransfer
-    from .none import NoTransfer
     from .shm import ShmTransfer
     from .tickets import Ticket, TransferError, TransferState
 
@@ -28,7 +27,6 @@ __getattr__ = lazy_names(
         **dict.fromkeys(_INTERFACE.split(), ".interface"),
         "TransferMetrics": ".metrics",
         "NixlTransfer": ".nixl",
-        "NoTransfer": ".none",
         "ShmTransfer": ".shm",
         **dict.fromkeys(("Ticket", "TransferError", "TransferState"), ".tickets"),
     },

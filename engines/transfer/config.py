@@ -95,9 +95,9 @@ class TransferConfig:
     def open(
         self, blocks: int, seconds_of: Callable[[int], float] = lambda size: 0.0
     ) -> Transfer[Any]:
-        """One end, for an engine of so many blocks, on the loop that runs.
+        """One end, for an engine with this number of blocks, on the loop that runs.
 
-        `seconds_of`: how long so many bytes take where none are moved. ConfigError if the way
+        `seconds_of`: how long a number of bytes takes where none are moved. ConfigError if the way
         cannot be used here.
         """
         engine_id = new_engine_id()

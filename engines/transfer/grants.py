@@ -5,7 +5,7 @@
 A block is in at most one grant. A grant ends by its writer's word (done or failed), by a
 revocation that the transfer carried out, or by quarantine where it could not: then the blocks are
 free once the writer has answered after all, or is known dead and its last bytes have drained. The
-passing of time alone never frees a block that somebody may write into.
+passing of time alone never frees a block that an engine may write into.
 
 Each block has an epoch, which changes when a permission to write or read it ends. A number is never
 used twice in an arena.
@@ -64,7 +64,7 @@ class _Open:
 
 
 class BlockGrants:
-    """Of an arena of so many blocks. Time is given to each call, in seconds of one clock."""
+    """Of one arena. Time is given to each call, in seconds of one clock."""
 
     def __init__(
         self,

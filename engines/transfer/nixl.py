@@ -28,8 +28,8 @@ from .metadata import EngineMetadata, read_metadata
 from .tickets import Ticket, TransferError, finished, settled
 
 INSTALL = "pip install --no-deps nixl-cu12 nixl"
-POLL_S = 0.0005
-IDLE_S = 0.05
+RUNNING_S, EXPECTED_S, IDLE_S = 0.0001, 0.00025, 0.05
+"""Between two polls: while a transfer of ours runs, while peers are expected, and else."""
 _START_S = 30.0
 _Handle = Any
 _Descriptors = list[tuple[int, int, int]]
@@ -258,7 +258,10 @@ class NixlTransfer:
 
     def _open(self) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
-        nixl = import_module("nixl")
+        try:
+            nixl = import_module("nixl")
+        except ModuleNotFoundError:
+            nixl = import_module("nixl_cu12")
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         self._agent: Any = nixl.nixl_agent(self.engine_id, config)
         self._memory = self._agent.register_memory(_region(self.arena.words), "DRAM")
@@ -272,8 +275,11 @@ class NixlTransfer:
 
     def _take_jobs(self) -> bool:
         """Do what the loop has asked for, after a wait; False: close."""
-        is_busy = self._running or self._expected > 0 or self.grants.open_attempts
-        wait = POLL_S if is_busy else IDLE_S
+        wait = IDLE_S
+        if self._running:
+            wait = RUNNING_S
+        elif self._expected > 0 or self.grants.open_attempts:
+            wait = EXPECTED_S
         try:
             job = self._jobs.get(timeout=wait)
             while True:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -298,7 +299,8 @@ async def test_a_missing_nixl_and_a_ucx_without_transport_are_named(
 ) -> None:
     config = TransferConfig(transfer="nixl")
     with monkeypatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "nixl", None)
+        patch.setitem(sys.modules, "nixl", None)
+        patch.setitem(sys.modules, "nixl_cu12", None)
         with pytest.raises(ConfigError, match="pip install --no-deps nixl-cu12 nixl"):
             config.open(8)
     pytest.importorskip("nixl")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.block_ends import BLOCKS, End, open_end, other_process, two_ends
+from support.engines.block_ends import BLOCKS, End, open_end, other_process, two_ends
 from support.polling import until
 
 from dynamo_router.engines.transfer import (
