@@ -163,7 +163,6 @@ def choose_pair(
     prefill: Side | None,
     output_tokens: int | None,
     queue_threshold: float | None,
-    now: float,
 ) -> tuple[Verdict, Leg, Leg | None]:
     """The verdict, the decode worker's leg, and the prefill worker's where that computes. The rule
     takes note of a prompt that the decode worker is given.
@@ -203,7 +202,7 @@ def choose_pair(
     worker = decode.registry.worker(chosen.number)
     if computing.any():
         step_s = 0.0 if chosen.foreseen is None else chosen.foreseen.decode_step_s
-        price = rule.price(worker, step_s, now)
+        price = rule.price(worker, step_s, here.now)
         local, remote = _forecasts(chosen, source, target, handoff_s, price)
     threshold = config.disagg_prefill_busy_threshold
     facts = PairFacts(
@@ -218,7 +217,7 @@ def choose_pair(
     if verdict.remote:
         return verdict, target, source
     if chosen.foreseen is not None:
-        rule.on_local(worker, chosen.foreseen.prefill_s, now)
+        rule.on_local(worker, chosen.foreseen.prefill_s, here.now)
     return verdict, chosen, None
 
 

@@ -172,6 +172,11 @@ class Foreseen(NamedTuple):
     decode_step_s: float
     """of a step that computes none, for those that decode there now"""
 
+    @property
+    def ttft_s(self) -> float:
+        """Until its first token."""
+        return self.wait_s + self.prefill_s + self.memory_s
+
 
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.

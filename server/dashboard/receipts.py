@@ -95,7 +95,7 @@ class Receipts:
                 kept.disagg["prefill_worker"] = worker_key(pair.prefill.worker)
 
     def on_regret(self, request_id: str, seconds: float) -> None:
-        """The first token of a request came so much later than was forecast."""
+        """The first token of a request came later than was forecast, by these seconds."""
         kept = self._kept.get(request_id)
         if kept is not None and kept.disagg is not None:
             kept.disagg["regret_s"] = seconds

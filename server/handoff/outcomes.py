@@ -41,8 +41,8 @@ class HandoffOutcomes:
         return max(least, FORECAST_FACTOR * (pair.remote_s or 0.0))
 
     def on_handed_over(self, leg: PrefillLeg, pair: PairDecision) -> None:
-        """The decode worker's first token is out. No time passed where that of its prefill worker
-        is not heard of yet."""
+        """The decode worker's first token is out. No time passed where its prefill worker has
+        not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
         decode = pair.decode
         tokens = decode.request_blocks * self._block_size - decode.cached_tokens

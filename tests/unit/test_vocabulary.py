@@ -127,7 +127,7 @@ DIALECT = {
     "what is [a-z]+ of it": 13,
     "tells?": 263,
     "hears?": 79,
-    "heard": 196,
+    "heard": 198,
     "owe[ds]?": 15,
     "no good": 26,
     "(somebody|nobody|anybody|everybody) else": 17,

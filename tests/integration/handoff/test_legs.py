@@ -263,5 +263,5 @@ async def test_both_sums_and_the_regret_of_a_decision_are_shown() -> None:
                 assert found[f"{name}_count"] == 1
                 assert found[f"{name}_sum"] == pytest.approx(shown[f"{way}_s"])
             assert found['dynamo_router_disagg_regret_seconds_bucket{le="+Inf"}'] == 1
-    (line,) = [each for each in lines if each["event"] == "request ended"]
+    (line,) = [each for each in lines if each.get("request_id") == "r1"]
     assert line["disagg_local_s"] == pytest.approx(shown["local_s"], abs=1e-6)
