@@ -12,6 +12,7 @@ from functools import partial
 from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
 from ..router.policy import MODES
+from .demo_disagg import DisaggDemo, run_disagg
 from .demo_page import DemoPage, watches_on_terminal
 from .load import OnStart, ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
@@ -40,6 +41,12 @@ class DemoConfig:
     block_size: int = option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = option(1024, "KV-cache blocks of each engine.")
     seed: int = option(0, "Content of the prompts.")
+    disagg: bool = option(
+        False,
+        "Show another thing: two prefill and two decode engines that share prompts through a queue,"
+        " beside four that do both. Of the others --seed, --progress and --json count.",
+        "--disagg",
+    )
     start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
@@ -173,6 +180,10 @@ def verdict(runs: Sequence[Run]) -> str:
 def run(config: DemoConfig) -> int:
     """The command: 0, or 1 if a request failed."""
     output = Output(config.json)
+    if config.disagg:
+        shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return 0 if runner.run(run_disagg(shown, output)) else 1
     done: list[Run] = []
 
     def show(runs: list[Run]) -> None:

@@ -45,7 +45,7 @@ class BlockMoves:
         """`find_metadata`: where engines' metadata are found; None: in the handoffs alone.
         `seconds_of`: see TransferConfig.open."""
         self.ranks: list[RankTransfers] = []
-        self._config, self._metrics, self._hands_over = config, metrics, hands_over
+        self._config, self.metrics, self._hands_over = config, metrics, hands_over
         self._find, self._seconds_of = find_metadata, seconds_of
 
     def open(self, ranks: Iterable[LiveEngine]) -> None:
@@ -59,7 +59,7 @@ class BlockMoves:
                     transfer,
                     live,
                     self._find or _find_none,
-                    self._metrics,
+                    self.metrics,
                     lease_s=self._config.transfer_lease_s,
                     deadline_s=self._config.transfer_timeout_s,
                 )

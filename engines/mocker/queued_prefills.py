@@ -80,6 +80,9 @@ class EngineQueue:
                 model=config.model_id,
                 find_metadata=self._find,
             )
+            self.consumer.on_written.append(
+                lambda transfer, ticket: moves.metrics.observe(transfer.kind, "write", ticket)
+            )
             self.consumer.start()
             return
         own = config.queue.max_local_prefill_length, config.queue.max_prefill_queue_size

@@ -21,7 +21,7 @@ from ...base.errors import InvalidRequestError, NoWorkersError, RouterError, Wor
 from ...process.supervised import stopped, supervise
 from ...runtime.kv_stores import StoreError
 from ...runtime.work_queues import DeadLetters, Delivery, GroupReader, WorkQueue
-from ..transfer import CORRUPT, Transfer, TransferError
+from ..transfer import CORRUPT, Ticket, Transfer, TransferError
 from .config import PrefillQueueConfig
 from .messages import (
     Ask,
@@ -103,6 +103,8 @@ class PrefillConsumer:
         self._task: asyncio.Task[None] | None = None
         self.on_begun: list[Callable[[RemotePrefillRequest], None]] = []
         """called when a prompt is given to the engine"""
+        self.on_written: list[Callable[[Transfer[Any], Ticket], None]] = []
+        """called when a write is over, however it ended"""
 
     @property
     def is_reading(self) -> bool:
@@ -266,6 +268,8 @@ class PrefillConsumer:
                     await transfer.finished(ticket)
                 finally:
                     await transfer.settled(ticket)
+                    for written in self.on_written:
+                        written(transfer, ticket)
         except TransferError as error:
             if error.reason != "revoked":  # the attempt is over, or another engine's
                 raise _judged(error) from None

@@ -113,6 +113,8 @@ async def test_an_answer_is_that_of_a_worker_that_does_both(serving: Any, kind: 
     answer = await found.ask()
     assert answer["choices"] == plain["choices"]
     assert found.outcome("landed") == 1
+    page = found.prefill.metrics.text().decode()
+    assert f'transfer_bytes_total{{direction="write",transfer="{kind}"}}' in page
     (ours,) = found.decode.engines[0].moves.ranks
     assert (ours.contents.corrupt, bool(ours.contents.checked)) == (0, kind != "none")
     assert (await found.ask())["usage"]["prompt_tokens_details"]["cached_tokens"] >= 80
