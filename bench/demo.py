@@ -12,7 +12,6 @@ from functools import partial
 from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
 from ..router.policy import MODES
-from .demo_disagg import DisaggDemo, run_disagg
 from .demo_page import DemoPage, watches_on_terminal
 from .load import OnStart, ServeProcess, mock_fleet_arguments, progress_bar
 from .replay import ReplayConfig, new_loop, replay
@@ -181,6 +180,8 @@ def run(config: DemoConfig) -> int:
     """The command: 0, or 1 if a request failed."""
     output = Output(config.json)
     if config.disagg:
+        from .demo_disagg import DisaggDemo, run_disagg  # with NATS' client, for this alone
+
         shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return 0 if runner.run(run_disagg(shown, output)) else 1

@@ -136,7 +136,7 @@ class EngineQueue:
         return replace(local, handoff=hint.encode()), hint
 
     async def drain(self, grace_s: float) -> None:
-        """Of a prefill engine: take no more, and finish what it has within so long."""
+        """Of a prefill engine: take no more, and finish what it has within that time."""
         if self.consumer is None:
             return
         self.consumer.drain()

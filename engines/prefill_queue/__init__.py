@@ -5,26 +5,24 @@ have `RemotePrefills`, prefill engines a `PrefillConsumer`; both know each other
 `engines.transfer`.
 """
 
+from typing import TYPE_CHECKING
+
+from ...base.lazy_names import lazy_names
 from .config import PrefillQueueConfig
-from .consumer import ComputedPrompt, PrefillConsumer, PromptComputer
-from .messages import (
-    QueueMessageError,
-    RemotePrefillRequest,
-    encode_request,
-    read_request,
-)
-from .metrics import QueueMetrics
-from .names import QueueNames
-from .remote_prefills import QueuedPrompt, RemotePrefillError, RemotePrefills
-from .thresholds import PrefillThresholds, Thresholds
+
+if TYPE_CHECKING:
+    from .consumer import ComputedPrompt, PrefillConsumer
+    from .messages import RemotePrefillRequest
+    from .metrics import QueueMetrics
+    from .names import QueueNames
+    from .remote_prefills import QueuedPrompt, RemotePrefillError, RemotePrefills
+    from .thresholds import PrefillThresholds, Thresholds
 
 __all__ = [
     "ComputedPrompt",
     "PrefillConsumer",
     "PrefillQueueConfig",
     "PrefillThresholds",
-    "PromptComputer",
-    "QueueMessageError",
     "QueueMetrics",
     "QueueNames",
     "QueuedPrompt",
@@ -32,6 +30,19 @@ __all__ = [
     "RemotePrefillRequest",
     "RemotePrefills",
     "Thresholds",
-    "encode_request",
-    "read_request",
 ]
+
+# Settings are read without NATS' client.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("ComputedPrompt", "PrefillConsumer"), ".consumer"),
+        "RemotePrefillRequest": ".messages",
+        "QueueMetrics": ".metrics",
+        "QueueNames": ".names",
+        **dict.fromkeys(
+            ("QueuedPrompt", "RemotePrefillError", "RemotePrefills"), ".remote_prefills"
+        ),
+        **dict.fromkeys(("PrefillThresholds", "Thresholds"), ".thresholds"),
+    },
+)

@@ -144,7 +144,7 @@ class PrefillConsumer:
         await self.close()
 
     async def _listen(self) -> None:
-        """Hear of attempts that are over, and of messages that were delivered for the last time."""
+        """Follow attempts that are over, and messages that were delivered for the last time."""
         names = self._names
         while True:
             self._lost.clear()

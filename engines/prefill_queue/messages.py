@@ -19,7 +19,7 @@ from ..transfer import Grant
 
 VERSION = 1
 PACKED_FROM = 1024
-"""Prompts of so many tokens have them in `prompt_tokens_b64`."""
+"""Prompts of as many tokens have them in `prompt_tokens_b64`."""
 MOST_BYTES = 1 << 20
 """Of a message; NATS takes no more unless its operator says so."""
 REASONS = (

@@ -335,7 +335,7 @@ class RemotePrefills:
             attempt.last_sign = asyncio.get_running_loop().time()
         if ask.k == "failed" and attempt is not None:
             self.on_notification(Notification(ask.grant, "", 0, "failed", ask.error))
-            if not ask.grant:  # it is out of the queue, whoever had it last
+            if not ask.grant:  # it is out of the queue
                 attempt.fail(f"its prefill engine: {ask.error}", "failed")
         elif ask.k in ("take", "landed"):
             self._run(self._answer(ask, attempt, message.reply))

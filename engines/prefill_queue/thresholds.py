@@ -37,12 +37,12 @@ class PrefillThresholds(NamedTuple):
         )
 
     def is_short(self, uncached_tokens: int) -> bool:
-        """Whether the decode engine computes a prompt with so many tokens to compute itself."""
+        """Whether the decode engine computes a prompt itself that has these tokens to compute."""
         most = self.max_local_prefill_length
         return most is not None and uncached_tokens <= most
 
     def is_full(self, queued: int) -> bool:
-        """Whether it does because of so many prompts in the queue."""
+        """Whether it does because of the prompts in the queue."""
         return self.max_prefill_queue_size is not None and queued >= self.max_prefill_queue_size
 
 

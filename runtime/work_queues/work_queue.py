@@ -99,7 +99,7 @@ class WorkQueue:
             raise self._refused(error) from None
 
     async def delete(self, sequence: int) -> None:
-        """Take a message out, whoever has it. Nothing if it is gone."""
+        """Take a message out, also from its reader. Nothing if it is gone."""
         await self._ask_or_none(lambda js: js.delete_msg(self.settings.stream, sequence))
 
     async def message(self, sequence: int) -> bytes | None:
