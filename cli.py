@@ -179,7 +179,7 @@ WORKERS: Mapping[str, Entry] = {
         ("remove", "remove", "Forget one."),
     )
 }
-SERVERS = ("serve", "frontend")
+SERVERS = ("serve", "frontend", "epp")
 """The commands that run until a signal ends them, each with a configuration file."""
 NAMES = (*COMMANDS, *BENCHES, *ENGINES, "workers")
 """What the prefixes of environment names are made of."""
