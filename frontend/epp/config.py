@@ -116,7 +116,6 @@ class PickerConfig(ServeConfig):
         for key, wanted in (
             ("limits.hedge_after_s", self.limits.hedge_after_s is not None),
             ("limits.migration_limit", self.limits.migration_limit > 0),
-            ("router.router_prefetch", self.router.router_prefetch),
         ):
             if wanted:
                 raise bad_setting(key, "Envoy carries the requests of a picker, not the router")

@@ -24,7 +24,6 @@ from dynamo_router.base.errors import ConfigError
 from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.epp.proto import processing_pb2 as pb
-from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.call_limits import PROCESSOR
 from dynamo_router.server.request_limits import RequestLimits
 
@@ -294,10 +293,6 @@ async def _is(found: Any, wanted: list[int]) -> bool:
         ({"workers": ()}, "workers: there is no endpoint to pick"),
         ({"limits": RequestLimits(hedge_after_s=1.0)}, "limits.hedge_after_s: Envoy carries"),
         ({"limits": RequestLimits(migration_limit=1)}, "limits.migration_limit: Envoy carries"),
-        (
-            {"router": KvRouterConfig(router_prefetch=True)},
-            "router.router_prefetch: Envoy carries the requests",
-        ),
         ({"grpc_port": 70000}, "grpc_port: must be in 0..65535"),
         ({"grpc_health_port": -1}, "grpc_health_port: must be in 0..65535"),
         ({"endpoint_port": 0}, "endpoint_port: must be in 1..65535"),
