@@ -147,6 +147,7 @@ BENCHES: Mapping[str, Entry] = {
         "settings:SelectionBenchConfig",
         "selection:run",
     ),
+    "transfer": _bench("KV blocks from engine to engine.", "transfer:TransferBenchConfig"),
 }
 ENGINES: Mapping[str, Entry] = {
     "trtllm": Entry(
@@ -175,7 +176,7 @@ WORKERS: Mapping[str, Entry] = {
         ("remove", "remove", "Forget one."),
     )
 }
-SERVERS = ("serve", "frontend")
+SERVERS = ("serve", "frontend", "epp")
 """The commands that run until a signal ends them, each with a configuration file."""
 NAMES = (*COMMANDS, *BENCHES, *ENGINES, "workers")
 """What the prefixes of environment names are made of."""

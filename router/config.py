@@ -48,6 +48,12 @@ class KvRouterConfig:
         "--router-policy",
         short=True,
     )
+    shadow_policy: str | None = option(
+        None,
+        "With mode kv: a policy, or another mode, that is asked for each request too and only"
+        " counted: what it would have chosen, and gained by the forecast's word.",
+        "--shadow-policy",
+    )
     block_size: int = option(
         64,
         "Tokens in a KV-cache block; must equal the engines'.",
@@ -234,6 +240,8 @@ class KvRouterConfig:
             raise bad_setting("router_track_output_blocks", "needs router_track_active_blocks")
 
     def _check_policy(self) -> None:
+        if self.shadow_policy is not None and self.mode != "kv":
+            raise bad_setting("shadow_policy", f"is compared in mode kv, not in mode {self.mode}")
         if self.policy is None:
             return
         kind, colon, given = self.policy.partition(":")
@@ -244,14 +252,14 @@ class KvRouterConfig:
                 raise bad_setting("policy", f"{given!r} in {self.policy!r} is no number") from None
             check_finite("policy", scale, 0)
             for key in ("prefill_load_scale", "overlap_score_weight"):
-                if getattr(self, key) != _default_of(key):
+                if getattr(self, key) != default_of(key):
                     raise bad_setting(key, f"the policy {self.policy!r} has set it")
         elif kind != DYNAMO and self.mode == "kv" and (knob := self._dynamo_knob()) is not None:
             raise bad_setting(knob, f"has no effect with the policy {self.policy!r}")
 
     def _dynamo_knob(self) -> str | None:
         """A knob of Dynamo's cost that was set to something of its own."""
-        return next((key for key in DYNAMO_KNOBS if getattr(self, key) != _default_of(key)), None)
+        return next((key for key in DYNAMO_KNOBS if getattr(self, key) != default_of(key)), None)
 
     @property
     def policy_name(self) -> str:
@@ -290,5 +298,6 @@ class KvRouterConfig:
         )
 
 
-def _default_of(key: str) -> Any:
+def default_of(key: str) -> Any:
+    """A setting's default."""
     return KvRouterConfig.__dataclass_fields__[key].default

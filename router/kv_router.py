@@ -65,7 +65,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self._source = CandidateSource(self.registry, self.index, self.slots, self.config)
         self._choice = PolicyChoice(self.config, strategy)
         self._policy = self._choice.policy
-        self._learner = self._policy if self._policy.learns else Policy()  # gets requests
+        self.shadow, self._learner = self._choice.shadow, self._choice.learner
         self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
         self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
@@ -238,6 +238,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 temperature=temperature,
                 preferred=preferred,
             )
+            if self.shadow is not None and pin is None and not overrides:
+                self.shadow.compare(policy, candidates, number)
             return self._book(
                 request_id,
                 number,
@@ -524,8 +526,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def _require_free(self, request_id: str | None) -> None:
         if request_id is not None and self.slots.worker_of(request_id) is not None:
-            text = f"request id {request_id!r} is in use"
-            raise InvalidRequestError(text, field="request_id")
+            raise InvalidRequestError(f"request id {request_id!r} is in use", field="request_id")
 
     def _book(
         self,
@@ -575,7 +576,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if now >= self._source.expire_at:
             for request_id in self._source.expire(now):
                 self.limits.tenants.on_ends((request_id,), now)
-                self._policy.on_end(request_id, now, None)
+                self._learner.on_end(request_id, now, None)
         return now
 
     def _on_add(self, worker: WorkerWithDpRank, number: int) -> None:
@@ -592,8 +593,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 self._dropped += dropped
             self.index.unbind(worker)
             self._source.on_worker_gone(number)
-            self._policy.on_worker_gone(number)
+            self._learner.on_worker_gone(number)
 
     def _on_update(self, entry: WorkerEntry) -> None:
         with self._lock:
-            self._source.on_worker(entry, self._policy)
+            self._source.on_worker(entry, self._learner)

@@ -6,11 +6,23 @@ router's settings to a Policy. examples/custom_policy.py shows both ways to use 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
 
 from ..base.errors import ConfigError
-from .config import DYNAMO, FORECAST, KvRouterConfig
-from .policy import DynamoCost, ForecastParams, ForecastPolicy, GuardedPolicy, Policy, mode_policy
+from .config import DYNAMO, DYNAMO_KNOBS, FORECAST, KvRouterConfig, default_of
+from .policy import (
+    MODES,
+    BothLearn,
+    DynamoCost,
+    ForecastParams,
+    ForecastPolicy,
+    GuardedPolicy,
+    Mode,
+    Policy,
+    Shadow,
+    mode_policy,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -55,6 +67,26 @@ def guarded(policy: Policy, name: str, config: KvRouterConfig) -> Policy:
     return GuardedPolicy(policy, name, _dynamo(config))
 
 
+def new_shadow(config: KvRouterConfig) -> Shadow | None:
+    """The policy that these settings have compared, if any; see KvRouterConfig.shadow_policy.
+
+    Raises ConfigError as `new_policy`.
+    """
+    name = config.shadow_policy
+    if name is None:
+        return None
+    rng = Random(config.seed)  # of its own: what serves draws as without it
+    plain = replace(config, shadow_policy=None, **{key: default_of(key) for key in DYNAMO_KNOBS})
+    if name != "kv" and name in MODES:
+        return Shadow(name, mode_policy(cast(Mode, name)), rng)
+    try:
+        return Shadow(name, new_policy(replace(plain, policy=name)), rng)
+    except ConfigError as error:
+        known = ", ".join((*known_policies(), *(mode for mode in MODES if mode != "kv")))
+        text = f"shadow_policy: {name!r} is none of {known}, or cannot be made: {error}"
+        raise ConfigError(text, key="shadow_policy") from None
+
+
 class PolicyChoice:
     """The policy that decides for a router, and what a request's own settings make of it.
 
@@ -70,6 +102,11 @@ class PolicyChoice:
             raise ConfigError(f"strategy: {given!r} is no Policy", key="strategy")
         else:
             self.policy = guarded(given, type(given).__name__, config)
+        self.shadow = shadow = new_shadow(config)
+        self.learner: Policy = self.policy if self.policy.learns else Policy()
+        """learns what becomes of requests"""
+        if shadow is not None:
+            self.learner = BothLearn(self.learner, shadow.policy)
 
     def change(self, config: KvRouterConfig) -> None:
         """Use other weights and another temperature; the kind of policy stays what it is."""

@@ -15,7 +15,7 @@ Changes = list[tuple[int, list[KvEvent]]]
 
 
 class TrtllmCache:
-    """One engine's ranks. A number that is missing says that the engine's buffer ran over: it tells
+    """One engine's ranks. A number that is missing says that the engine's buffer ran over: it sends
     nothing again, so what was known of the rank is forgotten; blocks that it stores later, behind
     blocks that are not known any more, are not published until the engine stores those anew."""
 

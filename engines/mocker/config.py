@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ...process.settings import bad_setting, option
 from ..serving import ServingConfig, require, require_choice, require_positive
+from ..transfer import TransferConfig
 from .tiers import TierConfig
 from .timing import StepTiming, load_timing
 
@@ -217,6 +218,7 @@ class MockerConfig(ServingConfig):
         25.0, "Gigabytes a second at which a decode engine takes the prompt that it is handed."
     )
     transfer_latency_ms: float = option(2.0, "And how long that takes beside.")
+    moves: TransferConfig = field(default_factory=TransferConfig, metadata={"inline": True})
     speedup_ratio: float = option(
         1.0, "How much faster than real time the engines run.", short=True
     )
@@ -231,6 +233,11 @@ class MockerConfig(ServingConfig):
         "given: none.",
         short=True,
     )
+    metrics_port: int | None = option(
+        None,
+        "HTTP port, on --host, of /metrics: what --transfer moves and checks; 0 takes a free one."
+        " Not given: none.",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -243,6 +250,8 @@ class MockerConfig(ServingConfig):
         super().__post_init__()
         if self.fault_port is not None:
             require("fault_port", 0 <= self.fault_port <= 65535, "must be in 0..65535")
+        if self.metrics_port is not None:
+            require("metrics_port", 0 <= self.metrics_port <= 65535, "must be in 0..65535")
         if self.worker_id is not None:
             last_id = self.worker_id + self.workers - 1
             require("worker_id", last_id < 2**64, "must fit 64 bits")
@@ -251,6 +260,9 @@ class MockerConfig(ServingConfig):
         require_positive("transfer_gbps", self.transfer_gbps)
         latency = self.transfer_latency_ms
         require("transfer_latency_ms", 0 <= latency < math.inf, "must be 0 or more")
+        if self.moves.transfer is not None:
+            text = f"{self.engine.engine_type} takes no prompts whose blocks are moved (transfer)"
+            require("engine_type", self.engine.engine_type == "vllm", text)
         require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
         require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)

@@ -1,9 +1,10 @@
 """What mock engines hand over in disaggregated serving, and which requests are for which of them.
 
-No bytes are moved between mock engines. A decode worker keeps blocks free for a prompt that it is
-handed, has it after the time that a transfer takes, and computes none of it. It takes a handoff
-only from a prefill worker that it could have the cache of, whose blocks are cached and not held for
-it.
+A decode worker keeps blocks free for a prompt that it is handed, has it after the time that a
+transfer takes, and computes none of it. It takes a handoff only from a prefill worker that it could
+have the cache of. With `--transfer` the handoff offers the prompt's blocks, which the decode worker
+reads: see handovers.py. Without it no bytes are moved, and what a prefill worker has computed is
+cached there and not held.
 """
 
 from dataclasses import replace
@@ -14,6 +15,7 @@ import msgspec
 from ...base.errors import UNREADABLE, InvalidRequestError
 from ...workers.dialects import CONTEXT_ONLY
 from ..serving import EngineRequest, unsupported
+from ..transfer import Offer
 
 
 class Handoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,6 +25,10 @@ class Handoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     block_size: int
     prompt_tokens: int
+    offer: Offer | None = None
+    """of the prompt's blocks, where they are really moved"""
+    metadata: bytes | None = None
+    """of the engine that offers them, if it is in no store"""
 
 
 class DisaggregationRole(NamedTuple):
@@ -38,9 +44,12 @@ class DisaggregationRole(NamedTuple):
         """Whether it computes prompts for others, and nothing else."""
         return self.mode == "prefill"
 
-    def handoff(self, prompt_tokens: int) -> Handoff:
+    def handoff(
+        self, prompt_tokens: int, offer: Offer | None = None, metadata: bytes | None = None
+    ) -> Handoff:
         """What it says of a prompt of that length."""
-        return Handoff(self.worker_id, self.model, self.block_size, prompt_tokens)
+        size = self.block_size
+        return Handoff(self.worker_id, self.model, size, prompt_tokens, offer, metadata)
 
     def take(self, request: EngineRequest) -> EngineRequest:
         """A request as this kind of worker runs it. InvalidRequestError if it is not for it."""
@@ -53,10 +62,10 @@ class DisaggregationRole(NamedTuple):
         if self.hands_over:
             return replace(request, max_tokens=1, min_tokens=0)
         if request.handoff is not None:
-            self.check_handoff(request.handoff, len(request.token_ids))
+            self.read_handoff(request.handoff, len(request.token_ids))
         return request
 
-    def check_handoff(self, handoff: bytes, prompt_tokens: int) -> None:
+    def read_handoff(self, handoff: bytes, prompt_tokens: int) -> Handoff:
         """InvalidRequestError for what does not come from a partner of ours, for such a prompt."""
         try:
             found = msgspec.json.decode(handoff, type=Handoff)
@@ -69,6 +78,7 @@ class DisaggregationRole(NamedTuple):
             theirs, wanted = getattr(found, name), getattr(ours, name)
             if theirs != wanted:
                 raise _no_handoff(f"its {name} is {theirs}, not {wanted}")
+        return found
 
 
 def _no_handoff(why: str) -> InvalidRequestError:

@@ -6,6 +6,7 @@ those of the simulation (_engine.pyx); here are the tokens, and what a request m
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from typing import Any, NamedTuple
 
 from ...base.errors import InvalidRequestError, NoWorkersError
@@ -20,7 +21,9 @@ from ..serving import (
     KvEvent,
     unsupported,
 )
+from ..transfer import CORRUPT
 from .config import EngineConfig
+from .contents import CacheContents
 from .core import SingleEngine
 from .sampling import banned_tokens
 from .sequence import Sequence
@@ -40,6 +43,10 @@ class StepResult(NamedTuple):
     arriving: list[tuple[str, int]]
     """requests that have blocks for a prompt that is handed over, and how many of its tokens are to
     come: see `arrive`"""
+    kept: Sequence_[tuple[int, Sequence]] = ()
+    """prompts that are kept for their readers, by number: see `let_go`"""
+    corrupt: Sequence_[tuple[str, str]] = ()
+    """requests that have read wrong contents, and what of it: they are aborted"""
 
 
 class MockEngine:
@@ -47,10 +54,17 @@ class MockEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        self.contents: CacheContents | None = None
+        """of its blocks, if they have any; set before there is a request"""
+        self.hands_over = False
+        """whether it keeps prompts that it has computed for their readers; the same"""
         self._core = SingleEngine(config, config.timing)
         self._live: dict[str, int] = {}
         self._sequences: dict[int, Sequence] = {}
         self._arriving: set[int] = set()
+        self._kept: dict[int, tuple[Sequence, list[int]]] = {}  # with the blocks beside the cache
+        self._handed_over: dict[int, list[int]] = {}  # the same, of those that have just come
+        self._early: list[KvEvent] = []  # of the next step
         self._last_number = 0
         # By tier, as announced; on the device a parent comes before its children.
         self._cached: dict[StorageTier, dict[int, CachedBlock]] = {
@@ -81,6 +95,11 @@ class MockEngine:
     def has_work(self) -> bool:
         """Whether a request is here that waits for no prompt."""
         return len(self._live) > len(self._arriving)
+
+    @property
+    def kept(self) -> int:
+        """Prompts that are kept for their readers."""
+        return len(self._kept)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._live
@@ -141,8 +160,11 @@ class MockEngine:
 
     def clear(self) -> list[KvEvent]:
         """Forget the whole cache, while there is no request; what changed."""
-        assert not self._live
+        assert not self._live and not self._kept
         self._core = SingleEngine(self.config, self.config.timing)
+        self._early.clear()
+        if self.contents is not None:
+            self.contents.clear()
         for blocks in self._cached.values():
             blocks.clear()
         return [CacheCleared()]
@@ -155,14 +177,44 @@ class MockEngine:
         del self._sequences[number]
         self._arriving.discard(number)
         self._core.abort(number)
+        self._give_back(self._handed_over.pop(number, ()))
         return True
 
-    def arrive(self, request_id: str) -> None:
-        """The prompt of a request that was handed over has come. Nothing if it has left."""
+    def arrive(self, request_id: str, landed: Iterable[int] = ()) -> None:
+        """The prompt of a request that was handed over has come. Nothing if it has left.
+
+        `landed`: the blocks of the arena that have what was to come, in its order.
+        """
         number = self._live.get(request_id)
-        if number in self._arriving:
-            self._arriving.remove(number)
-            self._core.arrive(number)
+        if number is None or number not in self._arriving:
+            self._give_back(landed)
+            return
+        self._arriving.remove(number)
+        places: dict[int, int] = {}
+        if self.contents is not None:
+            blocks, hashes = list(landed), self._sequences[number].prompt_hashes()
+            places = dict(zip(hashes[len(hashes) - len(blocks) :], blocks, strict=True))
+            self._handed_over[number] = []
+        self._early += [self._event(change, places) for change in self._core.arrive(number)]
+        # Left are the partial block, and what was computed here meanwhile.
+        if places:
+            self._handed_over[number] = list(places.values())
+
+    def let_go(self, number: int) -> bool:
+        """A prompt is kept for its reader no longer; False if none of that number is."""
+        kept = self._kept.pop(number, None)
+        if kept is None:
+            return False
+        self._core.release(number)
+        self._give_back(kept[1])
+        return True
+
+    def kept_blocks(self, number: int) -> list[int]:
+        """Where a prompt that is kept lies in the arena, its partial block behind the others."""
+        assert self.contents is not None
+        sequence, beside = self._kept[number]
+        full = sequence.prompt_len // self.config.block_size
+        return self.contents.blocks_of(sequence.sequence_hashes[:full].tolist()) + beside
 
     def step(self, idle_s: float = 0.0) -> StepResult:
         """Begin the next step; the caller lets `duration_s` pass before it begins another one.
@@ -174,30 +226,80 @@ class MockEngine:
         if not self._live:
             return StepResult(0.0, [], [], 0, 0, [])
         seconds, tokens, changes, prefill_tokens, preempted, came = self._core.step(idle_s)
-        events = [self._event(change) for change in changes]
-        outputs = []
+        events, self._early = self._early, []
+        events += [self._event(change) for change in changes]
+        outputs, kept, corrupt = [], [], []
         for number, last, cached, preemptions in tokens:
             sequence = self._sequences[number]
             sequence.generated += 1
             sequence.cached_tokens = cached
             sequence.preemptions = preemptions
-            outputs.append(sequence)
+            request_id = sequence.request.request_id
+            why = None
+            if self.contents is not None and sequence.generated == 1:
+                why = self._read_contents(number, sequence, cached)
             if last:
                 sequence.finished = True
-                del self._sequences[number], self._live[sequence.request.request_id]
+                del self._sequences[number], self._live[request_id]
+                if self.hands_over and why is None and sequence.finish_reason == "length":
+                    self._keep(number, sequence)
+                    kept.append((number, sequence))
+                elif self.hands_over:
+                    self._core.release(number)
+            if why is None:
+                outputs.append(sequence)
+            else:
+                corrupt.append((request_id, why))
+                self.abort(request_id)  # unless it is over
         arriving = []
         for number, cached in came:
             self._arriving.add(number)
             sequence = self._sequences[number]
             arriving.append((sequence.request.request_id, sequence.prompt_len - cached))
-        return StepResult(seconds, outputs, events, prefill_tokens, preempted, arriving)
+        return StepResult(
+            seconds, outputs, events, prefill_tokens, preempted, arriving, kept, corrupt
+        )
+
+    def _read_contents(self, number: int, sequence: Sequence, cached: int) -> str | None:
+        """Read what a request was not computed from: what is wrong with it. At its first token."""
+        assert self.contents is not None
+        full = cached // self.config.block_size
+        beside = self._handed_over.pop(number, None)
+        hashes: list[int] = sequence.sequence_hashes[:full].tolist()
+        if beside is not None:
+            hashes = sequence.prompt_hashes()
+            full = sequence.prompt_len // self.config.block_size
+        wrong = self.contents.check(hashes[:full])
+        if beside is not None:
+            tail = beside[-1:] if len(hashes) > full else []
+            wrong += self.contents.check(hashes[full:], tail)
+            self._give_back(beside)
+        if not wrong:
+            return None
+        whose = "handed over" if beside is not None else "cached"
+        return (
+            f"{CORRUPT}: {wrong} of the prompt's {len(hashes)} {whose} blocks have wrong contents"
+        )
+
+    def _keep(self, number: int, sequence: Sequence) -> None:
+        beside: list[int] = []
+        if self.contents is not None:
+            full = sequence.prompt_len // self.config.block_size
+            beside = self.contents.add(sequence.prompt_hashes()[full:])
+        self._kept[number] = (sequence, beside)
+
+    def _give_back(self, blocks: Iterable[int]) -> None:
+        if self.contents is not None:
+            self.contents.give_back(blocks)
 
     def _handoff_of(self, request: EngineRequest) -> Handoff:
         """Whether its prompt comes from elsewhere; the profile classic computes it all the same."""
+        if self.hands_over:
+            return Handoff.HANDS_OVER
         is_given = request.handoff is not None and self.config.engine_type == "vllm"
         return Handoff.HANDED_OVER if is_given else Handoff.NONE
 
-    def _event(self, change: tuple[Any, Any, Any]) -> KvEvent:
+    def _event(self, change: tuple[Any, Any, Any], landed: dict[int, int] | None = None) -> KvEvent:
         """A change of the native cache, with the tokens that belong to it.
 
         (number, first, count): blocks of a sequence are on the device now; (came, tier, hashes):
@@ -208,6 +310,8 @@ class MockEngine:
             if not came:
                 for block_hash in hashes:
                     del self._cached[tier][block_hash]
+                if tier == "device" and self.contents is not None:
+                    self.contents.remove(hashes)
                 return BlocksRemoved(hashes, tier)
             blocks = [self._known(block_hash) for block_hash in hashes]
         else:
@@ -217,6 +321,8 @@ class MockEngine:
         # Lower tiers get the last block of a chain first: see cached_blocks.
         order = blocks if tier == "device" else blocks[::-1]
         self._cached[tier].update({block.block_hash: block for block in order})
+        if tier == "device" and self.contents is not None:
+            self.contents.store([block.block_hash for block in blocks], landed)
         return BlocksStored(blocks, tier)
 
     def _known(self, block_hash: int) -> CachedBlock:
@@ -235,7 +341,7 @@ class MockEngine:
     def _new_number(self) -> int:
         while True:
             self._last_number = (self._last_number + 1) % _NUMBERS
-            if self._last_number not in self._sequences:
+            if self._last_number not in self._sequences and self._last_number not in self._kept:
                 return self._last_number
 
     def _check(self, request: EngineRequest) -> None:

@@ -13,7 +13,8 @@ from ...runtime.event_planes import EventPlane, SharedPlane
 from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
-from ..serving import ServingContext, WorkerRegistration
+from ..serving import MetricsPage, ServingContext, WorkerRegistration
+from ..transfer import TransferMetrics
 from .config import MockerConfig
 from .fault_api import FaultApi
 from .own_model import CARD_KINDS, card_files, with_end_tokens
@@ -40,6 +41,7 @@ class MockFleet:
         """With a `store` the engines are registered there; with `requests`, which was started, as
         Dynamo's workers are. Both stay the caller's to close."""
         # All engines listen for the same requests, each for its own.
+        self.metrics = TransferMetrics()
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
             MockServer(
@@ -49,6 +51,8 @@ class MockFleet:
                 clock=clock,
                 tls=tls,
                 registration=_registration(store, config, requests),
+                store=store,
+                metrics=self.metrics,
             )
             for config in map(with_end_tokens, configs)
             for index in range(config.workers)
@@ -120,6 +124,7 @@ async def run_mocker(config: MockerConfig) -> None:
             requests=context.requests,
         )
         fault_api = FaultApi(fleet.engines)
+        metrics = MetricsPage(fleet.metrics.text)
         with StopSignals() as signals:
             try:
                 await fleet.start()
@@ -128,12 +133,16 @@ async def run_mocker(config: MockerConfig) -> None:
                 if config.fault_port is not None:
                     await fault_api.start(config.host, config.fault_port)
                     print_line(f"faults: http://{fault_api.address}")
+                if config.metrics_port is not None:
+                    await metrics.start(config.host, config.metrics_port)
+                    print_line(f"metrics: http://{metrics.address}/metrics")
                 print_line("ready")
                 await signals.drain.wait()
                 print_line(f"draining: running requests have {config.drain_timeout_s:g} s")
                 draining = asyncio.create_task(fleet.stop(config.drain_timeout_s))
                 await run_until(draining, signals.end)
             finally:
+                await metrics.close()
                 await fault_api.close()
                 await fleet.stop()
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...indexer.hashing import block_hashes, sequence_hashes
 from ..serving import CachedBlock, EngineRequest
+from ..transfer import Offer
 from .sampling import plan_output
 
 _new_block: Callable[[Iterable[Any]], CachedBlock] = partial(tuple.__new__, CachedBlock)
@@ -35,6 +36,8 @@ class Sequence:
         "cached_tokens",
         "preemptions",
         "finished",
+        "offer",
+        "metadata",
         "_tokens",
         "_block_bytes",
     )
@@ -62,8 +65,27 @@ class Sequence:
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it first ran
         self.preemptions = 0
         self.finished = False
+        self.offer: Offer | None = None  # of its prompt's blocks, by the engine that computed it
+        self.metadata: bytes | None = None  # that engine's, if it is in no store
         self._tokens = tokens.astype("<u4", copy=False).tobytes()
         self._block_bytes = 4 * block_size
+
+    def prompt_hashes(self) -> list[int]:
+        """Of the prompt's blocks; behind the full ones, of what is in the partial one."""
+        tokens, size = self.prompt_len, self._block_bytes // 4
+        full, rest = divmod(tokens, size)
+        hashes: list[int] = self.sequence_hashes[:full].tolist()
+        if rest:
+            last = np.frombuffer(self._tokens, "<u4", rest, 4 * full * size)
+            local = block_hashes(
+                last,
+                rest,
+                lora_name=self.request.lora_name,
+                cache_namespace=self.request.cache_namespace,
+            )
+            chain = np.concatenate([self.local_hashes[:full], local])
+            hashes.append(int(sequence_hashes(chain)[-1]))
+        return hashes
 
     def cached_blocks(self, first: int, count: int) -> list[CachedBlock]:
         """So many full blocks, from block `first` on, as the cache announces them."""

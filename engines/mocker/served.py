@@ -21,9 +21,11 @@ from ..serving import (
 from .config import EngineConfig
 from .disaggregation import DisaggregationRole
 from .dp_engine import DataParallelEngine
+from .handovers import BlockMoves
 from .live import TokenStream, first_news
 from .own_model import facts_of
 from .sampling import logprob_of
+from .sequence import Sequence
 
 
 class ServedMock:
@@ -37,9 +39,12 @@ class ServedMock:
         clock: Clock,
         role: Callable[[], DisaggregationRole],
         transfer_s: Callable[[int], float] = lambda tokens: 0.0,
+        moves: BlockMoves | None = None,
     ) -> None:
-        """`role`: known once it is served. `transfer_s`: see LiveEngine."""
+        """`role`: known once it is served. `transfer_s`: see LiveEngine. `moves`: how its blocks
+        are really moved, if they are."""
         self.role = role
+        self.moves = moves
         self._config = config
         self.ranks = DataParallelEngine(
             config,
@@ -64,7 +69,13 @@ class ServedMock:
 
     async def start(self, on_events: OnEvents) -> None:
         self._on_events = on_events
+        if self.moves is not None:
+            self.moves.open(self.ranks.ranks)
         self.ranks.start()
+
+    def transfer_metadata(self) -> dict[str, bytes]:
+        """See TransferringEngine."""
+        return {} if self.moves is None else self.moves.metadata()
 
     @property
     def prefetches(self) -> bool:
@@ -130,6 +141,8 @@ class ServedMock:
 
     async def stop(self) -> None:
         await self.ranks.stop()
+        if self.moves is not None:
+            await self.moves.close()
 
     def _tell(self, rank: int, events: list[KvEvent]) -> None:
         if self._on_events is not None:
@@ -143,7 +156,7 @@ class MockAnswer:
         self._engine, self._request = engine, request
         self._streams: list[TokenStream] | None = None
         self._open: list[_OneAnswer] = []
-        self._handoff: bytes | None = None
+        self._role: DisaggregationRole | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -154,9 +167,12 @@ class MockAnswer:
             role = self._engine.role()
             request = role.take(self._request)
             self._streams = self._engine.submit(request)
-            if role.hands_over:
-                handoff = role.handoff(len(request.token_ids))
-                self._handoff = msgspec.json.encode(handoff)
+            self._role = role
+            if not role.hands_over and request.handoff is not None:
+                given = role.read_handoff(request.handoff, len(request.token_ids))
+                for stream in self._streams:
+                    stream.sequence.offer = given.offer
+                    stream.sequence.metadata = given.metadata
             config = self._engine.ranks.config
             self._open = [
                 _OneAnswer(stream, index, config) for index, stream in enumerate(self._streams)
@@ -170,7 +186,7 @@ class MockAnswer:
                     if self._engine.ranks.failure is not None:
                         raise EngineUnavailableError(self._engine.ranks.failure)
                     self._open.remove(answer)
-                    part = part._replace(handoff=self._handoff)
+                    part = part._replace(handoff=self._handoff(answer.stream.sequence))
                 return part
             await first_news([answer.stream for answer in self._open])
         raise StopAsyncIteration
@@ -178,6 +194,19 @@ class MockAnswer:
     async def aclose(self) -> None:
         if self._streams is not None:
             self._engine.release(self._streams)
+
+    def _handoff(self, sequence: Sequence) -> bytes | None:
+        """What a prefill worker hands over."""
+        role, moves = self._role, self._engine.moves
+        if role is None or not role.hands_over:
+            return None
+        if moves is None:
+            return msgspec.json.encode(role.handoff(sequence.prompt_len))
+        if sequence.offer is None:
+            return None
+        metadata = moves.unstored_metadata(sequence.offer.engine_id)
+        handoff = role.handoff(sequence.prompt_len, sequence.offer, metadata)
+        return msgspec.json.encode(handoff)
 
 
 class _OneAnswer:
@@ -204,6 +233,8 @@ class _OneAnswer:
             return self._part(sequence.output[told : told + 1])
         if not stream.done:
             return None
+        if stream.failure is not None:
+            raise stream.failure
         self._told = ready
         part = self._part(sequence.output[told:ready])
         if stream.aborted:

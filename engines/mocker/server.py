@@ -5,14 +5,17 @@ from dataclasses import replace
 
 from ...base.clock import Clock, SystemClock
 from ...runtime.event_planes import EventPlane
+from ...runtime.kv_stores import KeyValueStore
 from ...transport.security import ServerTls
-from ..serving import EngineServer, WorkerRegistration
+from ..serving import EngineServer, WorkerRegistration, metadata_bucket
+from ..transfer import TransferMetrics
 from .config import MockerConfig, parse_speeds
 from .disaggregation import DisaggregationRole
 from .dp_engine import DataParallelEngine
 from .engine import MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .faulty_serving import FaultyCalls, FaultyFeed
+from .handovers import BlockMoves
 from .served import ServedMock
 
 
@@ -28,9 +31,14 @@ class MockServer:
         clock: Clock | None = None,
         tls: ServerTls | None = None,
         registration: WorkerRegistration | None = None,
+        store: KeyValueStore | None = None,
+        metrics: TransferMetrics | None = None,
     ) -> None:
-        """`registration`: under which it is found; without one it is not."""
+        """`registration`: under which it is found; without one it is not. `store`: where other
+        engines are. `metrics`: where transfers are counted, if others are counted there."""
         self.registration = registration
+        self._store = store
+        self._metrics = metrics or TransferMetrics()
         self.worker_id = -1  # until it listens, if it depends on the address
         self.address = ""
         self.fault = HEALTHY
@@ -58,8 +66,10 @@ class MockServer:
             clock=self._clock,
             role=self._role,
             transfer_s=self._config.transfer_s,
+            moves=self._moves(),
         )
         self.ranks: DataParallelEngine = engine.ranks
+        self.moves = engine.moves
         self._feed = FaultyFeed(engine, self.ranks.awake)
         self._calls = FaultyCalls(self.ranks.awake)
         self._served = EngineServer(
@@ -72,6 +82,32 @@ class MockServer:
             feed=self._feed,
             around=self._calls.around,
         )
+
+    def _moves(self) -> BlockMoves | None:
+        config = self._config
+        if config.moves.transfer is None:
+            return None
+        find = None
+        if self._store is not None and self.registration is not None and config.stores_metadata:
+            bucket = self._store.bucket(metadata_bucket(config.namespace))
+
+            async def find(engine_id: str) -> bytes | None:
+                entry = await bucket.get(engine_id)
+                return None if entry is None else entry.value
+
+        return BlockMoves(
+            config.moves,
+            self._metrics,
+            hands_over=config.disaggregation_mode == "prefill",
+            find_metadata=find,
+            seconds_of=self._moving_s,
+        )
+
+    def _moving_s(self, size: int) -> float:
+        """How long prompts take whose contents in an arena would have this size."""
+        config = self._config
+        blocks = size // config.moves.transfer_block_bytes
+        return config.transfer_s(blocks * config.engine.block_size) / self._speedup
 
     def _role(self) -> DisaggregationRole:
         config = self._config

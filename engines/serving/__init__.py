@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         ServedEngine,
     )
     from .kv_feed import KvEventFeed, KvSubscription
-    from .registration import WorkerRegistration
+    from .metrics_page import MetricsPage
+    from .registration import WorkerRegistration, metadata_bucket
     from .request import EngineRequest, unsupported
     from .server import EngineServer
     from .worker import run_worker
@@ -40,8 +41,9 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("EngineRequest", "unsupported"), ".request"),
         **dict.fromkeys(("KvEventFeed", "KvSubscription"), ".kv_feed"),
         "EngineServer": ".server",
+        "MetricsPage": ".metrics_page",
         "ServingContext": ".context",
-        "WorkerRegistration": ".registration",
+        **dict.fromkeys(("WorkerRegistration", "metadata_bucket"), ".registration"),
         "run_worker": ".worker",
     },
 )

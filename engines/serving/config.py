@@ -122,6 +122,12 @@ class ServingConfig:
         """`key_generation`, as those who write keys take it."""
         return "seed" if self.key_generation == "seed" else "today"
 
+    @property
+    def stores_metadata(self) -> bool:
+        """Whether what engines need of each other stands in the store, if there is one: objects of
+        Kubernetes have no place for it."""
+        return self.discovery.backend(given_workers=True) != "kubernetes"
+
 
 def require(key: str, holds: bool, text: str) -> None:
     """ConfigError for a setting of which something does not hold."""

@@ -1,6 +1,6 @@
 """ServedEngine: what an engine must be able to do to be served as a worker."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ...base.errors import WorkerError
@@ -77,6 +77,15 @@ class ClearingEngine(Protocol):
     async def clear_kv_blocks(self) -> None:
         """Forget all cached blocks, of all ranks and tiers. WorkerError, and nothing is forgotten,
         while requests use some, or if the engine does not run."""
+        ...
+
+
+@runtime_checkable
+class TransferringEngine(Protocol):
+    """A ServedEngine whose blocks other engines read or write."""
+
+    def transfer_metadata(self) -> Mapping[str, bytes]:
+        """What they need for it, by the id of this incarnation of a rank; once it is started."""
         ...
 
 

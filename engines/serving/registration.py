@@ -25,7 +25,7 @@ from ..publisher import KvEventPublisher
 from .config import ServingConfig
 from .dynamo_endpoints import DynamoEndpoints
 from .dynamo_recovery import RankEvents
-from .engine import ServedEngine
+from .engine import ServedEngine, TransferringEngine
 
 STARTUP_TIMEOUT_S = 120.0
 
@@ -103,6 +103,9 @@ class WorkerRegistration:
             await self._register(*event_source(name, source))
             if target is not None:
                 await self._register(*target.key(config.generation), target.value())
+        if isinstance(engine, TransferringEngine) and config.stores_metadata:
+            for engine_id, metadata in engine.transfer_metadata().items():
+                await self._register(metadata_bucket(name.namespace), engine_id, metadata)
         card = replace(card_of(engine, config), **self._kind)
         generation = config.generation
         await self._register(*encode_card(card, name, worker_id, self._files, generation))
@@ -143,6 +146,12 @@ class WorkerRegistration:
             await self._registrations.register(bucket, key, value)
         except StoreError as error:
             log.warning("registered later: the store is away", key=key, error=str(error))
+
+
+def metadata_bucket(namespace: str) -> str:
+    """Where engines whose blocks are read or written have their metadata, by engine id: the design
+    documents' `{namespace}/nixl_metadata/{engine_id}`."""
+    return f"{namespace}/nixl_metadata"
 
 
 def card_of(engine: ServedEngine, config: ServingConfig) -> ModelCard:

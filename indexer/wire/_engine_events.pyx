@@ -94,7 +94,7 @@ cdef class EngineEventDecoder:
             return f"blocks of {self.other_size} tokens, the router's have {self.block_size}"
         pairs = code == REFUSED_PAIRS
         what = "pairs of tokens (speculative decoding)" if pairs else "blocks of 0 tokens"
-        return f"it tells of {what}, which no prompt can be looked up by"
+        return f"its events have {what}, which no prompt can be looked up by"
 
     cdef bytes dump_batch(self):
         """The batch as _engine_frames reads it."""

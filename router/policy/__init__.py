@@ -25,9 +25,11 @@ from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy
 from .residuals import ResidualState
 from .selection import Preferred, choose, discounted
+from .shadow import SHADOW_OUTCOMES, BothLearn, Shadow
 
 __all__ = [
     "Blocks",
+    "BothLearn",
     "CandidateTerms",
     "Candidates",
     "CostInputs",
@@ -51,6 +53,8 @@ __all__ = [
     "Preferred",
     "ResidualState",
     "Rng",
+    "Shadow",
+    "SHADOW_OUTCOMES",
     "ShedBound",
     "choose",
     "discounted",

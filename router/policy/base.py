@@ -170,6 +170,11 @@ class Foreseen(NamedTuple):
     step_s: float
     """of a step that computes a prompt, without its tokens"""
 
+    @property
+    def ttft_s(self) -> float:
+        """Until its first token."""
+        return self.wait_s + self.prefill_s + self.memory_s
+
 
 class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.

@@ -314,7 +314,7 @@ class ForecastPolicy(Policy):
         self._forecast.book(heard.request_id, number, isl, tokens, heard.now, blocks, size)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
-        """Its engine found so many prompt tokens cached; it counts before its first token.
+        """Its engine found `cached_tokens` of its prompt cached; before its first token it counts.
 
         It distinguishes a slow engine from one whose cache is not as the index says.
         """

@@ -57,10 +57,10 @@ class PrefillLeg:
         self.is_computing, self.began = True, self._now()
         self.reports.sent(self.worker_id)
 
-    def on_computed(self, cached_tokens: int) -> None:
-        """Its worker has answered."""
+    def on_computed(self, cached_tokens: int | None = None) -> None:
+        """Its worker has answered, and found this much of the prompt cached, where it says so."""
         self.is_computing = False
-        self.computed_at, self.cached_tokens = self._now(), cached_tokens
+        self.computed_at, self.cached_tokens = self._now(), cached_tokens or 0
         took = self.computed_at - self.began
         router = self._pool.router
         router.mark_prefill_complete(self._booking_id, cached_tokens=cached_tokens)

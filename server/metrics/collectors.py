@@ -16,6 +16,7 @@ from ...process import supervised
 from ...router.admission import AdmissionQueue
 from ...router.affinity import SessionAffinity
 from ...router.kv_router import KvRouter
+from ...router.policy import SHADOW_OUTCOMES
 from ...runtime.event_planes import EventPlane, PlaneState
 from ...slots.table import SlotTable
 from ...workers.failures import WORKER_CAUSES
@@ -167,6 +168,27 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
             "Blocks that an engine loaded for requests that another one took.",
             prefetches.wasted,
         ),
+    )
+
+
+@source
+def shadow_metrics(router: KvRouter) -> Iterator[Metric]:
+    """What a policy that is only compared would have done."""
+    shadow = router.shadow
+    yield counter_by(
+        "outcome",
+        "dynamo_router_shadow_decisions",
+        "Requests by what --shadow-policy would have chosen: same (worker), other, failed.",
+        dict.fromkeys(SHADOW_OUTCOMES, 0) if shadow is None else shadow.outcomes,
+    )
+    yield counter_by(
+        "direction",
+        "dynamo_router_shadow_ttft_seconds",
+        "Foreseen TTFT by which another choice of --shadow-policy is sooner or later, summed.",
+        {
+            "sooner": 0.0 if shadow is None else shadow.sooner_s,
+            "later": 0.0 if shadow is None else shadow.later_s,
+        },
     )
 
 

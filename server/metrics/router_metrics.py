@@ -24,6 +24,7 @@ from .collectors import (
     queue_metrics,
     replica_metrics,
     session_metrics,
+    shadow_metrics,
     snapshot_metrics,
     source_metrics,
     stream_metrics,
@@ -66,6 +67,7 @@ class RouterMetrics:
         page.add(booking_metrics(self._router.slots))
         page.add(prediction_metrics(self._router.index))
         page.add(fault_metrics(self._router, dispatcher))
+        page.add(shadow_metrics(self._router))
         if hits is not None:
             page.add(limit_metrics(hits))
         page.add(forecast_metrics(self._router))

@@ -55,6 +55,14 @@ OF_EVENTS = (
     "indexer/event_index/", "indexer/source", "kv_events/", "tests/stateful/", "tests/oracles/"
 )  # fmt: skip
 OF_TREE = ("indexer/tree/", "tests/instruments/")
+OF_BLOCKS = (
+    "engines/",
+    "/bench/workbench/",
+    "bench/workbench/",
+    "tests/stateful/",
+    "tests/integration/",
+)
+"""An engine's block memory."""
 QUEUE = (
     "router/admission/",
     "router/decider",
@@ -69,7 +77,7 @@ WORDS = {
                       ("indexer/wire/__init__",),
                       within=("indexer/", "slots/", "engines/mocker/core/")),
     # one meaning each
-    "arena": Replaced("Experiment, for policies side by side", OF_TREE),
+    "arena": Replaced("Experiment, for policies side by side", (*OF_TREE, *OF_BLOCKS)),
     "cursor": Replaced("TreePosition in a tree, ByteReader in bytes", OF_EVENTS),
     "hold": Replaced("acquire for a reference, buffer for an event behind a gap",
                      within=("indexer/", "slots/", "workers/")),
@@ -89,7 +97,7 @@ WORDS = {
     "graft": Replaced("cross_tier"),
     "healing": Replaced("event recovery"),
     "keeper": Replaced("SnapshotTask"),
-    "offer": Replaced("LoadSpec", within=("bench/",)),
+    "offer": Replaced("LoadSpec", ("bench/workbench/transfer",), within=("bench/",)),
     "pace": Replaced("yield points"),
     "paced": Replaced("yield points"),
     "patience": Replaced("order_penalty_s, or a timeout"),
@@ -112,14 +120,14 @@ DIALECT = {
     "anybody": 0,
     "nobody": 12,
     "everybody": 0,
-    "so many": 11,
+    "so many": 10,
     "so much": 1,
     "told": 90,
     "said": 28,
     "what is [a-z]+ of it": 2,
     "tells?": 49,
-    "hears?": 18,
-    "heard": 35,
+    "hears?": 20,
+    "heard": 43,
     "owe[ds]?": 0,
     "no good": 0,
     "(somebody|nobody|anybody|everybody) else": 0,

@@ -20,6 +20,8 @@ class DiscoveredWorker:
 
     url: WorkerUrl
     route: DynamoRoute | None = None
+    incarnation: str = ""
+    """of what is at the URL: another one has none of the caches of the one before"""
 
 
 class EndpointWorkers:

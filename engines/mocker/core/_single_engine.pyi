@@ -37,11 +37,14 @@ class SingleEngine:
         """Queue a request; ValueError if the columns are too short for it.
 
         `retention`: how its blocks are kept once it is over; None: not given. `handoff`: as
-        Handoff in virtual.py; here NONE or HANDED_OVER.
+        Handoff in virtual.py.
         """
 
-    def arrive(self, request: int) -> bool:
-        """A prompt that was handed over has come; False if no request waits for it."""
+    def arrive(self, request: int) -> list[_Change]:
+        """A prompt that was handed over has come, if a request waits for it: what changed."""
+
+    def release(self, request: int) -> bool:
+        """A prompt that was kept for its reader is kept no longer; False if there is none."""
 
     def prefetch(
         self,

@@ -14,7 +14,15 @@ from ._engine cimport (
     engine_submit,
 )
 from ._journal cimport ENTRY_STORED, NO_REQUEST, Entry, Journal, journal_compact
-from ._kv_manager cimport ARRIVING, NO_HANDOFF, Sequence, check_tier, kv_listing, kv_release
+from ._kv_manager cimport (
+    ARRIVING,
+    HANDS_OVER,
+    NO_HANDOFF,
+    Sequence,
+    check_tier,
+    kv_listing,
+    kv_release,
+)
 from ._limits cimport Limits, read_limits
 from ._scheduler cimport Step, queues_remove, queues_unpark, sequence_free
 from ._timing cimport StepTiming
@@ -67,7 +75,11 @@ cdef class SingleEngine:
         )
 
     def arrive(self, uint32_t request):
-        return bool(engine_settle_handoff(&self.engine, request, ARRIVING, self.engine.clock))
+        engine_settle_handoff(&self.engine, request, ARRIVING, self.engine.clock)
+        return self.take_changes()
+
+    def release(self, uint32_t request):
+        return bool(engine_settle_handoff(&self.engine, request, HANDS_OVER, self.engine.clock))
 
     def prefetch(
         self, const uint64_t[::1] sequence_hashes, const uint64_t[::1] local_hashes,

@@ -114,3 +114,17 @@ def test_aggregated_is_another_word_for_agg() -> None:
     assert MockerConfig(disaggregation_mode="aggregated").disaggregation_mode == "agg"
     with pytest.raises(ConfigError, match="disaggregation_mode"):
         MockerConfig(disaggregation_mode="both")
+
+
+def test_one_that_leaves_between_its_prompt_and_the_next_step_harms_no_other() -> None:
+    made = engine()
+    made.submit(request("r1", PROMPT, 3, handoff=b"{}"))
+    made.step()
+    made.arrive("r1")
+    assert made.abort("r1")
+    made.submit(request("r2", PROMPT, 1))
+    cache: set[int] = set()
+    finished = made.step()
+    apply(cache, finished.events)
+    assert finished.outputs[0].finished and len(cache) == 64
+    assert finished.prefill_tokens == BLOCK, "all but the last block of what had come is used"

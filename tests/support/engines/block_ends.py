@@ -1,0 +1,134 @@
+"""Two engines' ends of a transfer in one process, and one in another process."""
+
+import asyncio
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from dynamo_router.engines.transfer import (
+    ArenaLayout,
+    NixlTransfer,
+    Notification,
+    Offer,
+    ShmTransfer,
+    Transfer,
+)
+from dynamo_router.engines.transfer.config import new_engine_id
+
+BLOCKS = 64
+
+
+def open_end(kind: str, folder: Path, blocks: int = BLOCKS, **layout: int) -> Transfer[Any]:
+    if kind == "nixl":
+        return NixlTransfer(new_engine_id(), ArenaLayout(**layout), blocks)
+    return ShmTransfer(new_engine_id(), ArenaLayout(**layout), blocks, folder=folder)
+
+
+class End:
+    """An engine's end, with what it has been notified of."""
+
+    def __init__(self, transfer: Transfer[Any]) -> None:
+        self.transfer = transfer
+        self.grants, self.arena = transfer.grants, transfer.arena
+        self.notified: list[tuple[str, Notification]] = []
+        transfer.listen(lambda engine_id, each: self.notified.append((engine_id, each)))
+        transfer.expect(1)
+
+    def filled(self, hashes: list[int]) -> list[int]:
+        blocks = self.grants.allocate(len(hashes))
+        self.arena.fill(blocks, hashes)
+        return blocks
+
+    def offer(self, blocks: list[int], attempt: str = "x") -> Offer:
+        epochs = self.grants.epochs_of(blocks)
+        return Offer(self.transfer.engine_id, attempt, tuple(blocks), epochs)
+
+
+@asynccontextmanager
+async def two_ends(
+    kind: str, folder: Path, tp: int = 1, other_tp: int = 1
+) -> AsyncIterator[tuple[End, End]]:
+    first = open_end(kind, folder, tp=tp)
+    try:
+        second = open_end(kind, folder, tp=other_tp)
+        try:
+            yield End(first), End(second)
+        finally:
+            await second.close()
+    finally:
+        await first.close()
+
+
+class OtherProcess:
+    """An end in a process of its own. `do` runs a line of Python there: `end`, `peer` (us)."""
+
+    def __init__(self, kind: str, folder: Path, ours: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, kind, str(folder), ours.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=None,
+        )
+        self.pid = self._process.pid
+
+    async def start(self) -> bytes:
+        """Its metadata."""
+        return b64decode(await self._line())
+
+    async def do(self, code: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(code.replace("\n", "\x1f") + "\n")
+        self._process.stdin.flush()
+        return await self._line()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(30):
+            while True:
+                line = await asyncio.to_thread(self._process.stdout.readline)
+                if line.startswith("> ") or not line:
+                    return line[2:].strip()
+
+
+@asynccontextmanager
+async def other_process(
+    kind: str, folder: Path, ours: Transfer[Any]
+) -> AsyncIterator[tuple[OtherProcess, bytes]]:
+    other = OtherProcess(kind, folder, ours.export())
+    try:
+        yield other, await other.start()
+    finally:
+        other.close()
+
+
+async def _serve(kind: str, folder: Path, theirs: bytes) -> None:
+    from base64 import b64encode
+
+    end = End(open_end(kind, folder))
+    peer = end.transfer.connect(theirs)
+    print(">", b64encode(end.transfer.export()).decode(), flush=True)
+    scope: dict[str, Any] = {"end": end, "peer": peer, "Notification": Notification}
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        exec(line.replace("\x1f", "\n"), scope)
+        await asyncio.sleep(0.01)
+        print(">", scope.get("result", ""), flush=True)
+    await end.transfer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], Path(sys.argv[2]), bytes.fromhex(sys.argv[3])))
