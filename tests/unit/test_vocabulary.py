@@ -97,7 +97,7 @@ WORDS = {
     "graft": Replaced("cross_tier"),
     "healing": Replaced("event recovery"),
     "keeper": Replaced("SnapshotTask"),
-    "offer": Replaced("LoadSpec", within=("bench/",)),
+    "offer": Replaced("LoadSpec", ("bench/workbench/transfer",), within=("bench/",)),
     "pace": Replaced("yield points"),
     "paced": Replaced("yield points"),
     "patience": Replaced("order_penalty_s, or a timeout"),
