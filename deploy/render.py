@@ -11,6 +11,13 @@ MANIFESTS: dict[str, dict[str, Any]] = {
     "serve": {"config": {"workers": ["grpc+dns://engines:9001"]}},
     "serve-mock": {"mockWorkers": {"enabled": True}},
     "frontend": {"mode": "frontend", "discovery": {"backend": "kubernetes"}},
+    "epp": {
+        "mode": "epp",
+        "replicas": 2,
+        "nats": {"url": "nats://nats:4222"},
+        "replicaSync": {"enabled": True},
+        "inferencePool": {"create": True, "selector": {"app": "vllm"}},
+    },
 }
 """By the name of a file: the values that are not the chart's own."""
 

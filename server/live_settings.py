@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..base.errors import ConfigError
 from .admin import LOG, Change, Reloader, check_changes, check_worker_lists
 from .config import ServeConfig
 from .fronts import SharedReload
@@ -37,6 +38,9 @@ class LiveSettings:
     def _check(self, changes: Sequence[Change], old: ServeConfig, new: ServeConfig) -> None:
         check_changes(changes, old, new, queues=self._pools.has_queue)
         check_worker_lists(old.workers, new.workers)
+        if old.prefill_workers != new.prefill_workers:
+            text = "cannot change without a restart: which workers compute prompts"
+            raise ConfigError(text, key="prefill_workers")
 
     def _apply(self, new: ServeConfig, keys: frozenset[str]) -> None:
         parts = self._parts

@@ -8,16 +8,19 @@ from functools import partial
 from ...base.errors import StatusCode, WorkerError
 from ...base.request_record import Generation
 from ...server.dispatch import Attempt, Request
+from ...server.handoff import HandoffOutcomes, PrefillFailedError, PrefillLeg
 from ...workers.dialects import error_of
 from ...workers.failures import EngineCallError, Origin
 from .answers import PassingAnswer
-from .endpoints import Endpoints
+from .endpoints import PREFILLER, Endpoints
 from .exchange import AnswerBegan
 
 Fallbacks = Callable[[Request, Attempt], list[int]]
 """Ids of workers beside the one that was chosen, the best one first."""
 Route = Callable[[str, dict[str, str]], Awaitable[None]]
 """Sends the request to these endpoints, with these headers."""
+_GATEWAY = (502, 503, 504)
+"""Statuses by which the side-car of a decode worker says that the prefill worker failed."""
 
 
 class CarriedCall:
@@ -33,9 +36,13 @@ class CarriedCall:
         fallbacks: Fallbacks,
         route: Route,
         is_ready: Callable[[int], bool],
+        outcomes: HandoffOutcomes,
     ) -> None:
         self._endpoints, self._fallbacks, self._send_route = endpoints, fallbacks, route
-        self._is_ready = is_ready
+        self._is_ready, self._outcomes = is_ready, outcomes
+        self._leg: PrefillLeg | None = None
+        """while the prompt is computed or handed over, as far as is known"""
+        self._timer: asyncio.TimerHandle | None = None
         self._route: Callable[[], Awaitable[None]] | None = None
         self._sent = False
         self._offered: list[str] = []
@@ -59,6 +66,7 @@ class CarriedCall:
         worker_id, dp_rank = attempt.decision.worker
         self._request, self._error = request, None
         self.moved = self.passes_on = False
+        leg = self._leg = attempt.leg
         if not self._sent:
             workers = [worker_id, *self._fallbacks(request, attempt)]
             found = dict.fromkeys(self._endpoints.of_worker(each) for each in workers)
@@ -66,7 +74,18 @@ class CarriedCall:
             if not self._offered:
                 raise WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
             headers = self._endpoints.headers_for(worker_id, dp_rank)
+            if leg is not None:
+                if leg.client is None:
+                    text = f"prefill worker {leg.worker_id} has no address"
+                    raise WorkerError(text, worker_id=leg.worker_id)
+                headers[PREFILLER] = leg.address
             self._route = partial(self._send_route, ",".join(self._offered), headers)
+        if leg is not None:
+            leg.begin()
+            remote_s = attempt.pair.remote_s
+            if not request.facts.streaming and remote_s is not None:
+                # Its answer comes whole: nothing will say when the prompt was handed over.
+                self._timer = asyncio.get_running_loop().call_later(remote_s, leg.end)
         return self
 
     # EngineCall
@@ -84,6 +103,14 @@ class CarriedCall:
             assert self._route is not None
             self._sent = True
             await self._route()
+        try:
+            async for message in self._shown():
+                yield message
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _shown(self) -> AsyncGenerator[bytes, None]:
         while True:
             if self._cancelled:
                 raise asyncio.CancelledError
@@ -119,11 +146,13 @@ class CarriedCall:
             return
         if began.status >= 400 or began.status < 200:
             self.passes_on = True
-            self._fail(error_of(began.status, b"", began.headers.get("retry-after")))
+            self._fail_with(began)
             return
         self._answer = PassingAnswer(began.headers, request.facts.prompt.isl)
         if began.served and began.served != self._offered[0]:
             self._move(request, began.served)
+        if self._leg is not None and request.facts.streaming and not self.moved:
+            self._leg.on_computed()  # the side-car asks the decode worker once that is so
 
     def feed(self, data: bytes) -> None:
         """Bytes of the answer."""
@@ -131,6 +160,9 @@ class CarriedCall:
             self._message = message
             if self._first_at is None:
                 self._first_at = time.monotonic()
+            leg, self._leg = self._leg, None
+            if leg is not None:
+                self._on_handed_over(leg)
             self._wake()
 
     def end(self) -> None:
@@ -138,6 +170,25 @@ class CarriedCall:
         if self._answer is not None:
             self._last = self._answer.complete()
             self._wake()
+
+    def _on_handed_over(self, leg: PrefillLeg) -> None:
+        request = self._request
+        assert request is not None and request.attempt is not None
+        if leg.is_computing:  # of a request that Envoy moved: its head came before this attempt
+            leg.on_computed()
+        else:
+            self._outcomes.on_handed_over(leg, request.attempt.pair)
+        leg.end()
+
+    def _fail_with(self, began: AnswerBegan) -> None:
+        error, leg = error_of(began.status, b"", began.headers.get("retry-after")), self._leg
+        self._leg = None
+        if leg is None or began.status not in _GATEWAY:
+            self._fail(error)
+            return
+        self._outcomes.failures["prefill"] += 1
+        leg.is_computing = False
+        self._fail(PrefillFailedError(leg, error.origin, error.code(), error.details()))
 
     def _move(self, request: Request, served: str) -> None:
         """Have it booked where it is served: at a fallback, or where Envoy's own balancing put it.
@@ -152,6 +203,7 @@ class CarriedCall:
             if self._is_ready(worker_id):
                 request.placement = request.placement._replace(allowed=(worker_id,))
                 self.moved = self.passes_on = True
+                self._leg = None
                 text = f"Envoy could not reach it, and went to {served}"
                 self._fail(EngineCallError(Origin.CONNECT, StatusCode.UNAVAILABLE, text))
                 return

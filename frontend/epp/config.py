@@ -1,6 +1,6 @@
 """Settings of the endpoint picker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ from ...server.mock_process import MockEnginesConfig
 from ...workers.records import STATIC
 from ...workers.worker_url import WorkerUrl, parse_worker
 from ..config import FrontendConfig, as_in_serve, not_served
+from .pods_config import PodsConfig
+from .roles import DECODE, PREFILL
 
 MOST_FALLBACKS = 8
 _SCHEMES = {"": "openai+http", "http": "openai+http", "https": "openai+https"}
@@ -43,9 +45,9 @@ class PickerConfig(ServeConfig):
     )
     workers: tuple[str, ...] = option(
         (),
-        "An engine that speaks OpenAI's HTTP, IP:PORT[?events=URL&replay=URL&id=WORKER_ID]; events"
-        " are those of vLLM over ZMQ, tcp://IP:PORT: without, its cache is predicted. May be"
-        " repeated.",
+        "An engine that speaks OpenAI's HTTP, IP:PORT[?events=URL&replay=URL&id=WORKER_ID&role=ROLE"
+        "]; events are those of vLLM over ZMQ, tcp://IP:PORT: without, its cache is predicted. With"
+        " role=prefill it computes prompts for the others. May be repeated.",
         "--endpoint",
         group="Workers",
         url=True,
@@ -63,12 +65,8 @@ class PickerConfig(ServeConfig):
         " a frontend beside it, which is given the worker by headers.",
         group="Workers",
     )
-    pool: str | None = option(
-        None, "Name of an InferencePool of Kubernetes. Not served yet: refused.", group="Workers"
-    )
-    pool_namespace: str | None = option(
-        None, "Its namespace. Not served yet: refused.", group="Workers"
-    )
+    pods: PodsConfig = field(default_factory=PodsConfig, metadata={"inline": True})
+    prefill_workers: tuple[str, ...] = not_served(())
     model_path: str | None = as_in_serve("model_path")
     token_cache_bytes: int = as_in_serve("token_cache_bytes")
     model_id: str | None = option(
@@ -92,7 +90,10 @@ class PickerConfig(ServeConfig):
     response_host: str | None = not_served(None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workers", tuple(map(engine_url, self.workers)))
+        found = [without_role(url) for url in self.workers]
+        for key, wanted in (("prefill_workers", True), ("workers", False)):
+            urls = (engine_url(url) for url, role in found if (role == PREFILL) is wanted)
+            object.__setattr__(self, key, tuple(urls))
         super().__post_init__()
         _ = self.frontend
         for key in ("grpc_port", "grpc_health_port"):
@@ -103,15 +104,14 @@ class PickerConfig(ServeConfig):
         if not 0 <= self.fallbacks <= MOST_FALLBACKS:
             raise bad_setting("fallbacks", f"must be in 0..{MOST_FALLBACKS}")
         require_finite(self, SHORTEST_S, "pick_timeout_s")
-        for key in ("pool", "pool_namespace"):
-            if getattr(self, key) is not None:
-                text = "InferencePools are not watched yet; give --endpoint, or --discovery"
-                raise bad_setting(key, text)
+        if self.pods.are_watched and self.backend != STATIC:
+            text = "pods are endpoints already (pool, endpoint_selector): give one of them"
+            raise bad_setting("discovery", text)
         if self.backend != STATIC and self.endpoint_port is None:
             text = "needs endpoint_port: workers' cards do not have the port of their HTTP API"
             raise bad_setting("discovery", text)
-        if not self.workers and self.backend == STATIC:
-            text = "there is no endpoint to pick: give --endpoint, or --discovery"
+        if not self.workers and self.backend == STATIC and not self.pods.are_watched:
+            text = "there is no endpoint to pick: give --endpoint, --pool, or --discovery"
             raise bad_setting("workers", text)
         for key, wanted in (
             ("limits.hedge_after_s", self.limits.hedge_after_s is not None),
@@ -129,6 +129,17 @@ class PickerConfig(ServeConfig):
     def frontend(self) -> FrontendConfig:
         """How text is read."""
         return FrontendConfig(model_path=self.model_path, token_cache_bytes=self.token_cache_bytes)
+
+
+def without_role(endpoint: str) -> tuple[str, str]:
+    """An endpoint without the role that it names, and that; ConfigError if it is none."""
+    url, mark, query = endpoint.partition("?")
+    claims = query.split("&") if mark else []
+    roles = [claim.removeprefix("role=") for claim in claims if claim.startswith("role=")]
+    if any(role not in (PREFILL, DECODE) for role in roles) or len(roles) > 1:
+        raise bad_setting("workers", f"role is not {PREFILL} or {DECODE}")
+    rest = "&".join(claim for claim in claims if not claim.startswith("role="))
+    return f"{url}?{rest}" if rest else url, roles[0] if roles else ""
 
 
 def engine_url(endpoint: str) -> str:

@@ -7,19 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...router.admission import SLO_ITL_KEY, SLO_TTFT_KEY
+from ...server.services import PRIORITY_KEY
 from ..openai import ApiError
-from .endpoints import INSTANCE_KEY, RANK_KEY
+from .endpoints import INSTANCE_KEY, PREFILLER, RANK_KEY
 from .exchange import DESTINATION, SERVED, SUBSET
+from .objectives import ObjectiveView
 from .requests import LONGEST_NAME
 
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 _REWRITES = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 _FAIRNESS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+_OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 _MEANS = {
     **dict.fromkeys(_FAIRNESS, "x-tenant-id"),
     **dict.fromkeys(("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"), SLO_TTFT_KEY),
     **dict.fromkeys(("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"), SLO_ITL_KEY),
-    "x-dynamo-request-priority": "x-dynamo-priority",
+    "x-dynamo-request-priority": PRIORITY_KEY,
 }
 """Names of others for what we know under one of our own."""
 _PICKERS_OWN = (
@@ -27,7 +30,7 @@ _PICKERS_OWN = (
     SERVED,
     SUBSET,
     f"{DESTINATION}-scores",
-    "x-prefiller-host-port",
+    PREFILLER,
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
@@ -41,8 +44,7 @@ _STRIPPED = frozenset(
         *_REWRITES,
         *_MEANS,
         *_MEANS.values(),
-        "x-llm-d-inference-objective",
-        "x-gateway-inference-objective",
+        *_OBJECTIVES,
         "x-dynamo-priority-jump",
         INSTANCE_KEY,
         RANK_KEY,
@@ -61,8 +63,8 @@ class Asked(NamedTuple):
     """that the body is to name; empty: the one that it names"""
 
 
-def read_control(headers: Mapping[str, str]) -> Asked:
-    """ApiError 400 for a model name that is none."""
+def read_control(headers: Mapping[str, str], objectives: ObjectiveView | None = None) -> Asked:
+    """ApiError 400 for a model name that is none. An objective that is not known says nothing."""
     present = _STRIPPED.intersection(headers)
     model = next((headers[name] for name in _REWRITES if headers.get(name)), "")
     if len(model.encode()) > LONGEST_NAME or not model.isprintable():
@@ -74,4 +76,9 @@ def read_control(headers: Mapping[str, str]) -> Asked:
     for name, meaning in _MEANS.items():
         if name in kept and (value := kept.pop(name)):
             kept.setdefault(meaning, value)
+    for name in _OBJECTIVES:
+        if objectives is not None and (value := kept.pop(name, "")):
+            priority = objectives.priority(value)
+            if priority is not None:
+                kept.setdefault(PRIORITY_KEY, str(priority))
     return Asked(tuple(kept.items()), remove, model)

@@ -8,6 +8,8 @@ from ...workers.registry import WorkerEntry
 
 INSTANCE_KEY, RANK_KEY = "x-dynamo-worker-instance-id", "x-dynamo-dp-rank"
 """Headers by which Dynamo's frontend beside a worker is given the worker, in its direct mode."""
+PREFILLER = "x-prefiller-host-port"
+"""The header by which llm-d's side-car of a decode worker is given the prefill worker."""
 DP_RANK_HEADER = "x-data-parallel-rank"
 """The header by which vLLM and SGLang are given a rank."""
 

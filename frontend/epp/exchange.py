@@ -155,7 +155,7 @@ class Exchange:
         mutation = common.header_mutation
         for name, value in {DESTINATION: endpoints, **headers}.items():
             _set_header(mutation, name, value)
-        mutation.remove_headers.extend(remove)
+        mutation.remove_headers.extend(name for name in remove if name not in headers)
         if self._duplex_request or not self._has_body:
             if self._has_body:
                 mutation.remove_headers.append("content-length")

@@ -47,11 +47,13 @@ from .config import PickerConfig
 from .control_headers import DROPPED_REASON, Asked, read_control
 from .endpoints import Endpoints
 from .exchange import AnswerBegan, AnswerPart, Exchange, ExchangeError, Head, RequestEnded
+from .objectives import ObjectiveView
 from .requests import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     ChatBody,
     CompletionBody,
+    pairing_facts,
     read_chat,
     read_completion,
     with_model,
@@ -69,8 +71,15 @@ class Picker:
     """Answers Envoy's calls from one pool, on the event loop."""
 
     def __init__(
-        self, parts: ServerParts, pool: WorkerPool, text: ModelText, config: PickerConfig
+        self,
+        parts: ServerParts,
+        pool: WorkerPool,
+        text: ModelText,
+        config: PickerConfig,
+        objectives: ObjectiveView | None = None,
     ) -> None:
+        """`objectives`: those that requests may name, if they are watched."""
+        self.objectives = objectives
         self.parts, self.pool, self.config = parts, pool, config
         self.prompts = PromptReader(text, pool.reader)
         self.endpoints = Endpoints(pool.router, config.endpoint_port)
@@ -312,7 +321,7 @@ class _PickedRequest:
 
     async def _place(self, request: RequestEnded) -> None:
         head, pool = request.head, self._pool
-        asked = read_control(head.headers)
+        asked = read_control(head.headers, self._picker.objectives)
         allowed = self._allowed(head)
         if self._record.route == OTHER_PATHS:
             await pool.dispatcher.plain.carried(
@@ -395,10 +404,11 @@ class _PickedRequest:
                 endpoints, headers, asked, body if renamed else None
             ),
             pool.monitor.is_ready,
+            pool.handoffs.outcomes,
         )
         self._record.generation = carried.generation
         await pool.dispatcher.generate(
-            ReadRequest(b"", facts),
+            ReadRequest(pairing_facts(read), facts),
             _drop,
             put=lambda message: True,
             metadata=metadata,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...workers.trtllm_proto import pb
 from ..openai import BAD_BODY, ApiError, bad_body, check_messages
 
 CHAT_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/completions"
@@ -24,6 +25,7 @@ class _Read(msgspec.Struct, kw_only=True):
     n: int | None = None
     stream: bool | None = None
     cache_salt: str | None = None
+    prompt_logprobs: Any = None
 
     @property
     def output_limit(self) -> int:
@@ -36,6 +38,8 @@ class CompletionBody(_Read, kw_only=True):
     """POST /v1/completions."""
 
     prompt: msgspec.Raw
+    echo: Any = None
+    logprobs: Any = None
 
 
 class ChatBody(_Read, kw_only=True):
@@ -72,6 +76,18 @@ def read_completion(body: bytes) -> CompletionBody:
     """ApiError 400 if it is no request for a completion."""
     request: CompletionBody = _decoded(body, _COMPLETION)
     return request
+
+
+def pairing_facts(read: ChatBody | CompletionBody) -> bytes:
+    """Of a request, as a GenerateRequest: what two workers could not share it for."""
+    message = pb.GenerateRequest()
+    if (read.n or 1) > 1:
+        message.sampling_config.num_return_sequences = read.n
+    echoed = isinstance(read, CompletionBody) and bool(read.echo) and read.logprobs is not None
+    if read.prompt_logprobs is not None or echoed:
+        message.output_config.prompt_logprobs = 1
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def with_model(body: bytes, name: str) -> bytes:

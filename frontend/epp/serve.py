@@ -2,7 +2,7 @@
 
 import ssl
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...base.errors import ConfigError
 from ...process.logs import LogOutput
@@ -11,7 +11,7 @@ from ...server.call_limits import PROCESSOR
 from ...server.command import Service, run_service
 from ...server.fronts import SharedChanges, Siblings
 from ...server.live_settings import LiveSettings
-from ...server.pool import ConfiguredPool
+from ...server.pool import ConfiguredPool, Sources
 from ...server.router_server import admin_server, watch_servers
 from ...server.server import Server
 from ...server.server_parts import ServerParts
@@ -23,6 +23,9 @@ from ..token_cache import piece_cache
 from .config import PickerConfig
 from .picker import Picker
 from .self_signed import self_signed_context
+
+if TYPE_CHECKING:
+    from .pod_watch import PodWatch
 
 READINESS, LIVENESS = "readiness", "liveness"
 """Services of grpc.health.v1 that gateways ask about, beside that of external processing itself."""
@@ -46,9 +49,13 @@ def run(config: PickerConfig, source: SettingsSource[Any] | None = None) -> int:
 def picker_server(config: PickerConfig, parts: ServerParts) -> Server:
     """The server of `epp`. ConfigError if the model's files or those of TLS are invalid."""
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
-    pool = ConfiguredPool(parts, tokenize=partial(text.encode, add_special_tokens=True))
+    watch, sources = _pods(config)
+    tokenize = partial(text.encode, add_special_tokens=True)
+    pool = ConfiguredPool(parts, tokenize=tokenize, sources=sources)
     workers = pool.workers
-    picker = Picker(parts, workers, text, config)
+    if watch is not None:
+        workers.handoffs.rule.aggregated = watch.view.aggregated
+    picker = Picker(parts, workers, text, config, None if watch is None else watch.objectives)
     changes = SharedChanges(workers.admin, workers.router.limits, parts.siblings)
 
     def listener(
@@ -87,6 +94,17 @@ def picker_server(config: PickerConfig, parts: ServerParts) -> Server:
         changes,
         exposed=lambda: parts.security.exposed(grpc.port, http.port, http.admin),
     )
+
+
+def _pods(config: PickerConfig) -> "tuple[PodWatch | None, Sources | None]":
+    """The watch of the pods that are endpoints, if any are. ConfigError without its packages, or
+    if the environment names no API server."""
+    if not config.pods.are_watched:
+        return None, None
+    from .pod_watch import PodWatch  # an extra
+
+    watch = PodWatch(config.pods)
+    return watch, Sources("kubernetes", watch.decode, watch.prefill)
 
 
 def _tls(config: PickerConfig, parts: ServerParts) -> ssl.SSLContext | None:

@@ -25,6 +25,7 @@ from .store import (
 
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
+    from .kubernetes import KubernetesApi, KubernetesConfig, Listed, Outcome, Reflector
     from .nats_connection import NatsConnection
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
@@ -41,7 +42,10 @@ __all__ = [
     "EtcdStore",
     "FileStore",
     "KeyValueStore",
+    "KubernetesApi",
+    "KubernetesConfig",
     "LeaseLostError",
+    "Listed",
     "Listing",
     "MAX_KEYS",
     "MAX_VALUE_BYTES",
@@ -49,6 +53,8 @@ __all__ = [
     "NatsAddress",
     "NatsConnection",
     "NatsStore",
+    "Outcome",
+    "Reflector",
     "StoreError",
     "Watch",
     "open_store",
@@ -60,6 +66,11 @@ __getattr__ = lazy_names(
     __name__,
     {
         "EtcdStore": ".etcd_store",
+        "KubernetesApi": ".kubernetes",
+        "KubernetesConfig": ".kubernetes",
+        "Listed": ".kubernetes",
+        "Outcome": ".kubernetes",
+        "Reflector": ".kubernetes",
         "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",

@@ -5,10 +5,11 @@ Entered by the services, whose gRPC methods and HTTP routes are here, and by `se
 """
 
 from .cache_clearing import CacheClearing, CacheClearingRoute
-from .discovered_workers import DiscoveredWorkers
+from .discovered_workers import DiscoveredWorkers, WorkerSource
 from .pool_admins import PoolAdmins
 from .reload import (
     ADMISSION,
+    DISAGG,
     HEALTH,
     KNOBS,
     LOG,

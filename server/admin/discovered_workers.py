@@ -44,11 +44,11 @@ class DiscoveredWorkers:
         watch: WorkerSource,
         admin: WorkerAdmin,
         monitor: HealthMonitor,
-        plane: RequestClient,
+        plane: RequestClient | None,
         clock: Clock,
     ) -> None:
         """`backend` is the store's name. `plane` is started and closed by its owner, `watch` by
-        us."""
+        us. None: no worker is called over one."""
         self._backend = backend
         self._admin, self._monitor, self._plane, self._clock = admin, monitor, plane, clock
         self._watch = watch
@@ -93,8 +93,8 @@ class DiscoveredWorkers:
         known = self._ours.get(worker_id)
         if known is not None and known == worker and not self._is_retiring(known):
             return
-        if known is not None and known.url != worker.url:
-            await self._forget(worker_id)  # the same name at another place
+        if known is not None and (known.url, known.incarnation) != (worker.url, worker.incarnation):
+            await self._forget(worker_id)  # the same name at another place, or another one here
             known = None
         engine = self._monitor.find(worker.url.address)
         if engine is not None and engine.origin != self._backend:
@@ -107,6 +107,7 @@ class DiscoveredWorkers:
                 return  # an admin call removed it
             client = None
             if worker.route is not None:
+                assert self._plane is not None
                 client = DynamoClient(worker.route, self._plane, self._clock)
             self._monitor.add(worker.url, client=client, origin=self._backend)
         else:

@@ -6,5 +6,6 @@ the dispatcher treats as any other.
 
 from .handoffs import Handoffs, Partners
 from .leg import PrefillFailedError, PrefillLeg
+from .outcomes import HandoffOutcomes
 
-__all__ = ["Handoffs", "Partners", "PrefillFailedError", "PrefillLeg"]
+__all__ = ["HandoffOutcomes", "Handoffs", "Partners", "PrefillFailedError", "PrefillLeg"]

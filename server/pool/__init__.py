@@ -3,6 +3,6 @@
 Entered by whoever serves a set of workers.
 """
 
-from .configured_pool import ConfiguredPool
+from .configured_pool import ConfiguredPool, Sources
 from .worker_discovery import MOST_WORKERS, WorkerPlane
 from .worker_pool import WorkerPool

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...router.prompt import Prompt
-from ...workers.records import ModelCard
-from ..admin import WorkerList
+from ...workers.records import PREFILL, ModelCard
+from ..admin import DiscoveredWorkers, WorkerList, WorkerSource
 from ..config import ServeConfig
 from ..dashboard import PageData, PagedPool, Tokenize
 from ..metrics import Labels, MetricsPage
@@ -19,15 +19,32 @@ from .worker_discovery import MOST_WORKERS, WorkerDiscovery, is_discovering
 from .worker_pool import WorkerPool
 
 
+class Sources(NamedTuple):
+    """Where workers are found that take whole requests or their answers, and prefill workers."""
+
+    name: str
+    decode: WorkerSource
+    prefill: WorkerSource
+
+    @property
+    def each(self) -> tuple[WorkerSource, WorkerSource]:
+        return self.decode, self.prefill
+
+
 class ConfiguredPool:
     """Implements Pools. `workers` is the pool itself, `prefill` that of the workers that compute
-    prompts for it, if the configuration names any."""
+    prompts for it, if the configuration names any, or where they are found."""
 
     def __init__(
-        self, parts: ServerParts, *, tokenize: Tokenize | None = None, vocab_size: int | None = None
+        self,
+        parts: ServerParts,
+        *,
+        tokenize: Tokenize | None = None,
+        vocab_size: int | None = None,
+        sources: Sources | None = None,
     ) -> None:
         """`tokenize` is how the model reads text, `vocab_size` what mock engines generate from, if
-        that is known."""
+        that is known. `sources` have workers, and prefill workers, beside those that are named."""
         config = self._config = parts.config
         self._parts, self._vocab_size = parts, vocab_size
         self._stack = AsyncExitStack()
@@ -39,11 +56,11 @@ class ConfiguredPool:
             parts.off_loop,
             hits=parts.hits,
             tokenize=tokenize,
-            prefill=self._partner if config.prefill_workers else None,
+            prefill=self._partner if _has_prefill(config) or sources else None,
             recorder=parts.recorder,
         )
         self.prefill: WorkerPool | None = None
-        if config.prefill_workers:
+        if _has_prefill(config) or sources is not None:
             self.prefill = WorkerPool(
                 config,
                 parts.security,
@@ -62,6 +79,26 @@ class ConfiguredPool:
         if is_discovering(config):
             nats = parts.security.nats
             self._discovery = WorkerDiscovery(config, admin, monitor, parts.clock, nats)
+        self._prefill_discovery: WorkerDiscovery | None = None
+        if config.prefill_component is not None and self.prefill is not None:
+            self._prefill_discovery = WorkerDiscovery(
+                config,
+                self.prefill.admin,
+                self.prefill.monitor,
+                parts.clock,
+                parts.security.nats,
+                component=config.prefill_component,
+                only=PREFILL,
+            )
+        self._found: list[DiscoveredWorkers] = []
+        """workers of `sources`, and prefill workers"""
+        if sources is not None:
+            assert self.prefill is not None
+            for source, pool in zip(sources.each, (self.workers, self.prefill), strict=True):
+                found = DiscoveredWorkers(
+                    sources.name, source, pool.admin, pool.monitor, None, parts.clock
+                )
+                self._found.append(found)
         self._list = WorkerList(admin, monitor, refresh_s=config.dns_refresh_s)
         data = PageData(self.workers.dashboard, self.workers.reader, self.health)
         self.shown: Sequence[PagedPool] = (PagedPool(data),)
@@ -71,7 +108,7 @@ class ConfiguredPool:
     def most_workers(self) -> int:
         """For how many a share of the open files is kept."""
         config = self._config
-        found = MOST_WORKERS if self._discovery is not None else 0
+        found = MOST_WORKERS if self._discovery is not None or self._found else 0
         named = len(config.workers) + len(config.prefill_workers)
         return named + config.mock_engines.mockers + found
 
@@ -112,6 +149,9 @@ class ConfiguredPool:
             "data_path": "nghttp2",
             "draining": self._parts.draining,
         }
+        if self.prefill is not None:
+            refusal = self.workers.handoffs.refusal(self.prefill)
+            more["prefill"] = {"workers": self.prefill.states, "refused": refusal}
         return bool(more["workers"].get("ready")) and not self._parts.draining, more
 
     def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
@@ -151,18 +191,27 @@ class ConfiguredPool:
             await discovery.start()
         if self.prefill is not None:
             await self._start_prefill(self.prefill)
+        for each in self._found:
+            stack.push_async_callback(each.close)
+            await each.start()
         pool.dispatcher.start()
 
     async def _start_prefill(self, pool: WorkerPool) -> None:
         """Watch the prefill workers, and follow their caches."""
-        stack = self._stack
+        stack, discovery = self._stack, self._prefill_discovery
+        if discovery is not None:
+            stack.push_async_callback(discovery.close)
+            await discovery.open()
         stack.push_async_callback(pool.close_events)
-        await pool.start_events()
+        await pool.start_events(None if discovery is None else discovery.ask_about)
         await pool.start_replicas()
         stack.push_async_callback(pool.close_workers)
         named = WorkerList(pool.admin, pool.monitor, refresh_s=self._config.dns_refresh_s)
         stack.push_async_callback(named.close)
         await named.start(self._config.prefill_workers)
+        if discovery is not None:
+            stack.push_async_callback(discovery.stop)
+            await discovery.start()
         pool.dispatcher.start()
 
     def _partner(self, prompt: Prompt) -> WorkerPool | None:
@@ -192,6 +241,10 @@ class ConfiguredPool:
             nats_auth=config.nats_auth,
             vocab_size=self._vocab_size,
         )
+
+
+def _has_prefill(config: ServeConfig) -> bool:
+    return bool(config.prefill_workers) or config.prefill_component is not None
 
 
 def _ids_of(pool: WorkerPool) -> Collection[int]:

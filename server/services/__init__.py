@@ -14,6 +14,7 @@ from .trtllm_service import (
     MODE_KEY,
     PINNED_WORKER_KEY,
     POLICY_KEY,
+    PRIORITY_KEY,
     TrtllmService,
     read_metadata,
 )

@@ -25,11 +25,13 @@ class Reflector:
         tell: Callable[[Outcome], None],
         *,
         labels: str = "",
+        fields: str = "",
         watch_s: float,
         rng: Random | None = None,
     ) -> None:
         self._api, self._path, self._tell = api, path, tell
-        self._params = {"labelSelector": labels} if labels else {}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        self._params = {name: text for name, text in selectors.items() if text}
         self._watch_s = watch_s
         self._rng = rng or Random()
         self.position = ResourcePosition()

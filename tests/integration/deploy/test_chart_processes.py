@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deploy.charts import CASES, objects_of, one
+from support.deploy.charts import CASES, objects_of, one, settings_of
+from support.epp.pool import pool_of, put
 from support.polling import until
-from support.processes import Command, command, http_json
+from support.processes import command, http_json
 from support.servers.kubernetes import KubernetesServer
 
-WATCHED = {"pod": "endpointslices", "container": "pods"}
+WATCHED = {
+    "frontend-kubernetes": {"dynamoworkermetadatas", "endpointslices"},
+    "frontend-containers": {"dynamoworkermetadatas", "pods"},
+    "serve-kubernetes": {"dynamoworkermetadatas", "endpointslices"},
+    "epp": {"pods", "inferencepools", "inferenceobjectives"},
+    "epp-labels": {"pods", "inferenceobjectives"},
+}
 
 
 def file_of(objects: list[dict[str, Any]], folder: Path, changes: dict[str, str]) -> str:
@@ -66,7 +73,7 @@ async def test_a_release_with_mock_workers_serves(tmp_path: Path) -> None:
             assert await router.stop() == 0
 
 
-@pytest.mark.parametrize("case", ["frontend-kubernetes", "frontend-containers", "serve-kubernetes"])
+@pytest.mark.parametrize("case", WATCHED)
 async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -> None:
     objects = objects_of(CASES[case])
     container, (mode, *_) = arguments(objects)
@@ -76,14 +83,18 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
     await server.start()
     try:
         environ["KUBECONFIG"] = str(server.kubeconfig(tmp_path / "account", "first"))
-        ports = {"http_port": "0"} | (
-            {"port": "0", "http_frontend": "0"} if mode == "serve" else {}
-        )
+        more = {"serve": ("port", "http_frontend"), "epp": ("grpc_port", "grpc_health_port")}
+        ports = dict.fromkeys(("http_port", *more.get(mode, ())), "0")
+        if mode == "epp":
+            pool = settings_of(objects).get("pool", "none")
+            await put(server, pool_of(pool, labels={"app": "vllm"}))
+            ports["lame_duck_s"] = "0"
+        watches = len(WATCHED[case]) + (mode == "epp")  # objectives are of two groups
         file = file_of(objects, tmp_path / "etc", {"host": '"127.0.0.1"'} | ports)
         async with command(tmp_path / "run", mode, "--config", file, environ=environ) as router:
             await router.says("dynamo-router ready")
-            await until(lambda: server.watches >= 2, 30)
-            await _history_is_forgotten(server, router)
+            await until(lambda: server.watches >= watches, 30)
+            await _history_is_forgotten(server, watches)
             assert await router.stop() == 0
     finally:
         await server.stop()
@@ -96,18 +107,17 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
         for verb in rule["verbs"]
     }
     assert asked == allowed
-    watched = WATCHED[environ["DYN_KUBE_DISCOVERY_MODE"]]
-    assert {resource for _, resource, _ in asked} == {"dynamoworkermetadatas", watched}
+    assert {resource for _, resource, _ in asked} == WATCHED[case]
 
 
-async def _history_is_forgotten(server: KubernetesServer, router: Command) -> None:
+async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
     """So that it lists again, too."""
     asked = len(server.requests)
     server.objects.compact()
     server.cut_watches()
 
     def again() -> bool:
-        return server.watches >= 2 and len(server.requests) >= asked + 2
+        return server.watches >= watches and len(server.requests) >= asked + watches
 
     await until(again, 30)
 

@@ -293,8 +293,6 @@ async def _is(found: Any, wanted: list[int]) -> bool:
         ({"workers": ()}, "workers: there is no endpoint to pick"),
         ({"limits": RequestLimits(hedge_after_s=1.0)}, "limits.hedge_after_s: Envoy carries"),
         ({"limits": RequestLimits(migration_limit=1)}, "limits.migration_limit: Envoy carries"),
-        ({"pool": "qwen"}, "pool: InferencePools are not watched yet"),
-        ({"pool_namespace": "a"}, "pool_namespace: InferencePools are not watched yet"),
         ({"grpc_port": 70000}, "grpc_port: must be in 0..65535"),
         ({"grpc_health_port": -1}, "grpc_health_port: must be in 0..65535"),
         ({"endpoint_port": 0}, "endpoint_port: must be in 1..65535"),

@@ -59,6 +59,31 @@ CASES: dict[str, dict[str, Any]] = {
         "mode": "frontend",
         "discovery": {"backend": "kubernetes", "mode": "container"},
     },
+    "epp": {"mode": "epp", "inferencePool": {"create": True, "selector": {"app": "vllm"}}},
+    "epp-labels": {
+        "mode": "epp",
+        "inferencePool": {"enabled": False},
+        "epp": {"secureServing": False, "eventsPort": 0},
+        "config": {"endpoint_selector": "app=vllm", "endpoint_target_ports": "8000,8001"},
+    },
+    "epp-static": {
+        "mode": "epp",
+        "inferencePool": {"enabled": False},
+        "config": {"workers": ["10.0.0.1:8000"]},
+    },
+    "epp-all": {name: value for name, value in ALL_ON.items() if name != "ingress"}
+    | {
+        "mode": "epp",
+        "replicas": 2,
+        "epp": {"eventsReplayPort": 5657},
+        "inferencePool": {
+            "create": True,
+            "name": "q" * 63,
+            "selector": {"app": "vllm", "role": "decode"},
+            "targetPorts": [8000, 8001],
+            "failureMode": "FailOpen",
+        },
+    },
     "frontend-nats-all": ALL_ON
     | {"mode": "frontend", "replicas": 3, "discovery": {"backend": "nats"}},
 }

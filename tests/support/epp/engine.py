@@ -24,8 +24,8 @@ class Engine:
     A stream has `chunks` events, and waits before each for `step` if that is set.
     """
 
-    def __init__(self, *, model: str = MODEL, chunks: int = 4) -> None:
-        self.model, self.chunks = model, chunks
+    def __init__(self, *, model: str = MODEL, chunks: int = 4, host: str = "127.0.0.1") -> None:
+        self.model, self.chunks, self.host = model, chunks, host
         self.port = 0
         self.got: list[Got] = []
         self.status = 200
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def prompts(self) -> list[Got]:
@@ -49,7 +49,7 @@ class Engine:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=1 << 20, backlog=4096
+            self._serve, self.host, self.port, limit=1 << 20, backlog=4096
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -86,6 +86,9 @@ class Engine:
         usage = {"prompt_tokens": 7, "completion_tokens": self.chunks}
         return json.dumps({"model": self.model, "usage": usage, "digest": digest(body)}).encode()
 
+    async def take(self, got: Got) -> None:
+        """A request for an answer has come."""
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -112,6 +115,8 @@ class Engine:
             await _send(writer, 404, b"{}")
         else:
             self.got.append(got)
+            if got.method == "POST":
+                await self.take(got)
             if self.status != 200:
                 await _send(writer, self.status, b'{"error": {"message": "no"}}')
             elif b'"stream": true' in got.body or b'"stream":true' in got.body:

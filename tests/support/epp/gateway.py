@@ -21,7 +21,8 @@ PLAIN = "/plain"
 
 
 class Gateway(Envoy):
-    """In front of `endpoints`, which the picker at `picker`, HOST:PORT, chooses among."""
+    """In front of `endpoints`, which the picker at `picker`, HOST:PORT, chooses among. Without any
+    it goes to the one address that the picker names, as clusters of type ORIGINAL_DST do."""
 
     def __init__(
         self,
@@ -133,6 +134,15 @@ def _picker_cluster(address: str, tls: bool) -> dict[str, Any]:
 
 def _pool(endpoints: Sequence[str], trailers: bool) -> dict[str, Any]:
     """A cluster whose hosts are chosen by name; without a choice they take turns."""
+    if not endpoints:
+        header = {"use_http_header": True, "http_header_name": DESTINATION}
+        return {
+            "name": "pool",
+            "type": "ORIGINAL_DST",
+            "connect_timeout": "1s",
+            "lb_policy": "CLUSTER_PROVIDED",
+            "original_dst_lb_config": header,
+        }
     policies = f"{EXTENSIONS}.load_balancing_policies"
     turns = _policy("turns", f"{policies}.round_robin.v3.RoundRobin")
     override = _policy(

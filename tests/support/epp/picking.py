@@ -100,10 +100,12 @@ async def picking(
     in_cluster: int | None = None,
     ranks: int = 1,
     claims: Sequence[str] = (),
+    ready: int | None = None,
     **config: Any,
 ) -> AsyncIterator[Picking]:
     """`in_cluster`: how many of the engines the gateway knows; None: all. Each has
-    `ranks`; `claims` are what else their endpoints say."""
+    `ranks`; `claims` are what else their endpoints say. `ready`: how many of them take
+    requests themselves; None: all."""
     pytest.importorskip("envoy")
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Engine()) for _ in range(count)]
@@ -113,7 +115,9 @@ async def picking(
             for engine, more in zip(engines, said, strict=True)
         )
         found = settings(engines, **config)
-        server = await stack.enter_async_context(served_picker(found, count))
+        server = await stack.enter_async_context(
+            served_picker(found, count if ready is None else ready)
+        )
         listener: Any = server.listeners[0]
         addresses = [engine.address for engine in engines[:in_cluster]]
         envoy = Gateway(folder / "envoy", listener.address, addresses, **(gateway or {}))

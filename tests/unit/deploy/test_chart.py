@@ -32,6 +32,7 @@ from support.deploy.charts import (
 from support.places import ROOT
 
 from dynamo_router.cli import COMMANDS, build_command
+from dynamo_router.frontend.epp.serve import LIVENESS, READINESS
 
 VERSIONS = ("1.33", "1.37")
 CHART = DEPLOY / "helm" / "dynamo-router"
@@ -50,6 +51,27 @@ def shape(required: str, **properties: Any) -> dict[str, Any]:
 
 SECRET_KEY = shape("name key", name=TEXT, key=TEXT, optional={"type": "boolean"})
 CUSTOM = {
+    "InferencePool": shape(
+        "selector targetPorts endpointPickerRef",
+        selector=shape(
+            "matchLabels",
+            matchLabels={"type": "object", "minProperties": 1, "maxProperties": 64},
+        ),
+        targetPorts={
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 8,
+            "uniqueItems": True,
+            "items": shape("number", number={"type": "integer"}),
+        },
+        endpointPickerRef=shape(
+            "kind name port",
+            kind={"const": "Service"},
+            name=TEXT,
+            port=shape("number", number={"type": "integer"}),
+            failureMode={"enum": ["FailClose", "FailOpen"]},
+        ),
+    ),
     "ServiceMonitor": shape(
         "selector endpoints",
         selector=shape("matchLabels", matchLabels={"type": "object"}),
@@ -103,7 +125,17 @@ CUSTOM = {
                 },
                 backendRefs={
                     "type": "array",
-                    "items": shape("name port", name=TEXT, port={"type": "integer"}),
+                    "items": {
+                        "oneOf": [
+                            shape("name port", name=TEXT, port={"type": "integer"}),
+                            shape(
+                                "group kind name",
+                                group={"const": "inference.networking.k8s.io"},
+                                kind={"const": "InferencePool"},
+                                name=TEXT,
+                            ),
+                        ]
+                    },
                 },
             ),
         },
@@ -132,7 +164,10 @@ def test_every_case_has_its_kinds() -> None:
     everywhere = {"Deployment", "Service", "ConfigMap", "ServiceAccount"}
     assert all(everywhere <= found for found in kinds.values())
     all_on = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "Ingress", *CUSTOM}
-    assert all_on <= kinds["static-all"] and all_on <= kinds["frontend-nats-all"]
+    carried = all_on - {"InferencePool"}
+    assert carried <= kinds["static-all"] and carried <= kinds["frontend-nats-all"]
+    assert all_on - {"Ingress"} <= kinds["epp-all"]
+    assert "InferencePool" not in kinds["epp-labels"]
     assert {"Role", "RoleBinding"} <= kinds["frontend-kubernetes"]
     assert "Role" not in kinds["static"], "nothing is asked of the API server"
 
@@ -162,12 +197,21 @@ def test_ports_of_probes_services_and_rules_are_those_of_the_container(case: str
     router = container(objects)
     ports = {each["name"]: each["containerPort"] for each in router["ports"]}
     found = settings_of(objects)
-    listens = {found.get(key) for key in ("port", "http_port", "http_frontend")} - {None}
+    keys = ("port", "http_port", "http_frontend", "grpc_port", "grpc_health_port")
+    listens = {found.get(key) for key in keys} - {None}
     assert set(ports.values()) == listens
-    probes = [router[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
-    assert [probe["path"] for probe in probes] == ["/live", "/live", "/health"]
-    scheme = "HTTPS" if "tls" in CASES[case] else None
-    assert all(probe["port"] in ports and probe.get("scheme") == scheme for probe in probes)
+    probes = [router[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+    if case.startswith("epp"):
+        services = [(probe["grpc"]["port"], probe["grpc"]["service"]) for probe in probes]
+        health = found["grpc_health_port"]
+        assert services == [(health, LIVENESS), (health, LIVENESS), (health, READINESS)]
+        status = "metrics"
+    else:
+        asked = [probe["httpGet"] for probe in probes]
+        assert [probe["path"] for probe in asked] == ["/live", "/live", "/health"]
+        scheme = "HTTPS" if "tls" in CASES[case] else None
+        assert all(probe["port"] in ports and probe.get("scheme") == scheme for probe in asked)
+        status = asked[0]["port"]
     for port in one(objects, "Service")["spec"]["ports"]:
         assert ports[port["targetPort"]] == port["port"]
     for each in objects:
@@ -176,7 +220,14 @@ def test_ports_of_probes_services_and_rules_are_those_of_the_container(case: str
             named = [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
             assert sorted(named) == sorted(ports)
         if each["kind"] == "ServiceMonitor":
-            assert spec["endpoints"][0]["port"] == probes[0]["port"]
+            assert spec["endpoints"][0]["port"] == status
+        if each["kind"] == "InferencePool":
+            ref = spec["endpointPickerRef"]
+            assert ref["name"] == one(objects, "Service")["metadata"]["name"]
+            assert ref["port"]["number"] == ports["extproc"]
+            assert each["metadata"]["name"] == found["pool"]
+        if each["kind"] == "HTTPRoute" and case.startswith("epp"):
+            assert spec["rules"][0]["backendRefs"][0]["name"] == found["pool"]
         if each["kind"] == "Ingress":
             backend = spec["rules"][0]["http"]["paths"][0]["backend"]["service"]
             assert backend["port"]["name"] in ports
@@ -202,7 +253,8 @@ def test_pods_may_do_little(case: str) -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert pod["enableServiceLinks"] is False
             kubernetes = CASES[case].get("discovery", {}).get("backend") == "kubernetes"
-            assert pod["automountServiceAccountToken"] in (False, kubernetes)
+            watches = case.startswith("epp") and case != "epp-static"
+            assert pod["automountServiceAccountToken"] in (False, kubernetes or watches)
 
 
 def test_a_new_setting_makes_new_pods() -> None:
@@ -250,6 +302,24 @@ def test_stopping_has_the_time_that_it_takes() -> None:
             WORKERS | {"terminationGracePeriodSeconds": 69},
             "69 cuts requests off: stopping takes up to 70 s",
         ),
+        (
+            {"mode": "epp", "ingress": {"enabled": True, "host": "a"}},
+            "mode epp carries no requests",
+        ),
+        (
+            {"mode": "epp", "inferencePool": {"enabled": False}},
+            "no endpoints: inferencePool.enabled",
+        ),
+        ({"mode": "epp", "inferencePool": {"create": True}}, "create needs inferencePool.enabled"),
+        ({"mode": "epp", "inferencePool": {"targetPorts": [1] * 9}}, "targetPorts"),
+        ({"mode": "epp", "discovery": {"backend": "kubernetes"}}, "endpoints are those of a pool"),
+        (
+            {"mode": "epp", "inferencePool": {"enabled": False}}
+            | {"config": {"workers": ["a:1"]}, "httpRoute": {"enabled": True, "parentRefs": [{}]}},
+            "httpRoute of mode epp leads to the pool",
+        ),
+        ({"mode": "epp", "config": {"pool": "a"}}, "config"),
+        (WORKERS | {"inferencePool": {"create": True}}, "inferencePool is for mode epp"),
         (WORKERS | {"replica": 2}, "replica"),
         (WORKERS | {"probes": {"liveness": {"periodSecond": 2}}}, "periodSecond"),
         (WORKERS | {"ports": {"http": 70000}}, "'/ports/http': maximum"),

@@ -49,6 +49,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {name: http, key: http_frontend, port: {{ .Values.ports.http }}}
 {{- end }}
 - {name: metrics, key: http_port, port: {{ .Values.ports.metrics }}}
+{{- else if eq .Values.mode "epp" }}
+- {name: extproc, key: grpc_port, port: {{ .Values.ports.extproc }}}
+- {name: health, key: grpc_health_port, port: {{ .Values.ports.health }}}
+- {name: metrics, key: http_port, port: {{ .Values.ports.metrics }}}
 {{- else }}
 - {name: http, key: http_port, port: {{ .Values.ports.http }}}
 {{- end }}
@@ -89,6 +93,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- if .Values.replicaSync.enabled -}}
 {{- $_ := set $set "router" (dict "router_replica_sync" true) -}}
+{{- end -}}
+{{- if eq .Values.mode "epp" -}}
+{{- $_ := set $set "secure_serving" .Values.epp.secureServing -}}
+{{- if .Values.inferencePool.enabled -}}
+{{- $_ := set $set "pool" (include "dynamo-router.pool" .) -}}
+{{- end -}}
+{{- if include "dynamo-router.watchesPods" . -}}
+{{- with .Values.epp.eventsPort -}}
+{{- $_ := set $set "events_port" . -}}
+{{- end -}}
+{{- with .Values.epp.eventsReplayPort -}}
+{{- $_ := set $set "events_replay_port" . -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.mockWorkers.enabled -}}
 {{- $_ := set $set "workers" (list (printf "grpc+dns://%s-mock-workers:9001" (include "dynamo-router.fullname" .))) -}}
@@ -144,9 +162,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.enabled needs httpRoute.parentRefs" -}}
 {{- end -}}
+{{- if eq .Values.mode "epp" -}}
+{{- if .Values.ingress.enabled -}}
+{{- fail "mode epp carries no requests: the gateway has the ingress" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.inferencePool.enabled) -}}
+{{- fail "httpRoute of mode epp leads to the pool: inferencePool.enabled" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.create (not (and .Values.inferencePool.enabled .Values.inferencePool.selector)) -}}
+{{- fail "inferencePool.create needs inferencePool.enabled and inferencePool.selector: labels of the pods" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (or (ne .Values.discovery.backend "static") .Values.config.endpoint_selector) -}}
+{{- fail "endpoints are those of a pool, of config.endpoint_selector, or of discovery.backend: set inferencePool.enabled to false" -}}
+{{- end -}}
+{{- if and (eq .Values.discovery.backend "static") (not (or .Values.config.workers (include "dynamo-router.watchesPods" .))) -}}
+{{- fail "no endpoints: inferencePool.enabled, config.endpoint_selector, config.workers, or discovery.backend" -}}
+{{- end -}}
+{{- else if .Values.inferencePool.create -}}
+{{- fail "inferencePool is for mode epp" -}}
+{{- end -}}
 {{- if and (or .Values.ingress.enabled .Values.httpRoute.enabled) (eq .Values.mode "serve") (not .Values.openai.enabled) -}}
 {{- fail "ingress and httpRoute lead to OpenAI's API: openai.enabled" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Of mode epp: the name of its InferencePool. */}}
+{{- define "dynamo-router.pool" -}}
+{{- default (include "dynamo-router.fullname" .) .Values.inferencePool.name -}}
+{{- end -}}
+
+{{/* Whether pods are its endpoints. */}}
+{{- define "dynamo-router.watchesPods" -}}
+{{- if and (eq .Values.mode "epp") (or .Values.inferencePool.enabled .Values.config.endpoint_selector) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether the pods ask the API server. */}}
+{{- define "dynamo-router.asksKubernetes" -}}
+{{- if or (eq .Values.discovery.backend "kubernetes") (include "dynamo-router.watchesPods" .) }}true{{ end -}}
 {{- end -}}
 
 {{/* The port with /metrics, /live and /health. */}}
@@ -155,11 +207,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "dynamo-router.probe" -}}
+{{- if eq .root.Values.mode "epp" -}}
+grpc:
+  port: {{ .root.Values.ports.health }}
+  service: {{ ternary "readiness" "liveness" (eq .path "/health") }}
+{{- else -}}
 httpGet:
   path: {{ .path }}
   port: {{ include "dynamo-router.statusPort" .root }}
   {{- if .root.Values.tls.existingSecret }}
   scheme: HTTPS
   {{- end }}
+{{- end }}
 {{ toYaml .times }}
 {{- end -}}

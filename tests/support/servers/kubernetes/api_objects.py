@@ -25,6 +25,12 @@ class Kind:
     kind: str
     plural: str
     short: tuple[str, ...] = ()
+    kept_as: str = ""
+    """where its plural is that of another group's kind, too"""
+
+    @property
+    def place(self) -> str:
+        return self.kept_as or self.plural
 
     @property
     def api_version(self) -> str:
@@ -35,6 +41,15 @@ KINDS = (
     Kind("", "v1", "Pod", "pods", ("po",)),
     Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
     Kind("nvidia.com", "v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas", ("dwm",)),
+    Kind("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools"),
+    Kind("llm-d.ai", "v1alpha2", "InferenceObjective", "inferenceobjectives"),
+    Kind(
+        "inference.networking.x-k8s.io",
+        "v1alpha2",
+        "InferenceObjective",
+        "inferenceobjectives",
+        kept_as="older inferenceobjectives",
+    ),
 )
 
 
@@ -71,7 +86,7 @@ class ApiObjects:
     _pages: dict[str, tuple[int, list[Object]]] = field(default_factory=dict)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        found = self.objects.get((kind.plural, namespace, name))
+        found = self.objects.get((kind.place, namespace, name))
         if found is None:
             raise Failure(404, "NotFound", f'{kind.plural}.{kind.group} "{name}" not found')
         return deepcopy(found)
@@ -90,7 +105,7 @@ class ApiObjects:
             left = [
                 deepcopy(found)
                 for place, found in sorted(self.objects.items())
-                if place[0] == kind.plural and namespace in ("", place[1]) and selector(found)
+                if place[0] == kind.place and namespace in ("", place[1]) and selector(found)
             ]
         items, rest = (left[:limit], left[limit:]) if limit else (left, [])
         metadata: Object = {"resourceVersion": str(version)}
@@ -113,7 +128,7 @@ class ApiObjects:
         events = []
         for change in self.history:
             plural, place, _ = change.place
-            if change.version <= version or plural != kind.plural or namespace not in ("", place):
+            if change.version <= version or plural != kind.place or namespace not in ("", place):
                 continue
             before = change.before is not None and selector(change.before)
             after = change.after is not None and selector(change.after)
@@ -134,7 +149,7 @@ class ApiObjects:
         name = body.get("metadata", {}).get("name")
         if not name:
             raise Failure(422, "Invalid", "metadata.name: Required value")
-        if (kind.plural, namespace, name) in self.objects:
+        if (kind.place, namespace, name) in self.objects:
             raise Failure(409, "AlreadyExists", f'{kind.plural} "{name}" already exists')
         return self._write(kind, namespace, name, updated(None, self._checked(kind, body), manager))
 
@@ -165,7 +180,7 @@ class ApiObjects:
             raise Failure(400, "BadRequest", "the name of the object does not match the URL's")
         if body["metadata"].get("managedFields"):
             raise Failure(400, "BadRequest", "metadata.managedFields must be nil")
-        before = self.objects.get((kind.plural, namespace, name))
+        before = self.objects.get((kind.place, namespace, name))
         try:
             return self._write(kind, namespace, name, applied(before, body, manager, force))
         except Conflict as conflict:
@@ -189,7 +204,7 @@ class ApiObjects:
             if found["metadata"].get(key) != value:
                 text = f"the {key} in the precondition ({value}) does not match"
                 raise Failure(409, "Conflict", text)
-        self._put((kind.plural, namespace, name), None)
+        self._put((kind.place, namespace, name), None)
         uid = found["metadata"]["uid"]
         for place, each in list(self.objects.items()):
             owners = each["metadata"].get("ownerReferences", [])
@@ -206,7 +221,7 @@ class ApiObjects:
         return deepcopy(body)
 
     def _write(self, kind: Kind, namespace: str, name: str, wanted: Object) -> Object:
-        place = kind.plural, namespace, name
+        place = kind.place, namespace, name
         before = self.objects.get(place)
         metadata = wanted["metadata"]
         was = before["metadata"] if before is not None else {}

@@ -1,0 +1,3 @@
+"""What an engine runs of a request."""
+
+PREFILL, DECODE = "prefill", "decode"
