@@ -18,7 +18,7 @@ from ..bench.traffic import SHAPES, TRAFFIC_BLOCK_SIZE, shape_traffic
 from ..engines.mocker import EngineConfig
 from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
-from .comparison import POLICIES, Comparison, Setting, decisions_of, pareto, row
+from .comparison import POLICIES, Comparison, Setting, decisions_of, minutes_of, pareto, row
 from .constraints import Constraints
 from .day import DayRun, DayTrace, day_trace
 from .objectives import Objectives
@@ -211,6 +211,7 @@ def run(config: PlanConfig) -> int:
             "pareto": best,
             "requests": len(comparison.day.requests),
             "hours": comparison.day.end_s / 3600,
+            "minutes": minutes_of(comparison.day, runs),
             "decisions": {each.policy: msgspec.to_builtins(decisions_of(each)) for each in runs},
         },
         timeless=True,

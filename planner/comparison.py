@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -313,6 +314,31 @@ def row(run: DayRun) -> dict[str, object]:
         "over_budget_s": run.over_budget_s,
         "settings": run.settings,
         "cpu_s": run.cpu_s,
+    }
+
+
+def minutes_of(day: DayTrace, runs: Sequence[DayRun]) -> dict[str, object]:
+    """By minutes: arrivals, and of each policy the good answers; and its engines as they change."""
+    minutes = (day.arrivals_s // MINUTE_S).astype(np.int64)
+    return {
+        "arrivals": np.bincount(minutes).tolist(),
+        "good": {
+            each.policy: np.bincount(minutes, each.good).astype(np.int64).tolist()
+            for each in runs
+            if len(each.good)
+        },
+        "engines": {
+            each.policy: [
+                {
+                    "at": at,
+                    "serving": msgspec.to_builtins(serving),
+                    "starting": msgspec.to_builtins(starting),
+                    "draining": msgspec.to_builtins(draining),
+                }
+                for at, serving, starting, draining in each.moments
+            ]
+            for each in runs
+        },
     }
 
 

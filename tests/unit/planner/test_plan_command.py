@@ -34,7 +34,10 @@ def test_a_shape_is_planned_and_written(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("attainment", "engine_hours", "changes", "aborted_streams"):
         assert all(name in each for each in rows.values())
     assert rows["plan"]["aborted_streams"] == 0
-    assert content["requests"] == 300
+    assert content["requests"] == 300 == sum(content["minutes"]["arrivals"])
+    assert content["minutes"]["engines"]["plan"][0]["at"] == 0
+    good = sum(content["minutes"]["good"]["plan"])
+    assert good == pytest.approx(300 * rows["plan"]["attainment"])
     for each in content["decisions"]["plan"]:
         assert {"from", "to", "reasons", "at", "id"} <= set(each)
     text = page.read_text()
