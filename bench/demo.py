@@ -41,6 +41,12 @@ class DemoConfig:
     block_size: int = option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = option(1024, "KV-cache blocks of each engine.")
     seed: int = option(0, "Content of the prompts.")
+    disagg: bool = option(
+        False,
+        "Show another thing: two prefill and two decode engines that share prompts through a queue,"
+        " beside four that do both. Of the others --seed, --progress and --json count.",
+        "--disagg",
+    )
     start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
@@ -184,6 +190,12 @@ def run(config: DemoConfig) -> int:
     output = Output(config.json)
     if config.planner:
         return _run_planner(config, output)
+    if config.disagg:
+        from .demo_disagg import DisaggDemo, run_disagg  # with NATS' client, for this alone
+
+        shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return 0 if runner.run(run_disagg(shown, output)) else 1
     done: list[Run] = []
 
     def show(runs: list[Run]) -> None:

@@ -62,7 +62,7 @@ def openai_server(
 def model_text(
     config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
 ) -> ModelText:
-    """The text of the one model of `serve`. ConfigError if its files are no good."""
+    """The text of the one model of `serve`. ConfigError if its files cannot be used."""
     given = config.model_path
     return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 

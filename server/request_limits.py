@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from ..process.setting_checks import require_finite
-from ..process.settings import SHORTEST_S, option
+from ..process.setting_checks import require_at_least, require_finite
+from ..process.settings import SHORTEST_S, bad_setting, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Bounds on requests in flight, in seconds where not said; None: none.
+    """Bounds on requests in flight, in seconds where not stated; None: none.
 
     Each is counted when it is hit, under its name. ConfigError, naming the key, on a bad value.
     """
@@ -68,6 +68,9 @@ class RequestLimits:
             require_finite(self, SHORTEST_S if each.name.endswith("_s") else 0, each.name)
 
 
+HANDOFFS = ("relay", "queue")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HandoffLimits:
     """How long each leg of a request on two workers may take, and what clients may say of it.
@@ -77,6 +80,25 @@ class HandoffLimits:
 
     GROUP: ClassVar[str] = "Prefill and decode workers"
 
+    disagg_handoff: str = option(
+        "relay",
+        "Who has a prompt computed that goes to a prefill worker: the router, as the engines'"
+        " connector wants it (relay), or the decode worker through the prefill queue (queue), of"
+        " mock engines with --prefill-queue.",
+        "--disagg-handoff",
+        choices=HANDOFFS,
+    )
+    max_local_prefill_length: int | None = option(
+        None,
+        "queue: the decode worker computes a prompt itself of which it has at most this many tokens"
+        " to compute. A key in the store counts more.",
+        "--max-local-prefill-length",
+    )
+    max_prefill_queue_size: int | None = option(
+        None,
+        "queue: and any prompt while the queue has this many. A key in the store counts more.",
+        "--max-prefill-queue-size",
+    )
     disagg_prefill_timeout_s: float = option(
         30.0,
         "How long a prefill worker may take for a prompt, or ten times the forecast if that is"
@@ -96,6 +118,10 @@ class HandoffLimits:
     )
 
     def __post_init__(self) -> None:
+        if self.disagg_handoff not in HANDOFFS:
+            known = ", ".join(HANDOFFS)
+            raise bad_setting("disagg_handoff", f"{self.disagg_handoff!r} is not one of {known}")
+        require_at_least(self, 0, "max_local_prefill_length", "max_prefill_queue_size")
         require_finite(self, SHORTEST_S, "disagg_prefill_timeout_s", "disagg_handoff_timeout_s")
 
 
@@ -104,7 +130,7 @@ class DispatchLimits:
     """All that a dispatcher holds requests to.
 
     At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how long
-    a worker may owe a message before it is given up; None: as long as its connection lives.
+    a worker may be silent before it is given up; None: as long as its connection lives.
     """
 
     requests: RequestLimits = field(default_factory=RequestLimits)

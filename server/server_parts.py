@@ -25,7 +25,7 @@ class ServerParts:
     """Made from a configuration: clock, security, spans, limits, threads, metrics of the process,
     the other processes, whether it drains. `config` is the configuration that is in use now.
 
-    ConfigError if a file that the configuration names is no good. `start` and `close` are the
+    ConfigError if a file that the configuration names is not valid. `start` and `close` are the
     server's to call.
     """
 

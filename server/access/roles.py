@@ -25,11 +25,11 @@ ALL_ROLES = frozenset(Role)
 
 
 class Rule(NamedTuple):
-    """Who may make a call: everybody, or whoever has one of the roles."""
+    """Who may make a call: every caller, or those with one of the roles."""
 
     roles: frozenset[Role]
     open: bool = False
-    """nobody is asked who they are"""
+    """callers need not show who they are"""
     admin_listener: bool = False
     """over HTTP, only where admin routes are served; over gRPC, without tokens, only on loopback"""
 
@@ -63,7 +63,7 @@ FRONTEND_RULES = {
     "POST /detokenize": _any_of(_CLIENT),
     "GET /pools": _any_of(_SELECTOR, _ADMIN, _METRICS),
 }
-"""Of the frontend's own listener, which has what tells how a server is, too, and for several models
+"""Of the frontend's own listener, which has health and version, too, and for several models
 the dashboard."""
 
 RULES = {

@@ -1,5 +1,5 @@
 """What Prometheus sees: counters along a request's way, gauges read at each scrape, and the page
-that is made of them without holding anybody up.
+that is made of them without holding requests up.
 
 Entered by `serve`; wraps what it measures and is called by none of it.
 """

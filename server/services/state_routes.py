@@ -95,8 +95,8 @@ class HealthRoutes:
         ready, more = self._health()
         ready = ready and not self._parts.draining
         more |= await self._parts.siblings.health()
-        told = {"status": "ready" if ready else "not ready", **more}
-        await answer_json(call, told, status=200 if ready else 503)
+        health = {"status": "ready" if ready else "not ready", **more}
+        await answer_json(call, health, status=200 if ready else 503)
 
     async def _on_live(self, call: HttpCall) -> None:
         await answer_json(call, {"status": "live"})
