@@ -83,9 +83,9 @@ class LimitLog:
     def hit(self, limit: str, who: str) -> None:
         """`who` has hit it."""
         self._count(limit)
-        self.tell(limit, who)
+        self.note(limit, who)
 
-    def tell(self, limit: str, who: str) -> None:
+    def note(self, limit: str, who: str) -> None:
         """The same of a limit that its owner counts."""
         now = self._clock.now()
         logged_at, hits = self._last.get(limit, (float("-inf"), 0))

@@ -117,7 +117,7 @@ def check_given(config: ReplayConfig, given: Iterable[str]) -> None:
     """ConfigError, naming the flag, if it means nothing in this kind of replay.
 
     `given` are dotted keys. With a target there are no simulated engines to set up; without one
-    there is nobody to connect to.
+    there is no router to connect to.
     """
     flags = {spec.key: spec.flags[0] for spec in options_of(ReplayConfig)}
     for key in given:

@@ -62,7 +62,7 @@ class SimulateConfig:
 
 
 def run(config: SimulateConfig) -> int:
-    """The command: 0, or 1 if a policy served nobody."""
+    """The command: 0, or 1 if a policy served no request."""
     output = Output(config.json, width=210)  # a row is long, and worth more whole
     simulation, load = config.simulation, config.load()
     if simulation.plot is not None:

@@ -200,7 +200,7 @@ class Sweep:
 
 def _mean(value: Callable[[SimulatedRun], float | None], runs: Sequence[SimulatedRun]) -> float:
     known = [figure for run in runs if (figure := value(run)) is not None]
-    # A perfect start leaves nothing to divide by; a policy that served nobody is the worst.
+    # A perfect start leaves nothing to divide by; a policy that served no request is the worst.
     return max(mean(known), 1e-9) if known else float("inf")
 
 

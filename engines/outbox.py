@@ -68,15 +68,15 @@ class Outbox:
         self._queued = 0
         self._announcement: deque[Change] = deque()
         self._stale = False
-        self._lower: set[StorageTier] = set()  # tiers below the device's that were ever told of
+        self._lower: set[StorageTier] = set()  # tiers below the device's that were ever in an event
         self.given_up = 0
         """times it became stale"""
         self.clear_id = -1
-        """id of the last written event behind which nothing said before counts in any tier"""
+        """id of the last written event behind which no earlier event counts in any tier"""
 
     @property
     def stale(self) -> bool:
-        """Whether changes were given up: only an announcement tells the truth again, and until
+        """Whether changes were given up: only an announcement is true again, and until
         then nothing is taken in.
         """
         return self._stale

@@ -79,7 +79,7 @@ class ReplayLog:
         """The messages that were wanted; None if they are not kept any more, or never were sent.
 
         Before the first event there was none, though it may be asked for: some numberings begin
-        with 0, others with 1. What stands before the last clearing matters to nobody and is left
+        with 0, others with 1. What stands before the last clearing is of no use and is left
         out.
         """
         assert self._wanted is not None

@@ -159,7 +159,7 @@ class Completions:
 
     @property
     def context_limit(self) -> int:
-        """Most tokens of prompt and answer together; 0 while no engine said."""
+        """Most tokens of prompt and answer together; 0 while no engine has reported it."""
         return self._monitor.facts.max_seq_len
 
     @property
@@ -285,7 +285,7 @@ class Completions:
         return encode_bias(biases, size)
 
     def _add_parsers(self, request: ChatRequest, choices: Sequence[Choice]) -> None:
-        """Have reasoning and calls of tools found in what is said, as the model writes them."""
+        """Parse reasoning and tool calls out of the model's output."""
         parsers, tools = self.parsers, request.tools_asked
         if parsers.unknown_reasoning:
             raise ApiError(501, f"the model {self.name} has no chat: {parsers.chat_refusal}")
@@ -396,7 +396,7 @@ class Completions:
     async def _stream(self, opened: _OpenRequest) -> None:
         call, request, choices, origin, form = opened
         keep_alive_s = self._config.keep_alive_s
-        stream = SseWriter(call.send, call.client, call.told, keep_alive_s, form.shape)
+        stream = SseWriter(call.send, call.client, call.answer_headers, keep_alive_s, form.shape)
         reasoning: list[str] = []
 
         def write(index: int, delta: Delta) -> None:

@@ -72,7 +72,7 @@ async def examine(config: DoctorConfig, source: SettingsSource[Any] | None = Non
 
 
 def check_model(config: DoctorConfig) -> list[Finding]:
-    """The model's files, where OpenAI clients are served. ConfigError if they are no good."""
+    """The model's files, where OpenAI clients are served. ConfigError if they cannot be used."""
     frontend = config.frontend
     if frontend.http_frontend is None:
         return []

@@ -47,8 +47,9 @@ class Embeddings:
         inputs: list[Tokens] = [call.ids]
         if call.ids is None:
             inputs = await self._prompts.read(bytes(request.input), "input", tenant)
-        if not all(len(each) for each in inputs):
-            raise ApiError(400, "input has an empty entry", param="input")
+        for number, each in enumerate(inputs):
+            if not len(each):
+                raise ApiError(400, f"input[{number}] is empty: give it a text", param="input")
         with self._calls.requests.held(current_account(), len(inputs) - 1):
             found = await self._embed(inputs, call.request_id)
         tokens = sum(
@@ -64,12 +65,12 @@ class Embeddings:
             b'{"object":"embedding","index":%d,"embedding":%b}' % each
             for each in enumerate(written)
         )
-        told = {
+        body = {
             "object": "list",
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        head = msgspec.json.encode(told)[:-1]
+        head = msgspec.json.encode(body)[:-1]
         await answer_whole(call, b'%b,"data":[%b]}' % (head, b",".join(data)), {})
 
     async def _embed(self, inputs: list[Tokens], request_id: str) -> list[Any]:

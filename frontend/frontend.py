@@ -15,7 +15,14 @@ from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
 from ..server.server import Server
 from ..server.server_parts import ServerParts
-from ..server.services import AdminAt, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..server.services import (
+    AdminAt,
+    HealthRoutes,
+    HttpServer,
+    MetricsRoute,
+    RecordRoute,
+    WorkersRoute,
+)
 from ..transport.http1 import Routes
 from ..workers.records import STATIC
 from .agents import error_form_of
@@ -55,7 +62,7 @@ def openai_server(
 def model_text(
     config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
 ) -> ModelText:
-    """The text of the one model of `serve`. ConfigError if its files are no good."""
+    """The text of the one model of `serve`. ConfigError if its files cannot be used."""
     given = config.model_path
     return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 
@@ -101,6 +108,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     shared = SharedPages(parts.siblings, lambda: models.shown)
     routes = {
         **DashboardRoutes(shared.shown, parts.read_overview, models.refused_cards).routes,
+        **parts.plan.routes,
         **WorkersRoute(models.routers).routes,
         **AdminRoutes(changes).routes,
         **CacheClearingRoute(
@@ -109,6 +117,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         ).routes,
         **ReloadRoute(settings.shared).routes,
         **MetricsRoute(page).routes,
+        **RecordRoute(parts.recorder).routes,
     }
     listener = openai_server(
         parts,

@@ -190,8 +190,8 @@ class AnswerReader:
         return Delta(text, reason, stop_reason, delta.logprobs)
 
     def _scored(self, logprobs: Sequence[Any]) -> tuple[TokenLogprob, ...]:
-        """The logprobs of the prompt's tokens. Of the first one, which nothing comes before, some
-        engines tell nothing and some what means nothing. ApiError 400 if they are not there."""
+        """The logprobs of the prompt's tokens. For the first one, which nothing comes before, some
+        engines report none and some a meaningless one. ApiError 400 if they are not there."""
         missing = len(self._prompt) - len(logprobs)
         if missing not in (0, 1):
             text = "echo with logprobs: this engine gives no logprobs of a prompt"
@@ -322,7 +322,7 @@ async def _answer_one(
         else:
             delta = show(message)
         if delta is not None and reader.finished and delta.stop_reason is not None:
-            # The engine may not know of the stop string; the rest would be computed for nobody.
+            # The engine may not know of the stop string; no client would read the rest.
             await dispatcher.abort(request_id, origin.caller)
 
     plain, plain_text = PlainStream(put), reader.plain_text

@@ -60,7 +60,7 @@ class Origin(NamedTuple):
     salt: int | None
     """of its cache namespace: requests with another one share no cached block with it"""
     extras: frozenset[str]
-    """what its client wants to hear of it: see EXTRA_FIELDS"""
+    """the extra facts its client asks for: see EXTRA_FIELDS"""
     received: float
 
     def generate(
@@ -101,18 +101,18 @@ def origin_of(
     `prefix` begins the answer's id.
     """
     nvext = request.nvext
-    said: dict[str, str | bytes] = {} if nvext is None else dict(nvext.headers)
+    given: dict[str, str | bytes] = {} if nvext is None else dict(nvext.headers)
     if not ALIASES.keys().isdisjoint(headers):
-        said.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
+        given.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
         headers = {name: value for name, value in headers.items() if name not in ALIASES}
-    said.update(headers)
-    if not HANDOFF_KEYS.isdisjoint(said):
-        name = min(HANDOFF_KEYS.intersection(said))
+    given.update(headers)
+    if not HANDOFF_KEYS.isdisjoint(given):
+        name = min(HANDOFF_KEYS.intersection(given))
         raise ApiError(400, f"{name} is the router's to set", param=name)
-    items = tuple(said.items())
+    items = tuple(given.items())
     forwarded: Sequence[tuple[str, str | bytes]] = ()
     pinned, urgency, objectives, session = None, NORMAL, NO_OBJECTIVES, None
-    if not _READ_KEYS.isdisjoint(said):
+    if not _READ_KEYS.isdisjoint(given):
         try:
             forwarded, pinned, urgency = read_metadata(items)
             objectives = read_objectives(items)

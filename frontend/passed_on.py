@@ -43,12 +43,12 @@ class PassedOn:
                 raise
             raise ApiError(404, f"this model's engines have no {path}") from None
         try:
-            told = await self._read(found)
+            body = await self._read(found)
         except BAD_BODY as error:
             raise ApiError(500, f"the engine's answer cannot be read: {error}") from None
-        if "model" in told:
-            told["model"] = msgspec.Raw(msgspec.json.encode(model))
-        await answer_whole(call, msgspec.json.encode(told), {})
+        if "model" in body:
+            body["model"] = msgspec.Raw(msgspec.json.encode(model))
+        await answer_whole(call, msgspec.json.encode(body), {})
 
     async def _read(self, body: bytes) -> AnyJson:
         """Its parts stay as they are."""

@@ -49,7 +49,7 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     """The server of `serve`.
 
     ConfigError if OpenAI clients are to be served and its packages are not installed, or the
-    model's files are no good.
+    model's files cannot be used.
     """
     port = config.frontend.http_frontend
     if port is None:

@@ -1,6 +1,6 @@
 """Answers of one request whose prompts begin alike: the first of them computes what they share.
 
-The others wait for its first token, and then hear which worker has the blocks: an engine's KV
+The others wait for its first token, and then get the worker that has the blocks: an engine's KV
 events may come later than its token.
 """
 

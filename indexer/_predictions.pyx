@@ -91,7 +91,7 @@ cdef void append_prediction(Predictions* p, uint32_t i) noexcept nogil:
 
 
 cdef bint reserve_predictions(Predictions* p, uint32_t more) noexcept nogil:
-    """Capacity for so many more; false without memory."""
+    """Capacity for `more`; false without memory."""
     cdef uint64_t wanted = <uint64_t>p.used + more
     if not table_reserve(&p.by_sequence_hash, &p.memory, more):
         return False

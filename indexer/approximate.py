@@ -117,7 +117,7 @@ class ApproximateIndex:
         self._predictions.bind(worker, number)
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
-        """Forget a worker and what is believed of it: it left."""
+        """Forget a worker that left, and its predicted blocks."""
         self._predictions.remove_worker(worker)
 
     def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:

@@ -120,7 +120,7 @@ class PrefixIndex(Protocol):
         """Forget predictions that are too old. Costs next to nothing while there are none."""
 
     def sources(self) -> Sequence[SourceStatus]:
-        """The state of every worker that is bound or was heard of."""
+        """The state of every worker that is bound or has sent a message."""
         ...
 
     def sources_in_steps(self) -> Iterator[Sequence[SourceStatus]]:
@@ -128,8 +128,8 @@ class PrefixIndex(Protocol):
         ...
 
     def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
-        """Of so many of the device's branches, newer ones first, the `limit` whose blocks are held
-        most, parents first."""
+        """Of `looked_at` of the device's branches, newer ones first, the `limit` whose blocks are
+        held most, parents first."""
         ...
 
     def close(self) -> None:

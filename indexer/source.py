@@ -14,13 +14,13 @@ SOURCES_IN_A_STEP = 64
 class SourceState(enum.Enum):
     """How far the index can be trusted about one worker."""
 
-    SILENT = "silent"  # nothing was heard of it yet
-    EXACT = "exact"  # all it said since it started, or since its last clear, is applied
+    SILENT = "silent"  # no message came from it yet
+    EXACT = "exact"  # all its events since it started, or since its last clear, is applied
     TRIMMED = "trimmed"  # as exact, but some of it was dropped to keep the budget: never wrong
-    RECOVERING = "recovering"  # exact until a gap; asked for what it said after that
+    RECOVERING = "recovering"  # exact until a gap; asked for its events after that
     REBUILDING = "rebuilding"  # something was missed; it was asked to announce itself again
     DEGRADED = "degraded"  # events were missed and cannot be had: incomplete, never wrong
-    # Predicted from routing, or told in messages without envelopes: a restart may go unnoticed.
+    # Predicted from routing, or from messages without envelopes: a restart may go unnoticed.
     APPROXIMATE = "approximate"
 
 
@@ -69,7 +69,7 @@ class SourceImage(NamedTuple):
 class SourceStatus(NamedTuple):
     """What is known of one worker's events. `blocks`: how many it is believed to hold on its
     device; `lower_blocks`: in host memory, on disk, in external storage; `unindexed`: how many more
-    it said it holds on its device, which the index had to drop, an upper estimate.
+    it reported on its device, which the index had to drop, an upper estimate.
     """
 
     worker: WorkerWithDpRank
@@ -85,7 +85,7 @@ class SourceStatus(NamedTuple):
     lower_blocks: tuple[int, int, int] = (0, 0, 0)
     given_up: int = 0
     """gaps that were not filled"""
-    heard: int = 0
+    messages: int = 0
     """events and heartbeats of any kind"""
     beats: int = 0
     """heartbeats: whether it speaks the recovery protocol"""

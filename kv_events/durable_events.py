@@ -95,7 +95,7 @@ class DurableEvents:
         self._plane: JetStreamPlane | None = None
         self._task: asyncio.Task[None] | None = None
         self._may_save = True
-        self._out_of_order = False  # and said so
+        self._out_of_order = False  # and logged so
         self._unlisted: object = None  # the reading whose consumer the server did not list
         self._saved = 0  # up to where, of the present stream
         self.restored = 0
@@ -221,7 +221,7 @@ class DurableEvents:
             facts, readers = await self._client.ensure(), await self._client.readers()
         except StoreError as error:
             if not error.transient:
-                self.plane.read_anew()  # which it cannot be: others are to tell the events
+                self.plane.read_anew()  # which it cannot be: other sources are to have the events
             raise
         there = self.name in {reader.name for reader in readers}
         # Of a cluster's servers one may know a new consumer a moment later than another.

@@ -35,7 +35,7 @@ from .stream_cursor import StreamCursor, StreamStep
 HEADERS_S = 5.0
 """How long an engine may take to say that it accepts a subscription,"""
 QUIET_S = 1.0
-"""and to send something after that, until it counts as one that has nothing to tell yet."""
+"""and to send something after that, until it counts as one without events yet."""
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 UNIMPLEMENTED_RETRY_S = 60.0
@@ -67,7 +67,7 @@ class StreamListener(Protocol):
         ...
 
     def on_refused(self, worker_id: int, reason: str) -> None:
-        """What it tells cannot be indexed."""
+        """Its events cannot be indexed."""
         ...
 
 
@@ -172,19 +172,19 @@ class EngineStream:
         await self._subscribers.close(self._worker_id)
 
     def believe(self, believed: bool) -> None:
-        """Whether the index takes what this stream tells; until then batches are passed over."""
+        """Whether the index takes this stream's events; until then batches are passed over."""
         self._believed = believed
         if believed and self._passed_over:
             self.resync()
 
     def resync(self) -> None:
-        """Have the engine tell the state of its cache: the index has lost some of it."""
+        """Have the engine send the state of its cache: the index has lost some of it."""
         self._resyncing = True
         if self._call is not None:
             self._call.cancel()
 
     def confirm(self) -> None:
-        """Tell the index that it has got everything, where it had reason to doubt that."""
+        """Confirm to the index that it has everything, where it had reason to doubt that."""
         for number, rank in self._ranks.items():
             if self.is_synced and rank.sequence:
                 worker = WorkerWithDpRank(self._worker_id, number)

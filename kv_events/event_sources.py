@@ -35,7 +35,7 @@ class _WorkerSource:
         self.choice = choice
         self.stream = stream
         self.closing = False  # the stream is
-        self.heard: tuple[int, int] | None = (0, 0)  # on the plane; None: counted from now on
+        self.received: tuple[int, int] | None = (0, 0)  # on the plane; None: counted from now on
         self.shown: EventSource | None = None
         self.well = True
         self.resync_at = float("-inf")
@@ -124,10 +124,10 @@ class EventSources:
                 worker.choice.on_well(now)
             worker.well = well
             statuses = by_worker.get(worker_id, [])
-            heard = self._heard(worker, statuses)
+            published = self._has_published(worker, statuses)
             if well:
                 beats = any(status.beats for status in statuses)
-                worker.choice.on_plane(now, connected=connected, heard=heard, beats=beats)
+                worker.choice.on_plane(now, connected=connected, published=published, beats=beats)
             self._follow(worker_id, worker)
             if worker.choice.follows_stream:
                 self._repair(worker, statuses, now)
@@ -165,23 +165,23 @@ class EventSources:
         )
         return _WorkerSource(entry, choice, stream)
 
-    def _heard(self, worker: _WorkerSource, statuses: Iterable[SourceStatus]) -> bool:
+    def _has_published(self, worker: _WorkerSource, statuses: Iterable[SourceStatus]) -> bool:
         """Whether it published something on the event plane since the last look."""
-        heard = sum(status.heard for status in statuses)
+        received = sum(status.messages for status in statuses)
         ignored = sum(status.unannounced for status in statuses)
-        before, worker.heard = worker.heard, (heard, ignored)
+        before, worker.received = worker.received, (received, ignored)
         if before is None:
             return False
         if worker.choice.follows_stream:
-            return ignored > before[1]  # what the index hears is its stream
-        return heard > before[0]
+            return ignored > before[1]  # what the index receives is its stream
+        return received > before[0]
 
     def _follow(self, worker_id: int, worker: _WorkerSource) -> None:
         """Carry out the choice."""
         source = worker.choice.current
         if source is not None and source is not worker.shown:
             self._switch(worker_id, worker, source)
-        # What is not heard of yet is predicted, too: a request sent there has left its blocks.
+        # A worker without events yet is predicted, too: a request sent there has left its blocks.
         shown = source or EventSource.PREDICTED
         error = self._error(worker) if shown is EventSource.PREDICTED else ""
         self._registry.set_event_source(worker_id, shown.label, error)
@@ -195,7 +195,7 @@ class EventSources:
 
     def _switch(self, worker_id: int, worker: _WorkerSource, source: EventSource) -> None:
         before, worker.shown = worker.shown, source
-        worker.heard = None
+        worker.received = None
         entry = self._registry.entry(worker_id)
         if entry is None:
             return

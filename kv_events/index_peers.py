@@ -17,7 +17,7 @@ from ..runtime.event_planes import EventPlane, PlaneState, Subscription, endpoin
 from .index_transfer import IndexBorrower, IndexCopy, IndexLender, Message, Outgoing
 
 ROUTER_INDEX = "router-index"
-"""The topic that all routers hear; with a router's number behind it, what only that one does."""
+"""The topic of all routers; with a router's number behind it, of that one alone."""
 CONNECT_S = 2.0
 """How long a router that starts waits for the event plane."""
 BORROW_S = 20.0
@@ -63,7 +63,7 @@ class IndexPeers:
         """sources that were known from another router at the start"""
 
     async def start(self) -> None:
-        """Hear the others, and lend."""
+        """Listen to the others, and lend."""
         for subject in (self._subject(None), self._subject(self._id)):
             self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
         self._lending = supervise("index lender", self._lend)

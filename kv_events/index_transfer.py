@@ -20,7 +20,7 @@ WINDOW = 8
 MAX_INDEX_BYTES = 512 << 20
 WANT_S = 0.3
 """How often the others are asked,"""
-NOBODY_S = 1.0
+NO_OFFER_S = 1.0
 """and how long without an offer until there is none."""
 CHOOSE_S = 0.15
 """How long after the first offer others may still come."""
@@ -43,7 +43,7 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """To the asker: a copy of so many bytes."""
+    """To the asker: a copy of this many bytes."""
 
     holder: int
     copy: int
@@ -153,7 +153,7 @@ class IndexBorrower:
     def _look_for_offers(self, now: float) -> list[Outgoing]:
         if now - self._first_offer >= CHOOSE_S:
             return self._take_next(now)
-        if now - self._began >= NOBODY_S and not self._offers:
+        if now - self._began >= NO_OFFER_S and not self._offers:
             self.failed = True
         elif now - self._wanted_at >= WANT_S:
             self._wanted_at = now

@@ -70,7 +70,7 @@ class EventIntake:
         reset: StateReset | None = None,
     ) -> None:
         """`auth` is for the NATS server; `client_of` gives the way to a worker whose engine may
-        tell its events, `url_of` what we were given of it; `pool`: which set of the endpoint's
+        send its events, `url_of` the URL we were given for it; `pool`: which set of the endpoint's
         workers the index is of, empty: all; `reset`: see DurableEvents; the others are for the
         feed."""
         self._config, self._index, self._registry, self._clock = config, index, registry, clock

@@ -1,7 +1,7 @@
 """Event recovery: what a router does about events it missed, as a state machine without I/O.
 
-The event feed drives it by the clock, a simulation in virtual time, a test step by step. Whoever
-drives it sends the requests that it returns; it changes the index itself.
+The event feed drives it by the clock, a simulation in virtual time, a test step by step. Its caller
+sends the requests that it returns; it changes the index itself.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ class EventRecovery:
         now: float,
     ) -> RecoveryActions:
         """Ask for announcements: of `sources`, the index's, those that are rebuilding or degraded,
-        and of the `registered` workers those that were never heard of.
+        and of the `registered` workers those without a message yet.
         """
         plan = self._resyncs.plan(sources, registered, now)
         for worker in plan.degraded:

@@ -20,7 +20,7 @@ RESTORED_GAP_TIMEOUT_S = 10.0
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 LIVELY_WAIT_S = 2.0
-"""Longest wait between two requests to a source that has been heard of since the first."""
+"""Longest wait between two requests to a source that has sent something since the first."""
 ASKS_BEFORE_DEGRADED = 5
 
 
@@ -44,7 +44,7 @@ class ReplayPlanner:
     """Asks each recovering source at once, then every 0.2 s; gives a gap up after 1 s.
 
     A source that was exact when we went deaf, and may have missed nothing, is asked ever more
-    slowly instead, up to every 30 s: its next word tells.
+    slowly instead, up to every 30 s: its next message decides.
     """
 
     def __init__(self) -> None:
@@ -82,13 +82,13 @@ class ReplayPlanner:
 class _Pending:
     asks: int = 0
     asked: float = float("-inf")
-    heard: int = 0
+    messages: int = 0
 
     def is_due(self, source: SourceStatus | None, now: float) -> bool:
         if not self.asks:
             return True
         wait = min(FIRST_WAIT_S * 2.0 ** (self.asks - 1), LONGEST_WAIT_S)
-        if source is not None and source.beats and source.heard > self.heard:
+        if source is not None and source.beats and source.messages > self.messages:
             wait = min(wait, LIVELY_WAIT_S)
         return now >= self.asked + wait
 
@@ -104,9 +104,9 @@ class ResyncPlan:
 class ResyncPlanner:
     """Asks each source that needs it at once, then after 0.5 s, 1 s, ... up to every 30 s.
 
-    A rebuilding source needs it. So does a registered one that was never heard of: it may have
-    cached a lot before we listened. One that speaks the protocol, and was heard of since it was
-    asked, is asked every 2 s at least: its answer got lost. A source that fell silent for good
+    A rebuilding source needs it. So does a registered one without a message yet: it may have
+    cached a lot before we listened. One that speaks the protocol, and has sent something since it
+    was asked, is asked every 2 s at least: its answer got lost. A source that fell silent for good
     costs one message in 30 s.
     """
 
@@ -139,7 +139,7 @@ class ResyncPlanner:
                     degraded.append(worker)
             pending.asks += 1
             pending.asked = now
-            pending.heard = source.heard if source else 0
+            pending.messages = source.messages if source else 0
             ask.append(worker)
         return ResyncPlan(ask, degraded)
 

@@ -7,9 +7,9 @@ ZMQ or HTTP, or neither: then its cache is predicted from routing.
 import enum
 
 NATS_WAIT_S = 1.0
-"""How long a worker that is well may take to be heard of on the event plane,"""
+"""How long a worker that is well may take to publish on the event plane,"""
 ANNOUNCED_WAIT_S = 5.0
-"""and one that said under which ids it publishes there."""
+"""and one that announced the ids under which it publishes there."""
 UNDECIDED_S = 5.0
 """How long a stream may take to answer before the cache is predicted."""
 AWAY_S = 3.0
@@ -68,7 +68,7 @@ class _Presence:
 class SourceChoice:
     """The source of one worker, from when it is well. Times are seconds that never go back.
 
-    `current` is None until it is known which there are; what is heard on the event plane is
+    `current` is None until it is known which there are; what comes on the event plane is
     believed then. `wants_stream` says whether a subscription should be open, or tried.
     """
 
@@ -81,13 +81,13 @@ class SourceChoice:
         announced: bool,
     ) -> None:
         """`plane` and `stream` are the two that the worker may have, None: one that is not to be
-        used; `announced`: the worker said that it publishes on the event plane."""
+        used; `announced`: the worker announced that it publishes on the event plane."""
         self.plane, self.stream = plane, stream
         self._wait_s = ANNOUNCED_WAIT_S if announced else NATS_WAIT_S
         self._since = now
         self._on_plane, self._on_stream = _Presence(), _Presence()
-        self._has_channel = False  # it was heard of on the event plane
-        self._plane_heard = now
+        self._has_channel = False  # it has published on the event plane
+        self._published_at = now
         self.current: EventSource | None = None
         self.wants_stream = False
         self.refused = ""
@@ -105,21 +105,21 @@ class SourceChoice:
         """Whether the event plane is believed."""
         return self.current is not None and self.current is self.plane
 
-    def on_plane(self, now: float, *, connected: bool, heard: bool, beats: bool) -> None:
-        """How the event plane is, and whether this worker was heard of there since the last call;
+    def on_plane(self, now: float, *, connected: bool, published: bool, beats: bool) -> None:
+        """How the event plane is, and whether this worker has published there since the last call;
         `beats`: it is a publisher that sends heartbeats."""
-        if heard:
-            self._has_channel, self._plane_heard = True, now
+        if published:
+            self._has_channel, self._published_at = True, now
         elif not connected:
-            self._plane_heard = max(self._plane_heard, now)  # no worker could be heard
-        elif beats and now - self._plane_heard >= NATS_SILENT_S:
+            self._published_at = max(self._published_at, now)  # no message could come
+        elif beats and now - self._published_at >= NATS_SILENT_S:
             self._has_channel = False
         self._on_plane.set(connected and self._has_channel, now)
         self.look(now)
 
     def on_well(self, now: float) -> None:
         """The worker is well again: its silence meanwhile is held against no source."""
-        self._plane_heard = now
+        self._published_at = now
         self.refused = ""  # perhaps it was started anew, with other settings
         if self.current is None:
             self._since = now

@@ -60,7 +60,7 @@ class StreamCursor:
 
     def on_broken(self) -> None:
         """The stream ended. The engine may have started anew meanwhile, and its numbers may have
-        come as far again: if it tells the state of its cache, that is asked for."""
+        come as far again: if it sends the state of its cache, that is asked for."""
         if self.gives_snapshots or self._chunk is not None:
             self.forget()
 

@@ -117,14 +117,14 @@ class WorkerQueries:
         return self._take_in(source, answer)
 
     def _take_in(self, source: PublisherRecord, answer: Any) -> bool:
-        ((kind, said),) = answer.items()
+        ((kind, reply),) = answer.items()
         if kind == "TooNew":
-            events, last = [], int(said["newest_available"])
+            events, last = [], int(reply["newest_available"])
         elif kind in ("Events", "TreeDump"):
-            events, last = said["events"], int(said["last_event_id"])
+            events, last = reply["events"], int(reply["last_event_id"])
         else:
             log.warning("a worker did not send missed events", worker=tuple(source.worker),
-                        error=f"{kind}: {str(said)[:200]}")  # fmt: skip
+                        error=f"{kind}: {str(reply)[:200]}")  # fmt: skip
             return False
         payload = msgspec.msgpack.encode(events)
         message = encode_envelope(EventEnvelope(source.publisher_id, 0, 0, KV_EVENTS, payload))

@@ -311,7 +311,7 @@ async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
     stdin_pipe, printed, errors = process.stdin, process.stdout, process.stderr
     assert stdin_pipe is not None and printed is not None and errors is not None
 
-    async def tell() -> None:
+    async def send_stdin() -> None:
         with contextlib.suppress(RuntimeError, BrokenPipeError, ConnectionResetError):
             stdin_pipe.write(stdin)
             await stdin_pipe.drain()
@@ -321,14 +321,14 @@ async def _communicate(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
             await stdin_pipe.wait_closed()
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(tell())
+        group.create_task(send_stdin())
         reading = [group.create_task(each.read()) for each in (printed, errors)]
     await process.wait()
     return reading[0].result(), reading[1].result()
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    """The next line; of one that is too long for the stream's buffer, what is there of it."""
+    """The next line; of one that is too long for the stream's buffer, what the buffer has."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

@@ -160,7 +160,7 @@ class RateLimit:
         now = self._clock.now()
         with self._lock:
             rate = self._rates.pop(key, None) or _Rate(now)
-            self._rates[key] = rate  # the latest heard stands last
+            self._rates[key] = rate  # the latest logged stands last
             while len(self._rates) > self._max_events:
                 del self._rates[next(iter(self._rates))]  # `suppressed` has counted it
             if now - rate.since >= self._period_s:
@@ -308,7 +308,7 @@ class LogOutput:
         """Lines that were not written: too many of one event, or a slow reader."""
         return self.rate.suppressed + self.writer.dropped
 
-    def tell_left_out(self, *, everything: bool = False) -> float | None:
+    def report_left_out(self, *, everything: bool = False) -> float | None:
         """Write a line for each event of which lines were left out and not reported, if its period
         is over; the seconds until the next one is."""
         left_out, wait = self.rate.overdue(everything=everything)
@@ -319,7 +319,7 @@ class LogOutput:
 
     def close(self) -> None:
         """Write what is queued, for a bounded time, and log no more."""
-        self.tell_left_out(everything=True)
+        self.report_left_out(everything=True)
         logging.getLogger().handlers.clear()
         structlog.reset_defaults()
         self.writer.close()
@@ -331,6 +331,6 @@ def log_to_stderr(
     """Send everything logged in this process to a descriptor; `level` is a name ("info")."""
     output = LogOutput(LineWriter(descriptor), RateLimit(clock or SystemClock()), descriptor)
     output.change(level, log_format)
-    output.writer.alarm = output.tell_left_out
+    output.writer.alarm = output.report_left_out
     output.rate.on_left_out = output.writer.wake
     return output

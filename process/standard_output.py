@@ -1,4 +1,4 @@
-"""`print_line`: what a command tells the person or program that started it."""
+"""`print_line`: a command's output for the person or program that started it."""
 
 import sys
 

@@ -27,8 +27,8 @@ def supervise(name: str, loop: Callable[[], Awaitable[object]]) -> "asyncio.Task
     """A task that runs `loop`, and runs it again, with back-off, after each exception. Among these
     is a CancelledError where a library cancelled a future of its own, and not the task.
 
-    It ends when `loop` returns or the task is cancelled. What follows a hyphen in its name tells it
-    from others of its kind.
+    It ends when `loop` returns or the task is cancelled. What follows a hyphen in its name
+    distinguishes it from others of its kind.
     """
     failures[kind_of(name)] += 0
     return asyncio.create_task(_run(name, loop), name=name)

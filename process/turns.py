@@ -56,7 +56,7 @@ class Turns(Generic[T]):
                 self._forget(caller)
 
     def rest(self) -> None:
-        """Nothing is under way: the next caller owes nothing for earlier ones."""
+        """Nothing is under way: the next caller does not pay for earlier ones."""
         if not self._waiting:
             self._due.clear()
             self._now = 0.0

@@ -291,7 +291,7 @@ LEAST_UNKNOWN_BLOCKS = 4096
 
 
 def new_index(config: KvRouterConfig) -> PrefixIndex:
-    """The index that these settings ask for: told by engines, or predicting from decisions."""
+    """The index that these settings ask for: of engines' events, or predicting from decisions."""
     predicting = ApproximateIndex(
         ttl_s=config.router_ttl_secs,
         max_blocks=config.router_max_tree_size,

@@ -1,6 +1,6 @@
-"""EventWatch: what KV events tell beside their content: how late they are, how large a cache is.
+"""EventWatch: what KV events show beside their content: how late they are, how large a cache is.
 
-A router that believes its own decisions until events tell has to know for how long; and an engine
+A router that believes its own decisions until events come has to know for how long; and an engine
 that does not say how many blocks it has shows it by what it holds when it begins to evict.
 """
 
@@ -16,9 +16,9 @@ from ..workers.registry import WorkerRegistry, WorkerState
 from .prompt import Prompt
 
 LATE_S = 0.25  # events that come sooner after the first token are not late
-MIN_TTL_S = 5.0  # where they are late, a decision is believed for at least so long
-MAX_TTL_S = 120.0  # and at most; events that are later count as never told
-TTL_OVER_LAG = 3.0  # lags are told too low, by up to a half
+MIN_TTL_S = 5.0  # where they are late, a decision is believed for at least this long
+MAX_TTL_S = 120.0  # and at most; events that are later count as never sent
+TTL_OVER_LAG = 3.0  # lags are measured too low, by up to a half
 KEPT_LAGS = 8  # of which the largest counts
 SAMPLES = 4  # requests whose events are waited for at a time
 SAMPLE_EVERY = 8  # requests
@@ -54,7 +54,7 @@ class EventWatch:
 
     With `adapts_ttl` it sets for how long `index` believes a decision: longer than events take
     where they are late, else not at all.
-    Sizes are learnt for workers that told none, and given to the registry.
+    Sizes are learnt for workers that report none, and given to the registry.
     """
 
     def __init__(self, index: EventIndex, registry: WorkerRegistry, *, adapts_ttl: bool) -> None:
@@ -84,7 +84,7 @@ class EventWatch:
         if not self._adapts or self._booked % SAMPLE_EVERY or len(self._samples) >= SAMPLES:
             return
         if self._index.is_predicted(worker):
-            return  # it tells nothing
+            return  # it sends no events
         local_hashes = prompt.local_hashes
         if len(local_hashes) and self._index.reported(worker, local_hashes) < len(local_hashes):
             self._samples[request_id] = _Sample(worker, local_hashes, now)
@@ -101,7 +101,7 @@ class EventWatch:
         if now >= self._next_look:
             for request_id, sample in list(self._samples.items()):
                 if not self._is_well(sample.worker):
-                    del self._samples[request_id]  # it may have died with its events untold
+                    del self._samples[request_id]  # it may have died before its events were sent
                 elif sample.since is None:
                     if now - sample.booked_at > MAX_TTL_S:  # it never had a first token
                         del self._samples[request_id]
@@ -124,17 +124,17 @@ class EventWatch:
     def _look_after(self, request_id: str, sample: _Sample, now: float) -> None:
         assert sample.since is not None
         waited = now - sample.since
-        told = self._index.reported(sample.worker, sample.local_hashes)
-        all_told = told == len(sample.local_hashes)
-        if all_told or waited >= MAX_TTL_S:
-            self._lags.append(sample.lag if all_told else MAX_TTL_S)
+        reported = self._index.reported(sample.worker, sample.local_hashes)
+        all_reported = reported == len(sample.local_hashes)
+        if all_reported or waited >= MAX_TTL_S:
+            self._lags.append(sample.lag if all_reported else MAX_TTL_S)
             del self._samples[request_id]
         else:
             sample.lag = waited
             sample.look_at = now + min(LAST_LOOK_S, max(FIRST_LOOK_S, waited))
 
     def _learn_sizes(self) -> None:
-        """Give untold workers the most blocks that a rank of theirs held, once they evict."""
+        """Give workers without a size the most blocks that a rank of theirs has had."""
         for status in self._index.sources():
             if self._index.is_predicted(status.worker):
                 continue

@@ -81,7 +81,7 @@ def explain(
         _copied(known.host_overlaps),
         _copied(known.disk_overlaps),
     )
-    told = Explanation(
+    summary = Explanation(
         mode=config.mode,
         policy=policy.name if isinstance(policy, GuardedPolicy) else config.policy_name,
         isl=prompt.isl,
@@ -98,11 +98,11 @@ def explain(
     sources: Iterable[Sequence[SourceStatus]] = steps
     if not isinstance(source.index, EventIndex):  # it has no lock of its own, and one step
         sources = chain([next(steps, ())], steps)
-    return _explanation(told, numbered, entries, sources, params, inputs, costs, own, full)
+    return _explanation(summary, numbered, entries, sources, params, inputs, costs, own, full)
 
 
 def _explanation(
-    told: Explanation,
+    summary: Explanation,
     ranks: list[tuple[int, WorkerWithDpRank]],
     entries: Mapping[int, WorkerEntry],
     sources: Iterable[Sequence[SourceStatus]],
@@ -112,12 +112,12 @@ def _explanation(
     own: Mapping[int, Mapping[str, float]],
     full: Mapping[int, str],
 ) -> Steps[Explanation]:
-    """`told` with a row for each rank. `own` are the policy's terms; `full` says which ranks take
-    no more, and why."""
+    """`summary` with a row for each rank. `own` are the policy's terms; `full` says which ranks
+    take no more, and why."""
     states: dict[WorkerWithDpRank, str] = {}
     costs = compared.tolist()
-    for heard in sources:
-        states.update((each.worker, each.state.value) for each in heard)
+    for statuses in sources:
+        states.update((each.worker, each.state.value) for each in statuses)
         yield
     rows: list[CandidateTerms] = []
     silent = SourceState.SILENT.value
@@ -133,7 +133,7 @@ def _explanation(
             )
         )
         yield
-    return replace(told, candidates=tuple(rows))
+    return replace(summary, candidates=tuple(rows))
 
 
 def _copied(array: Blocks | None) -> Blocks | None:

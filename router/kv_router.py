@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class KvRouter(AbstractContextManager["KvRouter"]):
     """Routes prompts to workers by their caches and their load.
 
-    `registry` may be shared with whoever discovers workers; `clock` and `seed` make a run
+    `registry` may be shared with the discovery of workers; `clock` and `seed` make a run
     repeatable; a `strategy`, a Policy, decides in place of the one that the settings name. Close it
     when done: the event index has a thread.
 
@@ -75,7 +75,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.registry.on_update.append(self._on_update)
         for number, worker in self.registry.numbered():
             self._on_add(worker, number)
-        if self.registry.capacity > 0:  # arrays are as long as that, whoever has left
+        if self.registry.capacity > 0:  # arrays are as long as that, workers that left included
             self.slots.reach(self.registry.capacity - 1)
         for entry in self.registry.entries():
             self._on_update(entry)
@@ -160,7 +160,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
 
         Raises EventError if it cannot be decoded or, for a JSON event, names unknown blocks;
-        ConfigError if this router predicts caches instead of being told.
+        ConfigError if this router predicts caches instead of following events.
         """
         self._source.apply_event(event, worker_id)
 
@@ -392,7 +392,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             self._expire()
             return self._source.potential_loads(prompt, self.config)
 
-    # Waiting, for whoever keeps a queue in front of `decide`: see AdmissionQueue
+    # Waiting, for a queue in front of `decide`: see AdmissionQueue
 
     def seconds_until_free(self, worker: WorkerLike | None = None, has_more: bool = False) -> float:
         """Seconds until a worker, or the one that is given, should get one more request: 0 is now,
@@ -411,8 +411,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """`seconds_until_free` of any worker, as of now; what they have in common is found once."""
         with self._lock:
             eligible, limits = self.registry.eligible(now := self._expire()), self.limits
-            anybody = limits.seconds_until_free(eligible, now)
-            return self._source.wait_times(anybody, limits.waiting(eligible, now))
+            free_s = limits.seconds_until_free(eligible, now)
+            return self._source.wait_times(free_s, limits.waiting(eligible, now))
 
     def uncached_tokens(self, token_ids: Tokens, **content: Unpack[ContentFields]) -> int:
         """Prompt tokens that even the worker with the longest overlap would have to compute."""
@@ -465,7 +465,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error.
 
-        `output_tokens`, where somebody has counted them, tells a policy how long a token takes.
+        `output_tokens`, where they were counted, show a policy how long a token takes.
         """
         with self._lock:
             self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
@@ -474,7 +474,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def forget_predictions(self, worker_id: int) -> None:
         """Forget what was predicted of a worker's cache, as the engine has emptied it. What its
-        events told stays: events tell of that too. Nothing if there is no such worker."""
+        events reported stays: events report that too. Nothing if there is no such worker."""
         with self._lock:
             entry = self.registry.entry(worker_id)
             for rank in () if entry is None else entry.ranks:

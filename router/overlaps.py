@@ -10,7 +10,7 @@ from .policy import Blocks, CostParams, lower_saving
 class Overlaps:
     """Leading blocks of a prompt by tier, by worker number; good until the next `read`.
 
-    `host` and `disk` (disk and external storage) are None as long as no worker has told of a lower
+    `host` and `disk` (disk and external storage) are None as long as no worker has reported a lower
     tier: that costs a decision nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Placement: what a request asks of whoever decides where it goes; nothing of how it is carried."""
+"""Placement: what a request asks of the decision where it goes; nothing of how it is carried."""
 
 from collections.abc import Collection, Set
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What KvRouter tells of the fleet: plain records for doors and frontends."""
+"""What KvRouter shows of the fleet: plain records for doors and frontends."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -85,12 +85,12 @@ def _registered(
     registry: WorkerRegistry,
     slots: SlotTable,
     ranks: Sequence[tuple[int, WorkerWithDpRank]],
-    heard: Mapping[WorkerWithDpRank, SourceStatus],
+    statuses: Mapping[WorkerWithDpRank, SourceStatus],
     event_source: str,
     sessions: SessionAffinity,
 ) -> list[WorkerView]:
-    """Of these (number, worker), those that are registered; `heard`: what sources said.
-    `event_source` is that of workers of which none is known."""
+    """Of these (number, worker), those that are registered; `statuses`: the states of sources.
+    `event_source` is that of workers without a status."""
     blocks, tokens = slots.active_blocks(), slots.active_prefill_tokens()
     requests, own = slots.active_requests(), slots.own_requests()
     views = []
@@ -98,7 +98,7 @@ def _registered(
         entry = registry.entry(worker.worker_id)
         if entry is None or number not in entry.numbers:
             continue  # it left
-        source = heard.get(worker)
+        source = statuses.get(worker)
         views.append(
             WorkerView(
                 worker=worker,

@@ -1,4 +1,4 @@
-"""Who the processes are, and how they find, hear and call each other."""
+"""Who the processes are, and how they find, listen to and call each other."""
 
 from typing import TYPE_CHECKING
 

@@ -44,7 +44,7 @@ class Service(Protocol):
 
     @property
     def ready_line(self) -> str:
-        """What is said of it once it serves."""
+        """The line printed once it serves."""
         ...
 
     async def start(self) -> None:
@@ -54,7 +54,7 @@ class Service(Protocol):
         """Read the configuration again, if it can be."""
 
     def turn_away(self) -> None:
-        """Say by health that nobody should come any more."""
+        """Say by health that no new requests should come."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no more requests, and let those in flight end for at most `grace_s`."""
@@ -118,7 +118,7 @@ def warn_of(config: ServeConfig, source: SettingsSource[Any] | None) -> None:
 
 async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends that. After SIGTERM health
-    says for `lame_duck_s` that nobody should come any more, before anybody is turned away. SIGHUP
+    says for `lame_duck_s` that no new requests should come, before any is turned away. SIGHUP
     has the configuration read again.
 
     Prints one line when it is ready. ConfigError if it cannot start. `place`: whose parent looks
@@ -136,7 +136,7 @@ async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | No
                 gc.set_threshold(*GC_THRESHOLDS)
                 print_line(server.ready_line)
                 await signals.drain.wait()
-                # Ctrl-C is a person's, whom no load balancer has to hear of first.
+                # Ctrl-C is a person's: no load balancer has to see it first.
                 config = server.config
                 lame_duck_s = config.lame_duck_s if signals.first is signal.SIGTERM else 0.0
                 if lame_duck_s:

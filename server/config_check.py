@@ -1,4 +1,4 @@
-"""What a configuration asks for in vain, and what only this machine can tell of it."""
+"""What a configuration asks for in vain, and what only this machine can show of it."""
 
 import os
 import tempfile
@@ -46,7 +46,7 @@ def _unless_nats(config: ServeConfig) -> str | None:
     return "events come from engines alone" if grpc else None
 
 
-def _unless_somebody_waits(config: ServeConfig) -> str | None:
+def _unless_requests_wait(config: ServeConfig) -> str | None:
     router = config.router
     admission = router.admission
     if admission.queue_threshold is not None or admission.max_requests_per_worker is not None:
@@ -87,7 +87,7 @@ RULES = (
     ),
     _Rule(
         ["router.admission.queue_policy", "router.admission.queue_limit", "limits.queue_timeout_s"],
-        _unless_somebody_waits,
+        _unless_requests_wait,
     ),
     _Rule(["router.admission.hold"], _with_queue_threshold),
     _Rule(
@@ -110,14 +110,14 @@ RULES = (
 
 def vain_settings(resolved: Resolved[Any]) -> list[str]:
     """A sentence on each setting that was given and has no effect."""
-    said = _unread_streams(resolved.config)
+    lines = _unread_streams(resolved.config)
     for rule in RULES:
         because = rule.because(resolved.config)
         known = resolved.origins
         given = [key for key in rule.keys if known.get(key, "default") != "default"]
         if because is not None:
-            said += [f"{key} ({resolved.origins[key]}) has no effect: {because}" for key in given]
-    return said
+            lines += [f"{key} ({resolved.origins[key]}) has no effect: {because}" for key in given]
+    return lines
 
 
 def _unread_streams(config: ServeConfig) -> list[str]:

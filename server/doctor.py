@@ -118,7 +118,7 @@ async def check_servers(config: ServeConfig) -> list[Finding]:
 
 
 async def check_workers(config: ServeConfig, wait_s: float) -> list[Finding]:
-    """Every worker: whether it answers, fits, and is heard of. Waits at most `wait_s` for that."""
+    """Every worker: whether it answers, fits, and publishes events. Waits at most `wait_s`."""
     mocks = config.mock_engines.mockers
     if config.event_sources == "jetstream":
         config = replace(config, event_sources="nats")
@@ -164,7 +164,7 @@ async def check_workers(config: ServeConfig, wait_s: float) -> list[Finding]:
 
 
 async def _settled(pool: ConfiguredPool, wait_s: float) -> Sequence[WorkerView]:
-    """The workers once all have answered and are heard of, or it took too long."""
+    """The workers once all have answered and published, or it took too long."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     while True:

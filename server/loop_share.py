@@ -53,7 +53,7 @@ class TimeShare:
         return perf_counter() - self._began
 
     def spent(self, seconds: float, now: float) -> None:
-        """The work took so many seconds, and ended."""
+        """The work took `seconds`, and ended."""
         self._saved, self._at = self._saved_by(now) - seconds, now
         self._next = now + self._least_s
 

@@ -12,7 +12,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
-    """How much is told, and in which form. ConfigError, naming the key, on a bad value."""
+    """What is logged, and in which form. ConfigError, naming the key, on a bad value."""
 
     GROUP: ClassVar[str] = "Logs, metrics and spans"
 

@@ -1,4 +1,4 @@
-"""ReplicaSync: carries what routers tell each other of their bookings over the event plane."""
+"""ReplicaSync: carries routers' messages on their bookings over the event plane."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
@@ -25,7 +25,7 @@ from ..slots.peers import Ask, Beat, Message, decode_message, encode_message
 ROUTER_SYNC = "router-sync"
 """The topic on which our routers talk; Dynamo's talk on ACTIVE_SEQUENCES."""
 BATCH_S = 0.002
-"""How long an event may wait for others to be told with it."""
+"""How long an event may wait for others to be sent with it."""
 TICK_S = 0.05
 
 log = structlog.get_logger(__name__)
@@ -54,8 +54,8 @@ class ReplicaSync:
     ) -> None:
         """`pool`: which of the endpoint's sets of workers this router is in front of, empty where
         it is in front of all; routers of another set are no peers. `elsewhere`: the endpoint's
-        workers that are of another set, of which Dynamo's topics tell too. `name` is what other
-        routers' logs call this one."""
+        workers that are of another set, whose bookings Dynamo's topics carry too. `name` is what
+        other routers' logs call this one."""
         self._plane, self._clock = plane, clock
         topic = f"{ROUTER_SYNC}-{pool}" if pool else ROUTER_SYNC
         self._subject = endpoint_subject(namespace, component, endpoint, topic)
@@ -81,7 +81,7 @@ class ReplicaSync:
         self._thread = 0  # in this thread
         self._unwatch: Callable[[], None] = lambda: None
         self._closed = False
-        self._greets = True  # the others are to be told all: the plane is there, perhaps again
+        self._greets = True  # the others are to be sent all: the plane is there, perhaps again
 
     async def start(self) -> None:
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
@@ -138,7 +138,7 @@ class ReplicaSync:
         while True:
             now = self._clock.now()
             if self._plane.state is not PlaneState.CONNECTED:
-                self.replica.tick(now)  # nobody hears it
+                self.replica.tick(now)  # it reaches no router
                 self.replica.on_disconnected()
             elif self._greets:
                 self._greets = False
@@ -201,4 +201,5 @@ class ReplicaSync:
 
 
 def _warn_of_namesake(beat: Beat) -> None:
-    log.warning("another router has the same name", name=beat.name, id=beat.router_id)
+    text = "another router has the same name: give each its own --router-id"
+    log.warning(text, name=beat.name, id=beat.router_id)

@@ -9,7 +9,7 @@ from ..process.settings import SHORTEST_S, bad_setting, option
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Bounds on requests in flight, in seconds where not said; None: none.
+    """Bounds on requests in flight, in seconds where not stated; None: none.
 
     Each is counted when it is hit, under its name. ConfigError, naming the key, on a bad value.
     """
@@ -130,7 +130,7 @@ class DispatchLimits:
     """All that a dispatcher holds requests to.
 
     At most `max_attempts` workers are tried, as long as none has answered. `silence_s` is how long
-    a worker may owe a message before it is given up; None: as long as its connection lives.
+    a worker may be silent before it is given up; None: as long as its connection lives.
     """
 
     requests: RequestLimits = field(default_factory=RequestLimits)

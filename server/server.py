@@ -104,7 +104,9 @@ class Server:
         """Read the settings again; what comes of it is in the log."""
         reloader = self._settings.reloader
         if reloader is None or not self._started:
-            log.warning("SIGHUP: the settings are not read again, the server is starting")
+            log.warning(
+                "SIGHUP: the settings are not read again while the server starts: send it later"
+            )
         else:
             reloader.on_signal()
 

@@ -87,7 +87,7 @@ cdef inline void blocks_prefetch(const Blocks* blocks, uint64_t hash) noexcept n
 
 
 cdef inline Block* blocks_find(const Blocks* blocks, uint64_t hash) noexcept nogil:
-    """The block's slot; NULL if nobody holds it."""
+    """The block's slot; NULL if no request holds it."""
     cdef uint64_t at = blocks_home(blocks, hash)
     while blocks.slots[at].count:
         if blocks.slots[at].hash == hash:

@@ -78,7 +78,7 @@ cdef int resize(Blocks* blocks, uint64_t capacity) noexcept nogil:
 
 
 cdef void move(Blocks* blocks, uint64_t slots) noexcept nogil:
-    """Moves what so many slots of the table before have, and frees it after the last one."""
+    """Moves the blocks of the next `slots` of the old table, and frees it after the last one."""
     cdef uint64_t end
     if blocks.old == NULL:
         return
@@ -102,7 +102,7 @@ cdef void move_block(Blocks* blocks, Block* old) noexcept nogil:
 
 
 cdef Block* slot_of(Blocks* blocks, uint64_t hash) noexcept nogil:
-    """Where a block is in the new table, after it was moved there; an empty slot: nobody has it."""
+    """Where a block is in the new table, after it was moved there; an empty slot: no request has it."""
     cdef uint64_t at = blocks_home(blocks, hash)
     cdef Block* block = &blocks.slots[at]
     cdef Block* old

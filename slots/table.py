@@ -25,7 +25,7 @@ PEER_MARK = "\x1epeer/"
 
 
 class BookingListener(Protocol):
-    """Hears of what this router books and releases, at once."""
+    """Gets each booking and release of this router, at once."""
 
     def on_booked(
         self,
@@ -51,7 +51,7 @@ class SlotTable:
     is. Requests may have an owner, of which each has at most `owner_share` of the table; what would
     be more is not booked, and counted in `over_share`.
 
-    Where several routers serve the same workers, `listener` hears of this router's requests, and
+    Where several routers serve the same workers, `listener` gets this router's requests, and
     those of the others count in every load: blocks that requests of two routers share count once,
     as if one router had booked both.
 

@@ -24,7 +24,7 @@ async def resolve(name: WorkerName) -> list[str]:
     try:
         found = await loop.getaddrinfo(name.host, name.port, family=family, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise OSError(f"{name.host!r} is no name") from None
+        raise OSError(f"{name.host!r} is no name of a host") from None
     ips = list(dict.fromkeys((kind, str(address[0])) for kind, _, _, _, address in found))
     if name.family is None and any(kind == socket.AF_INET for kind, _ in ips):
         ips = [(kind, ip) for kind, ip in ips if kind == socket.AF_INET]

@@ -77,9 +77,9 @@ def facts_of(model: Any, server: Any) -> EngineFacts:
     pairs = (feature.partition("=") for feature in features)
     settings = {name: int(value) for name, _, value in pairs if value.isdecimal()}
     known = {descriptor.name for descriptor in fields(EngineFacts)}
-    told = {name: value for name, value in values.items() if name in known}
-    facts = EngineFacts(settings=settings, **told)
-    return _KNOWN.setdefault(tuple(told.values()), facts)  # the settings follow from the features
+    chosen = {name: value for name, value in values.items() if name in known}
+    facts = EngineFacts(settings=settings, **chosen)
+    return _KNOWN.setdefault(tuple(chosen.values()), facts)  # the settings follow from the features
 
 
 # A request goes to those that can take it; what engines do side by side adds up.
@@ -112,11 +112,11 @@ def merge_facts(fleet: Iterable[EngineFacts]) -> EngineFacts:
             merged[name] = sum(map(mul, values, times))
         else:
             merged[name] = next(filter(None, values), getattr(first, name))
-    told = [engine.settings for engine in engines]
+    settings_of = [engine.settings for engine in engines]
     settings = {}
     for name in dict.fromkeys([*first.settings, *_SUMMED_SETTINGS]):
         with suppress(KeyError):  # one of them does not say
-            numbers = list(map(itemgetter(name), told))
+            numbers = list(map(itemgetter(name), settings_of))
             if name in _SUMMED_SETTINGS:
                 settings[name] = sum(map(mul, numbers, times))
             elif numbers.count(numbers[0]) == len(numbers):

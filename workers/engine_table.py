@@ -32,7 +32,7 @@ class WatchedEngine:
         self.client = client
         self.facts = EngineFacts()
         self.worker_id: int | None = None  # the id it is registered under
-        self.alive: bool | None = None  # ready and connected, as outlier detection was told
+        self.alive: bool | None = None  # ready and connected, as outlier detection knows it
         self.ejected = False
         self.draining = False  # it gets no new requests, whatever its health
         self.weight = url.weight

@@ -33,7 +33,7 @@ class Origin(enum.Enum):
     EMPTY = "empty"
     """the call ended with OK and without a message"""
     SILENCE = "silence"
-    """a time-out of ours: the engine owed a message for too long"""
+    """a time-out of ours: the engine sent no message for too long"""
     DEADLINE = "deadline"
     """the client's deadline passed, or our limit on the request's whole time"""
     WORKER_DOWN = "worker_down"
@@ -179,19 +179,19 @@ _NOT_CONNECTED = "failed to connect to all addresses"
 
 
 def origin_of(code: StatusCode, details: str, *, connected: bool) -> Origin:
-    """Where the failure of a gRPC call arose. gRPC itself does not tell: a status that the
+    """Where the failure of a gRPC call arose. gRPC itself does not show it: a status that the
     client side makes up looks like one that was sent.
 
     `connected`: the channel is connected now that the call has failed. An engine that words
     its own status exactly as gRPC's core does is believed to mean the same.
     """
     removed = _STREAM_REMOVED.fullmatch(details)
-    said = removed.group(1) if removed else details
+    text = removed.group(1) if removed else details
     if code is StatusCode.RESOURCE_EXHAUSTED:
-        size = _MESSAGE_SIZE.fullmatch(said)
+        size = _MESSAGE_SIZE.fullmatch(text)
         if size:
             return Origin.ANSWER_SIZE if size.group(1) == "Received" else Origin.REQUEST_SIZE
-        if _STATUS_SIZE.fullmatch(said):
+        if _STATUS_SIZE.fullmatch(text):
             return Origin.STATUS_SIZE
     if code in _BROKEN and removed:
         return Origin.TRANSPORT

@@ -31,7 +31,7 @@ from .trtllm_client import EngineIdentity, TrtllmClient
 from .worker_url import OPENAI, WorkerUrl, parse_worker_url
 
 PROBES_PER_DESCRIPTION = 12
-"""An engine that is well is asked for its facts again with every so many probes."""
+"""An engine that is well is asked for its facts again with one in this many probes."""
 
 FIRST_PROBES_AT_ONCE = 64
 """First probes at the same time. All of a large fleet at once would only wait for one another."""
@@ -48,7 +48,7 @@ class HealthMonitor:
     Each is registered at once, CONNECTING, under the id of its URL or a hash of its address, and
     again under the id it announces. REFUSED is an engine with another block size, one of another
     model than most, unless `mixed_models`, and one whose id a live engine of another address has.
-    `reports` takes what requests tell. `listeners` are called after anything changed, `on_down`
+    `reports` takes the outcomes of requests. `listeners` are called after any change, `on_down`
     with the id of a worker that was well and is so no more; one that drains may be well.
     """
 
@@ -227,7 +227,7 @@ class HealthMonitor:
         return [(w, engine.client) for w, engine in usable or ready]
 
     def suspect(self, worker_id: int, silent_s: float = 0.0) -> None:
-        """A worker owes answers and has said nothing for so long, or may not be who it was: probe
+        """A worker has sent nothing of its answers for `silent_s`, or may be another one: probe
         it, now and then."""
         engine, now = self._engines.by_id.get(worker_id), self._clock.now()
         if engine is None:
@@ -302,14 +302,14 @@ class HealthMonitor:
             changed = self._has_changed(engine, identity)
             if describe or changed or not ready:
                 try:
-                    said, facts = await engine.client.describe(timeout=timeout)
+                    reported, facts = await engine.client.describe(timeout=timeout)
                 except EngineCallError as error:
                     # It is well, as it says itself; what it was known for still holds.
                     if not ready or changed or error.origin is not Origin.ENGINE:
                         raise
                     engine.tracker.on_probe_ok(self._clock.now())
                 else:
-                    self._admit(engine, identity.or_else(said), facts)
+                    self._admit(engine, identity.or_else(reported), facts)
             else:
                 engine.tracker.on_probe_ok(self._clock.now())
         except EngineCallError as error:
@@ -370,14 +370,14 @@ class HealthMonitor:
             if before is None or before[0] is not state or not before[1]:
                 well = state in (WorkerState.READY, WorkerState.DRAINING)
                 event = log.info if well else log.warning
-                said = {"reason": reason} if reason else {}
+                fields = {"reason": reason} if reason else {}
                 address = engine.url.address
-                event(f"worker {state.value}", address=address, worker_id=worker_id, **said)
+                event(f"worker {state.value}", address=address, worker_id=worker_id, **fields)
             self._changed()
         was_ready, engine.was_ready = engine.was_ready, engine.is_ready
         if was_ready and not engine.is_ready and worker_id is not None:
-            for hear in self.on_down:
-                hear(worker_id)
+            for listener in self.on_down:
+                listener(worker_id)
 
     def _changed(self) -> None:
         # Made when asked for: a large fleet changes often while it starts.

@@ -42,7 +42,7 @@ class HealthTracker:
 
     A failed probe makes it UNHEALTHY at once, a good one READY again. A broken connection
     inhibits it until a probe says otherwise. `state`, `inhibited_until` and `next_probe` hold
-    after each event. Whom its requests speak against is told by outliers.py.
+    after each event. outliers.py decides against which worker requests speak.
     """
 
     def __init__(self, policy: HealthPolicy, now: float) -> None:
@@ -85,7 +85,7 @@ class HealthTracker:
                 self.inhibited_until = now + self.policy.inhibit_s
 
     def on_suspicion(self, now: float) -> None:
-        """It owes answers and is silent: ask it at once."""
+        """It has answers to send and is silent: ask it at once."""
         if self.state is WorkerState.READY:
             self.next_probe = min(self.next_probe, now)
 

@@ -163,8 +163,8 @@ class OutlierDetector:
             record.trials = max(0, record.trials - 1)
             return self._eject(worker_id, record, now, "failed on probation")
         if record.in_a_row >= self.policy.failures_in_a_row:
-            said = f"failed {record.in_a_row} requests in a row"
-            return self._eject(worker_id, record, now, said)
+            reason = f"failed {record.in_a_row} requests in a row"
+            return self._eject(worker_id, record, now, reason)
         return self._judge_rate(worker_id, record, now)
 
     def on_undecided(self, worker_id: int, now: float) -> bool:
@@ -196,8 +196,8 @@ class OutlierDetector:
             return False
         if not self._is_stuck(worker_id, record, now, since):
             return False
-        said = f"has begun no answer for {now - since:.0f} s while others did"
-        return self._eject(worker_id, record, now, said)
+        reason = f"has begun no answer for {now - since:.0f} s while others did"
+        return self._eject(worker_id, record, now, reason)
 
     def penalize(self, worker_id: int, now: float, seconds: float) -> bool:
         """A request failed after `seconds`: count it as load for as long as it would have taken.
@@ -300,8 +300,8 @@ class OutlierDetector:
         their_total = sum(share[1] for share in others)
         if not their_total or 2 * their_failed * total >= failed * their_total:
             return False
-        said = f"failed {failed} of {total} requests in {policy.window_s:g} s"
-        return self._eject(worker_id, record, now, said)
+        reason = f"failed {failed} of {total} requests in {policy.window_s:g} s"
+        return self._eject(worker_id, record, now, reason)
 
     def _is_stuck(self, worker_id: int, record: "_Record", now: float, since: float) -> bool:
         if record.answered_at >= since or now - since < max(1.0, 3.0 * self._answer_s):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .engine_facts import EngineFacts
 
-_NOBODY: frozenset[int] = frozenset()
+_NO_WORKER: frozenset[int] = frozenset()
 
 
 class Fit(NamedTuple):
@@ -17,7 +17,7 @@ class Fit(NamedTuple):
     refusal: str | None
 
 
-_ANYWHERE = Fit(_NOBODY, None)
+_ANYWHERE = Fit(_NO_WORKER, None)
 
 
 class PromptLimits:
@@ -73,7 +73,7 @@ class PromptLimits:
             max(engines, key=lambda facts: facts.longest_prompt or math.inf),
             max(engines, key=lambda facts: facts.vocab_size or math.inf),
         ):
-            said = facts.check_prompt(length, 0) or facts.check_prompt(0, largest_token)
-            if said is not None:
-                return said
+            reason = facts.check_prompt(length, 0) or facts.check_prompt(0, largest_token)
+            if reason is not None:
+                return reason
         return "no engine takes a prompt of this length with these token ids"

@@ -20,7 +20,7 @@ from ..base.identity import WorkerWithDpRank, as_worker
 
 MAX_RANKS = 4096
 PREDICTED = "predicted"
-"""The event source of a worker that tells nothing of its cache."""
+"""The event source of a worker that sends no events of its cache."""
 
 
 class WorkerState(enum.Enum):
@@ -35,13 +35,13 @@ class WorkerState(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerEntry:
-    """One engine: its ranks dp_start .. dp_start+dp_size-1 and what is known of it.
+    """One engine: its ranks dp_start .. dp_start+dp_size-1 and the facts known about it.
 
     `total_kv_blocks`, `max_num_batched_tokens` and `max_num_seqs`, the most requests that it runs
     at once, are per rank; None where unknown.
     `weight`, above 0 and at most 1, is how many of the requests of a worker of weight 1 it may get.
     `inhibited_until` is a monotonic time before which it gets no request. `publisher_ids`, one for
-    each rank, are those under which it said that it publishes its KV events; empty: it did not say.
+    each rank, are those under which it announced its KV events; empty: it announced none.
     `event_source` is where the index has its knowledge of its cache from; empty: not known yet.
     """
 
@@ -63,7 +63,7 @@ class WorkerEntry:
     """where we have it from: static, admin, or the store that it was found in"""
     event_source: str = ""
     event_error: str = ""
-    """why no events are heard of it, where its cache is predicted instead"""
+    """why no events come from it, where its cache is predicted instead"""
     numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -92,9 +92,9 @@ class WorkerFacts(TypedDict, total=False):
 
 
 class WorkerRegistry:
-    """The registered workers. Listeners (`on_add`, `on_remove`) hear of numbers given and taken.
+    """The registered workers. Listeners (`on_add`, `on_remove`) get numbers given and taken.
 
-    Those in `on_update` hear of every entry that was added or renewed, with its numbers.
+    Those in `on_update` get every entry that was added or renewed, with its numbers.
     """
 
     def __init__(self) -> None:
@@ -196,14 +196,14 @@ class WorkerRegistry:
             self._store(replace(self._entries[worker_id], weight=weight))
 
     def learn_kv_blocks(self, worker_id: int, total_kv_blocks: int) -> None:
-        """Note how many blocks a worker was seen to have that did not tell; until it is renewed."""
+        """Note the blocks seen at a worker that reported no size; until it is renewed."""
         entry = self._entries.get(worker_id)
         if entry is not None and entry.total_kv_blocks is None:
             self._renew(replace(entry, total_kv_blocks=total_kv_blocks))
 
     def set_event_source(self, worker_id: int, source: str, error: str = "") -> None:
         """Note where the index has its knowledge of a worker's cache from, by its name in
-        `/workers`; `error`: why no events are heard. Unknown ids are ignored."""
+        `/workers`; `error`: why no events come. Unknown ids are ignored."""
         entry = self._entries.get(worker_id)
         if entry is not None and (source, error) != (entry.event_source, entry.event_error):
             self._renew(replace(entry, event_source=source, event_error=error))

@@ -1,4 +1,4 @@
-"""What requests tell of the workers that served or failed them: judged, counted, acted upon."""
+"""Outcomes of requests at the workers that served or failed them: judged, counted, acted upon."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class RequestReports:
             self._on_verdict(worker_id)
 
     def answered(self, worker_id: int, seconds: float) -> None:
-        """The first message came, so many seconds later."""
+        """The first message came, `seconds` later."""
         if self.outliers.on_answer(worker_id, self._now(), seconds):
             self._on_verdict(worker_id)
 
@@ -67,7 +67,7 @@ class RequestReports:
             self._on_verdict(worker_id)
 
     def blank(self, worker_id: int, seconds: float, *, pinned: bool) -> None:
-        """Its answer, after so many seconds, has no token.
+        """Its answer, after `seconds`, has no token.
 
         That may be what the prompt calls for. A worker of which it is true much more often than of
         others is out of order, and must not attract requests by being done with them at once.
@@ -85,10 +85,10 @@ class RequestReports:
     def failed(
         self, worker_id: int, verdict: Verdict, seconds: float, *, pinned: bool = False
     ) -> None:
-        """It failed after so many seconds. With Blame.EITHER, say later how that was decided.
+        """It failed after `seconds`. With Blame.EITHER, say later how that was decided.
 
         Nothing but a broken connection or silence is held against the worker of a pinned request:
-        whoever pins requests that fail could take it away.
+        a client that pins requests that fail could take it away.
         """
         outliers, now, blame = self.outliers, self._now(), verdict.blame
         changed = False

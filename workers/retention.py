@@ -88,7 +88,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def returning_spans(returning_tokens: int, block_size: int) -> Sequence[Span]:
-    """What is asked for a request of which a later one begins with so many tokens, prompt and
+    """What is asked for a request of which a later one begins with `returning_tokens`, prompt and
     answer together, and nothing else returns.
     """
     blocks = returning_tokens // block_size

@@ -136,7 +136,7 @@ class TrtllmClient:
             "HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse, timeout
         )
         if answer.status.strip().upper() != "OK":
-            raise WorkerError(f"engine reports {answer.status!r}")
+            raise WorkerError(f"engine's health check answers {answer.status!r}, not OK")
         return identity
 
     async def describe(self, *, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
@@ -198,7 +198,7 @@ def _read_answer(method: str, response: Any, answer: bytes) -> Any:
 
 
 def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineIdentity:
-    said = {}
+    numbers = {}
     publishers: tuple[int, ...] | None = None
     for key, value in metadata or ():
         if key == PUBLISHER_ID_KEY:
@@ -206,10 +206,10 @@ def _identity_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> EngineId
         if key in (WORKER_ID_KEY, DP_SIZE_KEY):
             if not (isinstance(value, str) and value.isdecimal() and int(value) <= MAX_WORKER_ID):
                 raise WorkerError(f"engine sends {key}: {value!r}, which is no number")
-            said[key] = int(value)
-            if key == DP_SIZE_KEY and not 1 <= said[key] <= MAX_RANKS:
+            numbers[key] = int(value)
+            if key == DP_SIZE_KEY and not 1 <= numbers[key] <= MAX_RANKS:
                 raise WorkerError(f"engine sends {key}: {value!r}, which is not in 1..{MAX_RANKS}")
-    return EngineIdentity(said.get(WORKER_ID_KEY), said.get(DP_SIZE_KEY), publishers)
+    return EngineIdentity(numbers.get(WORKER_ID_KEY), numbers.get(DP_SIZE_KEY), publishers)
 
 
 def _read_publishers(value: str | bytes) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The URL of a worker: where its engine listens, and what is claimed of it there."""
+"""The URL of a worker: where its engine listens, and the options given there."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -54,7 +54,7 @@ class WorkerUrl:
     tls_name: str | None = None
     """whom its certificate must name, if not the host of the address"""
     events: str | None = None
-    """where it tells its KV events if that is elsewhere: tcp:// or ipc:// (ZMQ), http:// or https://"""
+    """where it publishes its KV events if that is elsewhere: tcp:// or ipc:// (ZMQ), http:// or https://"""
     replay: str | None = None
     """with ZMQ: its replay socket"""
     dialect: str = TRTLLM
@@ -191,20 +191,20 @@ def _read_number(shown: str, key: str, text: str) -> int:
 
 def _check_events(shown: str, events: str | None, replay: str | None, dp_size: int) -> None:
     """ConfigError unless these are addresses of an engine's events."""
-    told = None
+    wrong = None
     for key, url, schemes in ((_EVENTS, events, _ZMQ + _HTTP), (_REPLAY, replay, _ZMQ)):
         scheme, colon, rest = (url or "").partition("://")
         if url is not None and not (scheme in schemes and rest.strip("/")):
-            told = f"{key} is not {', '.join(f'{scheme}://' for scheme in schemes)}"
+            wrong = f"{key} is not {', '.join(f'{scheme}://' for scheme in schemes)}"
     over_zmq = (events or "").startswith(_ZMQ)
-    if told is None and replay is not None and not over_zmq:
-        told = f"{_REPLAY} needs {_EVENTS} over ZMQ"
-    if told is None and over_zmq and dp_size > 1:
-        told = "over ZMQ each rank has a socket of its own: make each of them a worker"
-    if told is None and over_zmq and find_spec("zmq") is None:
-        told = f"{_EVENTS} over ZMQ needs pyzmq: pip install pyzmq"
-    if told is not None:
-        raise ConfigError(f"worker {shown!r}: {told}", key="workers")
+    if wrong is None and replay is not None and not over_zmq:
+        wrong = f"{_REPLAY} needs {_EVENTS} over ZMQ"
+    if wrong is None and over_zmq and dp_size > 1:
+        wrong = "over ZMQ each rank has a socket of its own: make each of them a worker"
+    if wrong is None and over_zmq and find_spec("zmq") is None:
+        wrong = f"{_EVENTS} over ZMQ needs pyzmq: pip install pyzmq"
+    if wrong is not None:
+        raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")
 
 
 def _transfer(

@@ -245,7 +245,7 @@ cdef inline void array_give_back(Memory* memory, void* old, size_t size) noexcep
 cdef inline void* array_copy(
     Memory* memory, const void* old, size_t kept, size_t new_size
 ) noexcept nogil:
-    """A new array that begins with so many bytes of an old one, too few to take a step's time to
+    """A new array that begins with `kept` bytes of an old one, too few to take a step's time to
     copy; NULL without memory."""
     cdef char* new
     if memory_fails(memory):
@@ -293,7 +293,7 @@ cdef inline bint array_reserve(
 
 
 cdef inline uint64_t enlarged_capacity(uint64_t items, uint64_t least) noexcept nogil:
-    """A capacity for so many items with a half more to grow into, in 64 bits; at most as many as
+    """A capacity for `items` with a half more to grow into, in 64 bits; at most as many as
     32 bits can number, so that a caller who needs more sees it."""
     return min(items + items // 2 + least, <uint64_t>UINT32_MAX - 1)
 

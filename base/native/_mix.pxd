@@ -24,7 +24,7 @@ cdef extern from *:
 cdef inline uint32_t hash_key(uint64_t multiplier, uint64_t key) noexcept nogil:
     """Spread any 64-bit key (engines may number their blocks) over 32 bits.
 
-    The multiplier is odd. Who does not know it cannot tell which keys collide: the first product is
+    The multiplier is odd. Without it, colliding keys cannot be predicted: the first product is
     a bijection that depends on it, the second one mixes what came of it.
     """
     key = (key ^ (key >> 32)) * multiplier

@@ -48,7 +48,7 @@ cdef inline uint32_t table_hash_pair(
 
 
 cdef inline uint32_t table_bits(uint64_t count, uint32_t fifths) noexcept nogil:
-    """Of the smallest capacity that so many entries fill by so many fifths at most."""
+    """Of the smallest capacity that `count` entries fill by `fifths` fifths at most."""
     cdef uint32_t bits = LEAST_BITS
     while count * 5 > (<uint64_t>1 << bits) * fifths:
         bits += 1

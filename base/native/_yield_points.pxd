@@ -26,12 +26,12 @@ cdef inline YieldPoints no_yield_points() noexcept nogil:
 
 
 cdef inline uint32_t yield_limit(const YieldPoints* points, uint32_t blocks) noexcept nogil:
-    """How many of so many blocks to do before the next point."""
+    """How many of `blocks` to do before the next point."""
     return blocks if points.yield_to_readers == NULL else min(blocks, points.step)
 
 
 cdef inline void yield_after(YieldPoints* points, uint32_t blocks) noexcept nogil:
-    """Count so many blocks of work; let readers in if that makes a step."""
+    """Count `blocks` of work; let readers in if that makes a step."""
     if points.yield_to_readers == NULL:
         return
     points.done += blocks

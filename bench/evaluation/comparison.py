@@ -17,7 +17,7 @@ class Comparison(NamedTuple):
     """Means over the same seeds, and the policy's over the best baseline's.
 
     Below 1 the ratio is a gain in latencies and engine seconds, above 1 in all else. It is None
-    where it cannot be told: the baseline's mean is 0 or infinite. `low` and `high` are its 95 %
+    where it cannot be computed: the baseline's mean is 0 or infinite. `low` and `high` are its 95 %
     interval over paired seeds.
     """
 

@@ -1,4 +1,4 @@
-"""What a fleet or its load can have that a router is told of, or sees: where it still may do badly.
+"""What a fleet or its load can have that a router is given, or sees: where it still may do badly.
 
 Unlike a model error. Chosen before anything was run, from the traffic alone: a cache that is nearly
 full has about 2.2 times the blocks that differ among the requests in flight, were each engine to
@@ -63,7 +63,7 @@ class ConditionPlan(NamedTuple):
     others: float
 
     def conditions(self, device_blocks: int) -> Mapping[str, Mapping[str, Condition]]:
-        """By name and family, for engines whose caches have so many blocks otherwise."""
+        """By name and family, for engines whose caches have `device_blocks` otherwise."""
         tiers = self.tiers.of(device_blocks)
         return {
             "visible-tiers": {family: Condition(tiers=tiers) for family in self.tiered},
@@ -127,6 +127,6 @@ def flooded_traffic(
 def unnamed_flood(
     spec: TrafficSpec, requests: int, *, rate: float, seed: int, first_id: int
 ) -> list[TraceRequest]:
-    """The same, of tenants that nobody names: the router cannot tell them apart."""
+    """The same, of tenants without names: the router cannot distinguish them."""
     made = flooded_traffic(spec, requests, rate=rate, seed=seed, first_id=first_id)
     return [msgspec.structs.replace(each, tenant="") for each in made]

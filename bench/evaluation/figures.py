@@ -22,7 +22,7 @@ FIGURES: Mapping[str, Callable[[SimulatedRun], float | None]] = {
 
 
 def figures_of(run: SimulatedRun) -> Figures:
-    """The figures that a report compares; infinite where nobody was served."""
+    """The figures that a report compares; infinite where no request was served."""
     known = {key: value(run) for key, value in FIGURES.items()}
     figures = {key: math.inf if value is None else float(value) for key, value in known.items()}
     return figures if run.capacity is None else {**figures, "capacity": run.capacity}

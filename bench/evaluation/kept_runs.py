@@ -46,7 +46,7 @@ class KeptRuns:
     def read(self, cell: EvaluationCell) -> dict[tuple[str, int], Figures]:
         """By policy and seed. A line that is cut off, as a crash leaves it, is passed over.
 
-        None in a file is infinite: nobody was served.
+        None in a file is infinite: no request was served.
         """
         found: dict[tuple[str, int], Figures] = {}
         path = self._path(cell)

@@ -103,7 +103,7 @@ def usable_cores() -> int:
 
 
 def _obey_the_parent(parent: int) -> None:
-    """In a worker: Ctrl-C is the parent's to hear, and its end is the worker's."""
+    """In a worker: Ctrl-C is for the parent, and its end ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """What policies are evaluated on: traffic, fleets, model errors, conditions, seeds, in splits.
 
 Chosen once, before tuning, and held apart: `train` is there to tune on, `validate` to decide
-between what was tuned, `report` to tell how good it is. No seed and no value of any parameter is in
-two splits; a test holds that. Whoever tunes asks `tuning_split`, which refuses the report.
+between what was tuned, `report` to measure it. No seed and no value of any parameter is in
+two splits; a test holds that. Tuning asks `tuning_split`, which refuses the report.
 """
 
 from collections.abc import Iterable, Mapping
@@ -304,7 +304,7 @@ SEEDS: Mapping[str, tuple[int, ...]] = {
     VALIDATE: (201, 202, 203, 204),
     REPORT: (301, 302, 303, 304),
 }
-# Block ids of a split's traffic begin here, so that a file of it tells where it comes from.
+# Block ids of a split's traffic begin here, so that a file of it shows where it comes from.
 FIRST_IDS: Mapping[str, int] = {TRAIN: 1 << 60, VALIDATE: 1 << 61, REPORT: 1 << 62}
 
 
@@ -347,7 +347,7 @@ def split_of(name: str) -> Split:
 
 
 def tuning_split(name: str) -> Split:
-    """The split of this name, for whoever tunes; ConfigError for the report's."""
+    """The split of this name, for tuning; ConfigError for the report's."""
     if name not in TUNABLE:
         raise bad_setting("split", f"{name!r} is not for tuning: {' and '.join(TUNABLE)} are")
     return split_of(name)

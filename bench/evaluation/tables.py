@@ -65,7 +65,7 @@ def summary_table(verdicts: Sequence[CellVerdict[Any]], title: str) -> Table:
 
 
 def groups_table(verdicts: Sequence[CellVerdict[EvaluationCell]]) -> Table:
-    """Geometric means by family where nothing more is told, by model error and by condition."""
+    """Geometric means by family where no condition is given, by model error and by condition."""
     groups: dict[str, list[CellVerdict[EvaluationCell]]] = {}
     for each in verdicts:
         cell = each.cell

@@ -172,7 +172,7 @@ class _Answer:
                 self._mark(1, now, started)
 
     def finish(self, expected: int) -> None:
-        """Settle the outcome of a stream that ended well as far as gRPC can tell."""
+        """Settle the outcome of a stream that ended well as far as gRPC knows."""
         outcome, final = self._outcome, self._final
         if final is None:
             outcome.code = "INCOMPLETE"

@@ -54,7 +54,7 @@ def write_model(folder: Path, words: int = 2048) -> None:
 
 
 def dynamo_environ(home: Path) -> dict[str, str]:
-    """What its processes need to stay on this machine: else they bind and tell the network's
+    """What its processes need to stay on this machine: else they bind and announce the network's
     address."""
     return {
         "DYN_TCP_RPC_HOST": HOST, "DYN_TCP_RESPONSE_STREAM_HOST": HOST,
@@ -114,8 +114,8 @@ async def until_answered(
             while True:
                 for child in children:
                     if not child.running:
-                        said = "\n".join(child.output)
-                        raise RouterError(f"{name} ended while it started:\n{said}")
+                        printed = "\n".join(child.output)
+                        raise RouterError(f"{name} ended while it started:\n{printed}")
                 with contextlib.suppress(aiohttp.ClientError):
                     async with http.request(method, url, json=asked) as answer:
                         if answer.status == 200:
@@ -125,7 +125,7 @@ async def until_answered(
 
 
 def free_port() -> int:
-    """One that nobody has now: these servers do not say which one they took."""
+    """One that is free now: these servers do not say which one they took."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
@@ -178,7 +178,7 @@ async def start_dynamo_selector(
 ) -> tuple[int, str]:
     """Start Dynamo's selection service, stopped with the stack; its pid and address.
 
-    It chooses among the workers that it is told of over HTTP, without their KV events. It listens
+    It chooses among the workers that are registered over HTTP, without their KV events. It listens
     on all addresses: that is no setting of it. RouterError if it does not start.
     """
     home = Path(stack.enter_context(tempfile.TemporaryDirectory()))

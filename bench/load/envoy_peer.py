@@ -38,8 +38,8 @@ async def start_envoy(
     try:
         await child.start(lambda line: _READY in line, timeout_s)
     except (ChildError, OSError) as error:
-        said = "\n".join(child.output)
-        raise RouterError(f"Envoy was not started: {error}\n{said}") from None
+        printed = "\n".join(child.output)
+        raise RouterError(f"Envoy was not started: {error}\n{printed}") from None
     assert child.pid is not None
     return child.pid, f"{HOST}:{port}"
 

@@ -134,8 +134,8 @@ class _Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status // 100 != 2 or self._ends not in self._text[-64:]:
-            said = self._text[-200:].decode(errors="replace")
-            self._answer.set_exception(RouterError(f"the answer is {status}: {said}"))
+            ending = self._text[-200:].decode(errors="replace")
+            self._answer.set_exception(RouterError(f"the answer is {status}: {ending}"))
             return
         self._answer.set_result(
             Timing(self._first_us, (time.perf_counter_ns() - self._began) / 1e3)

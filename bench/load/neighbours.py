@@ -31,10 +31,10 @@ def noise_content(others: float) -> dict[str, Any]:
 
 def noise_words(result: Mapping[str, Any]) -> list[str]:
     """The same to be read; whether the result is to be believed."""
-    said = [f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile"]
+    lines = [f"others used {result['others_cpu_share']:.0%} of the machine's CPU meanwhile"]
     if result["too_noisy"]:
-        said.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
-    return said
+        lines.append(f"too noisy: above {NOISY:.0%} neighbours are measured, too; repeat it")
+    return lines
 
 
 def _busy_seconds() -> float:

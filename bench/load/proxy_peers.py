@@ -129,7 +129,7 @@ async def serve_until_killed(
 
 
 async def main(role: str, argument: str) -> None:
-    """Serve as "engine", on so many ports, or as "bare", to these addresses."""
+    """Serve as "engine", on a number of ports, or as "bare", to these addresses."""
     if role == "engine":
         await serve_until_killed(engine(), int(argument))
     else:

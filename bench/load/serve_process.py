@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 20.0
 POLL_S = 0.05
 
 UNANNOUNCED = ("--lame-duck-s", "0")
-"""Nobody balances load in front of it."""
+"""No load balancer is in front of it."""
 
 
 def mock_fleet_arguments(
@@ -73,7 +73,7 @@ class ServeProcess:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._start_timeout_s = start_timeout_s
         # -P: what lies in the current directory must not take a module's place.
-        # A session of its own: Ctrl-C in our terminal is ours alone to hear and to pass on.
+        # A session of its own: Ctrl-C in our terminal is ours alone to take and to pass on.
         self._child = ChildProcess(
             [sys.executable, "-P", "-m", "dynamo_router", "serve", *arguments, *UNANNOUNCED],
             stop_timeout_s=STOP_TIMEOUT_S,

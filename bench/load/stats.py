@@ -37,7 +37,7 @@ class Outcome:
 
 
 class LoadStats:
-    """Outcomes so far. `late_ms` and `held_back` tell whether the load was the one asked for."""
+    """Outcomes so far. `late_ms` and `held_back` show whether the load was the one asked for."""
 
     def __init__(self) -> None:
         self.done = 0

@@ -73,7 +73,7 @@ class Way:
     async def measure(
         self, ask: Ask, requests: int, concurrency: int, into: Measured | None
     ) -> None:
-        """Send so many requests, so many at a time; None: to warm up."""
+        """Send `requests`, `concurrency` at a time; None: to warm up."""
         before, began = self._cpu_seconds(), time.perf_counter()
         timings = await _send(ask, requests, concurrency)
         took, after = time.perf_counter() - began, self._cpu_seconds()

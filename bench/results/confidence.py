@@ -39,7 +39,7 @@ def bootstrap_interval(samples: Sequence[Sequence[float]], *, seed: int = 0) -> 
     """The 95 % interval of the geometric mean over groups (cells) of samples (seeds), all above 0.
 
     Percentile bootstrap at two levels: each of RESAMPLES times as many groups are drawn with
-    replacement as there are, and of each as many samples. So it tells how far the mean may move
+    replacement as there are, and of each as many samples. So it shows how far the mean may move
     with other cells of the same kind as well as with other seeds.
     """
     logs = [[math.log(value) for value in group] for group in samples]

@@ -9,7 +9,7 @@ from ..traces import PrefixTree
 from .empirical import Empirical, empirical
 
 START = -1  # source of a walk: before any block
-LEAF = -2  # target: the rest of the prompt is nobody else's ("cache end")
+LEAF = -2  # target: the rest of the prompt is no other prompt's ("cache end")
 END = -3  # target: the prompt ends here, all of it shared
 WINDOW = 128
 
@@ -22,7 +22,7 @@ class MarkovModel:
     (START at the top), `chain_lengths`, `chain_stems` (outlives any session, see PrefixTree.stems),
     `chain_residuals` (tokens in the last block of a prompt that ends there, 0 if none does).
 
-    Transitions are counted per window of so many requests: rows `window_offsets[w]` to
+    Transitions are counted per window of requests: rows `window_offsets[w]` to
     `window_offsets[w + 1]` say how often a walk went from `sources` (a chain or START) to
     `targets` (a chain, LEAF or END), ordered by both. One window for the whole trace makes a
     memoryless walk; short ones let prefixes come and go as they did.

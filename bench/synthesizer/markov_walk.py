@@ -117,7 +117,7 @@ class _Walker:
 
     def _new_ids(self, chain: int, before: int) -> range:
         blocks = int(self._depths[chain] * self._scaling.prefix_len_multiplier + self._dither())
-        # Where prompts end within a block, that block is nobody else's, however short the chain.
+        # Where prompts end within a block, it is no other prompt's, however short the chain.
         least = 0 < self._residual_of[chain] < self._block_size
         return self._fresh.take(max(least, blocks - before))
 

@@ -44,5 +44,5 @@ def synthesize(
 
 
 def sample_traffic(requests: int) -> list[TraceRequest]:
-    """So many requests like those of the sample trace: its model's, seed 0."""
+    """`requests` requests like those of the sample trace: its model's, seed 0."""
     return list(synthesize(learn_model(read_columns(SAMPLE_TRACE)), requests))

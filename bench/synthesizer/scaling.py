@@ -6,7 +6,7 @@ from ...base.errors import ConfigError
 from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting
 
-# So many draws in a row that fit no limit, and there is nothing to wait for.
+# This many draws in a row that fit no limit, and there is nothing to wait for.
 MAX_REJECTED = 20_000
 
 
@@ -15,7 +15,7 @@ class Scaling:
     """Multipliers, 1 being as learned, and limits in tokens. ConfigError on a bad value.
 
     `prefix_len` stretches what prompts share and `prompt_len` the rest of them; `prefix_root` makes
-    so many families that share nothing; `speedup` divides all times. `pause` stretches the time
+    that many families that share nothing; `speedup` divides all times. `pause` stretches the time
     from a turn to those that follow it, while requests come as often as before: fewer sessions are
     under way at a time, or more. A prompt outside of its limits is drawn again; an output is cut to
     them.

@@ -15,8 +15,8 @@ from .streams import Streams, passes
 from .turn_pool import Balance, Record, TurnPool, list_records
 
 OPENINGS_HELD = 32  # to draw the next session from, near its place in the trace
-OPENINGS_SHARE = 32  # but no more than one in so many
-# Of the requests, so many may be turns too much or too few before pauses are bent. Tighter, and
+OPENINGS_SHARE = 32  # but no more than one in this many
+# Of the requests, this share may be turns too many or too few before pauses are bent. Tighter, and
 # short pauses get shorter: the hit rate of small caches rises. docs/synthesizer.md has figures.
 SLACK_PART = 400
 
@@ -169,7 +169,7 @@ class _Walker:
         return length, record.output, ids
 
     def _length(self, turn: Turn, record: Record, shared: int) -> int:
-        """The length of a turn's prompt, of which its children take over so many blocks."""
+        """The length of a turn's prompt, of which its children take over `shared` blocks."""
         # What some child takes over is prefix, and stretched as one; the rest is this prompt's own.
         kept = max(turn.takes, shared)
         length = self._made(turn.session, kept) * self._block_size
@@ -179,7 +179,7 @@ class _Walker:
         return length or self._block_size  # 0 if all of it was scaled away
 
     def _made(self, session: Session, depth: int) -> int:
-        """How many blocks are written for so many learned ones of a session's prefix."""
+        """How many blocks are written for `depth` learned ones of a session's prefix."""
         if self._stretch == 1:
             return depth
         if depth <= session.stem:
@@ -231,7 +231,7 @@ class _Course:
 
 
 def _share(turn: Turn, kind: int, value: float, full: int) -> int:
-    """How many blocks a child takes over from a turn that has so many full ones."""
+    """How many blocks a child takes over from a turn that has `full` full ones."""
     if kind == WHOLE:
         return full
     if kind == BEYOND:

@@ -23,7 +23,7 @@ class TurnRecords:
 
     The turns that followed record i are rows `child_offsets[i]` to `child_offsets[i + 1]` of
     `gaps_ms`, how long after it, and of `share_values`, how much of its blocks they took over, to
-    be read by `share_kinds`: BEYOND, so many more than it took over itself; LEVEL, as many as the
+    be read by `share_kinds`: BEYOND, this many more than it took over itself; LEVEL, as many as the
     n-th turn above it in the session took over; FRACTION, this part of what it took over; WHOLE,
     the prompt was the same, its partial last block included.
     """
@@ -45,7 +45,7 @@ class TurnRecords:
 class SessionModel:
     """What sessions are drawn from: the stems they grow from, and their turns by class.
 
-    `opens` tells of every request, in their order, whether it opened a session.
+    `opens` says of every request, in their order, whether it opened a session.
 
     The classes are those of `turn_class`. Turns that repeat the prompt before them are in none of
     them, but in `repeats`. Stems are chains of blocks: `stem_parents` (START at the top) and

@@ -29,7 +29,7 @@ class ModelError(ConfigError):
 class TraceModel:
     """Both models of a trace and its arrivals.
 
-    No id and no time of day is kept, nor is the trace's name. What is kept tells a lot about its
+    No id and no time of day is kept, nor is the trace's name. What is kept shows a lot of its
     traffic all the same: every arrival's distance to the next, the shape of the shared prefix tree
     and when each part of it was in use, and every turn's lengths and the time to the next one.
     """

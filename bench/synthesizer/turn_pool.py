@@ -9,14 +9,12 @@ from .streams import Stream
 # Chosen on the conversation trace: more to choose from mixes more, and strays further from what
 # was learned; docs/synthesizer.md has the figures.
 NEAREST = 4  # records to choose from, by how much they take over
-POOL_SHARE = 16  # a class's pool holds one in so many of its records,
+POOL_SHARE = 16  # a class's pool holds one in this many of its records,
 POOL_LEAST = 32  # but at least and
-POOL_MOST = 64  # at most so many,
-POOL_PART = (
-    3  # and never more than one part in so many: else turns of a short trace lose its course
-)
+POOL_MOST = 64  # at most this many,
+POOL_PART = 3  # and never more than this part: else turns of a short trace lose its course
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
-ALIKE = 2  # so many that are just alike are enough to choose from
+ALIKE = 2  # this many that are just alike are enough to choose from
 
 # A record's place among the others, in one number: what it takes over, its turn, its index.
 TAKES, TURN = 1 << 48, 1 << 40
@@ -56,7 +54,7 @@ class TurnPool:
             self._refill()
 
     def draw(self, takes: int, number: int, balance: Balance) -> Record:
-        """A record of a turn of this number that takes over about so many blocks.
+        """A record of a turn of this number that takes over about `takes` blocks.
 
         If few are just alike, from those that take over no less while there is a surplus, else no
         more: long sessions are few, and their number alone would make the prompts of a short trace

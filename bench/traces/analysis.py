@@ -35,7 +35,7 @@ class Arrivals:
 
     `interarrival_cv` is the standard deviation over the mean of the times between requests, and
     `dispersion_60s` the variance over the mean of requests a minute: both are 1 for independent
-    arrivals (None where there is too little to tell).
+    arrivals (None where there are too few).
     """
 
     rate_per_s: float | None

@@ -12,8 +12,8 @@ from .trace import two_parents
 from .trace_lines import TraceError
 
 STEM_BRANCHES = 16  # continuations that make a stem; in a short trace fewer,
-STEM_SHARE = 64  # one for so many requests,
-STEM_LEAST = 4  # but at least so many
+STEM_SHARE = 64  # one for this many requests,
+STEM_LEAST = 4  # but at least this many
 STEM_LIFE = 0.5
 
 

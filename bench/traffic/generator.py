@@ -38,7 +38,7 @@ class _Turn(NamedTuple):
 def generate_traffic(
     spec: TrafficSpec, requests: int, *, rate: float, seed: int, first_id: int = 0
 ) -> list[TraceRequest]:
-    """So many requests at `rate` a second in the mean, ascending by time from 0 ms.
+    """`requests` at `rate` a second in the mean, ascending by time from 0 ms.
 
     The trace has blocks of TRAFFIC_BLOCK_SIZE, with ids from `first_id` on. Equal arguments give
     equal requests. Sessions have been under way for some time when the first request comes.

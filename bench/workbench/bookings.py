@@ -1,6 +1,6 @@
 """dynamo-router bench bookings: what it costs routers in front of the same workers to share load.
 
-One router tells of its bookings, one hears those of all the others; both as `serve` has them, in
+One router sends its bookings, one receives those of all the others; both as `serve` has them, in
 this process, without a network. CPU is that of the thread, of a request's whole life: booked, its
 first token out, over.
 """
@@ -70,53 +70,53 @@ class Site:
 
 
 class Bookings:
-    """Rounds of requests: each is booked at its router, told to the others, and heard by one."""
+    """Rounds of requests: each is booked at its router, sent to the others, and received by one."""
 
     def __init__(self, config: BookingsBenchConfig) -> None:
         self._config, self._clock = config, SystemClock()
-        self._hearer = Site(1, config, self._clock)
+        self._receiver = Site(1, config, self._clock)
         self._others = [Site(2 + n, config, self._clock) for n in range(config.routers - 1)]
         self._rng = np.random.default_rng(1)
         self._names = count()
         for site in self._others:
             for message in site.replica.on_connected(self._clock.now()):
-                self._hearer.replica.hear(message, self._clock.now())
+                self._receiver.replica.hear(message, self._clock.now())
 
     def round(self) -> dict[str, float]:
         """us of CPU a request: to publish its booking, to apply one of another router."""
-        telling, messages = 0.0, []
+        publishing, messages = 0.0, []
         for _ in range(0, self._config.requests, self._config.batch):
             for site in self._others:
-                seconds, said = self._told(site)
-                telling += seconds
-                messages += said
+                seconds, batches = self._publishing(site)
+                publishing += seconds
+                messages += batches
         requests = len(messages) // 3 * self._config.batch
         began = time.thread_time()
         for message in messages:
-            self._hearer.replica.hear(decode_message(message), self._clock.now())
-        heard = time.thread_time() - began
-        return {"told_us": telling / requests * 1e6, "heard_us": heard / requests * 1e6}
+            self._receiver.replica.hear(decode_message(message), self._clock.now())
+        applying = time.thread_time() - began
+        return {"told_us": publishing / requests * 1e6, "heard_us": applying / requests * 1e6}
 
     def close(self) -> None:
-        for site in (self._hearer, *self._others):
+        for site in (self._receiver, *self._others):
             site.router.close()
 
-    def _told(self, site: Site) -> tuple[float, list[bytes]]:
-        """Seconds that a batch of requests takes longer because it is told, and its messages."""
+    def _publishing(self, site: Site) -> tuple[float, list[bytes]]:
+        """Seconds that publishing a batch of requests adds, and its messages."""
         config, rng = self._config, self._rng
         shape = (config.batch, config.blocks)
         hashes = rng.integers(0, 2**63, shape, dtype=np.uint64)
         numbers = rng.integers(0, config.workers, config.batch).tolist()
         names = [f"request-{next(self._names)}" for _ in range(config.batch)]
-        said: list[bytes] = []
+        sent: list[bytes] = []
 
-        def tell() -> None:
-            said.extend(encode_message(batch) for batch in site.replica.batches())
+        def publish() -> None:
+            sent.extend(encode_message(batch) for batch in site.replica.batches())
 
         listener, site.slots.listener = site.slots.listener, None
         alone = self._lived(site, names, numbers, hashes, lambda: None)
         site.slots.listener = listener
-        return self._lived(site, names, numbers, hashes, tell) - alone, said
+        return self._lived(site, names, numbers, hashes, publish) - alone, sent
 
     def _lived(
         self,
@@ -124,20 +124,20 @@ class Bookings:
         names: list[str],
         numbers: list[int],
         hashes: Any,
-        tell: Callable[[], None],
+        publish: Callable[[], None],
     ) -> float:
         slots, isl = site.slots, self._config.blocks * BLOCK_SIZE
         began = time.thread_time()
         for name, number, own in zip(names, numbers, hashes, strict=True):
             now = self._clock.now()
             slots.add_request(name, number, own, isl=isl, overlap_blocks=CACHED_BLOCKS, now=now)
-        tell()
+        publish()
         for name in names:
             slots.mark_prefill_completed(name, CACHED_BLOCKS * BLOCK_SIZE)
-        tell()
+        publish()
         for name in names:
             slots.free(name, OUTPUT_TOKENS)
-        tell()
+        publish()
         return time.thread_time() - began
 
 

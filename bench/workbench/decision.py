@@ -27,7 +27,7 @@ Tokens = NDArray[np.uint32]
 
 PROMPTS = 64
 FAMILIES = 16  # of prompts that share their first half
-HOLDERS = 4  # one in so many workers holds a family's shared half
+HOLDERS = 4  # one in this many workers holds a family's shared half
 BACKGROUND = 2  # requests already running per worker
 KINDS = ("array", "list")  # of prompts
 STEPS = ("decision", "release")

@@ -31,7 +31,7 @@ from ..results import Benchmark, Column, spread, spread_table, turns
 from .settings import DispatcherBenchConfig
 
 BODIES = 400
-FIRST_PORT = 20000  # nobody listens there, and nobody calls
+FIRST_PORT = 20000  # no server listens there, and no client calls
 READY_S = 10.0
 
 Round = Callable[[int], Awaitable[None]]
@@ -107,7 +107,7 @@ class MemoryEngine:
 
 
 class Parts:
-    """The pool, and what is measured of it."""
+    """The pool, and its figures."""
 
     def __init__(self, config: DispatcherBenchConfig) -> None:
         # Nothing is predicted: as with engines whose events come in time.

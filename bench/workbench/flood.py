@@ -31,7 +31,7 @@ FLOODED: Mapping[str, Mapping[str, bool]] = {
     NAMED: {"named": True, "shed": False},
     SHED: {"named": True, "shed": True},
 }
-"""How the router tells tenants apart, and whether it refuses what is too much, by run."""
+"""How the router distinguishes tenants, and whether it refuses what is too much, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class FloodConfig:
 class Outcome(NamedTuple):
     """What became of the others' requests from the beginning of the flood on; times in ms.
 
-    `tokens_per_s` are the output tokens of everybody while the others sent.
+    `tokens_per_s` are the output tokens of all tenants while the others sent.
     """
 
     family: str

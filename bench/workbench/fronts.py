@@ -48,7 +48,7 @@ OUTPUT_TOKENS = 8
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 SETTLE_S = 0.2
-"""After the last answer: until what the processes tell each other has come."""
+"""After the last answer: until the processes' events for each other have come."""
 _ENGINE = re.compile(r"engine \d+: (grpc://\S+) worker (\d+)")
 
 
@@ -134,7 +134,7 @@ async def _measure(config: FrontsBenchConfig) -> dict[str, Any]:
         order = [1, config.fronts]
         for _ in range(config.rounds):
             for fronts in order:
-                # One router at a time: another one would hear this one's events, too.
+                # One router at a time: another one would get this one's events, too.
                 async with contextlib.AsyncExitStack() as inner:
                     router = await _start(config, fronts, nats, engines, inner)
                     for concurrency, tokens in LOADS:
@@ -248,9 +248,9 @@ def _words(result: dict[str, Any]) -> str:
     """What the table says, and whether it is to be believed."""
     several = [row for row in result["rows"] if row["fronts"] > 1]
     row = min(several, key=itemgetter("ceiling_ratio"))
-    said = [
+    lines = [
         f"worst: {row['fronts']} processes have {row['ceiling_ratio']:.2f} times the ceiling of"
         f" one, at {row['concurrency']} requests of {row['tokens']} tokens at a time",
         *noise_words(result),
     ]
-    return "\n".join(said)
+    return "\n".join(lines)

@@ -180,9 +180,9 @@ async def _measure(config: RestartBenchConfig) -> Measurement[str]:
         async with router.running():
             await engines.start()
             await engines.publish()
-            told = await _until(router, lambda now: now[STORED], len(engines.blocks))
+            state = await _until(router, lambda now: now[STORED], len(engines.blocks))
         for _ in range(config.rounds):
-            starts.add("starts", await _start(router, engines, told["event_stream_read_sequence"]))
+            starts.add("starts", await _start(router, engines, state["event_stream_read_sequence"]))
     return starts
 
 
@@ -190,7 +190,7 @@ async def _start(router: Router, engines: Engines, retained: float) -> dict[str,
     stop_s, began = router.stop_s, monotonic()
     async with router.running():
         ready_s, ready_cpu_s = monotonic() - began, cpu_seconds(router.pid)
-        told = await _until(router, lambda now: _has_read(now, retained), 1.0)
+        state = await _until(router, lambda now: _has_read(now, retained), 1.0)
         known_s, known_cpu_s = monotonic() - began, cpu_seconds(router.pid)
         for block in engines.blocks[:: max(1, len(engines.blocks) // LOOKED_UP)]:
             if not await router.knows(block):
@@ -202,7 +202,7 @@ async def _start(router: Router, engines: Engines, retained: float) -> dict[str,
         "known_s": known_s,
         "known_cpu_s": known_cpu_s,
         "retained_messages": retained,
-        "restored_sources": told["index_restored_sources"],
+        "restored_sources": state["index_restored_sources"],
     }
 
 
@@ -216,10 +216,10 @@ async def _until(
     """What the router says when a count is high enough; RouterError if it stands still."""
     seen, changed = -1.0, monotonic()
     while True:
-        told = await router.sample()
-        before, seen = seen, count(told)
+        sample = await router.sample()
+        before, seen = seen, count(sample)
         if seen >= enough:
-            return told
+            return sample
         changed = monotonic() if seen > before else changed
         if monotonic() - changed > STANDSTILL_S:
             raise RouterError(f"the router stands still at {seen:g} of {enough:g}")

@@ -34,12 +34,12 @@ from .stream_source import APPLIED, ENDPOINT, Published, StreamLoad, until_conne
 STANDSTILL_S = 60.0
 """After so long in which nothing became visible nothing more is waited for."""
 LOOK_S = 0.002
-"""between two looks at what is visible, of which engines over NATS hear"""
+"""between two looks at what is visible, which engines over NATS get"""
 LAG_EVERY, LAG_SAMPLES = 2, 20_000
-"""Of each second message it is noted when it became visible, of so many at most."""
+"""It is noted when each second message became visible, of LAG_SAMPLES at most."""
 
 Look = Callable[[int], Awaitable[None]]
-"""Told how many stored blocks are visible. RouterError if no more will come."""
+"""Called with the number of stored blocks that are visible. RouterError if no more will come."""
 
 
 class WatchedIndex(EventIndex):
@@ -171,7 +171,7 @@ async def _over_nats(load: StreamLoad, index: EventIndex) -> AsyncIterator[Look]
 
 
 class _Listener:
-    """Hears how a stream is: one that is refused ends the measurement."""
+    """Watches the state of a stream: one that is refused ends the measurement."""
 
     def __init__(self) -> None:
         self.refused = ""
@@ -223,7 +223,7 @@ def _url(load: StreamLoad, worker: int) -> WorkerUrl:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listened on a moment ago."""
+    """Ports of loopback that were free a moment ago."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in held]

@@ -26,7 +26,7 @@ from ...workers.trtllm_proto import SERVICE, common_pb
 RUNS = 64
 """Different prompts of an engine, which come again and again;"""
 CACHED_RUNS = 32
-"""so many of them are in its cache at a time."""
+"""this many of them are in its cache at a time."""
 _AHEAD = 1000  # messages that wait for a reader, of each engine
 APPLIED = "bench.applied"
 ENDPOINT = ("bench", "engines", "generate")
@@ -140,7 +140,7 @@ def publish(load: StreamLoad) -> Published:
         socket.setsockopt(zmq.XPUB_NODROP, 1)  # what the reader cannot take has to wait
         socket.bind(f"tcp://127.0.0.1:{port}")
         sockets.append(socket)
-    told = [payloads(load, engine) for engine in range(len(sockets))]
+    messages_of = [payloads(load, engine) for engine in range(len(sockets))]
     for socket in sockets:
         socket.recv()  # its reader's subscription
     began, cpu = monotonic_ns(), process_time()
@@ -148,7 +148,7 @@ def publish(load: StreamLoad) -> Published:
     for turn in range(load.messages):
         if load.blocks_per_s:
             sleep(max(0, began + load.due_ns(turn) - monotonic_ns()) / 1e9)
-        for socket, messages in zip(sockets, told, strict=True):
+        for socket, messages in zip(sockets, messages_of, strict=True):
             payload = messages[turn % RUNS]
             socket.send_multipart([b"kv", _NUMBER.pack(turn), payload])
             size += len(payload)
@@ -182,7 +182,7 @@ class GrpcEngines:
         self._began = 0
 
     async def publish(self) -> Published:
-        """Wait for a reader of every engine, then tell."""
+        """Wait for a reader of every engine, then publish."""
         servers = [Http2Server() for _ in self._load.ports]
         try:
             for number, (server, port) in enumerate(zip(servers, self._load.ports, strict=True)):
@@ -200,7 +200,7 @@ class GrpcEngines:
         load = self._load
         batches = [grpc_batch(payload) for payload in payloads(load, number)]
 
-        async def tell(call: ServerCall) -> None:
+        async def stream(call: ServerCall) -> None:
             await call.read()
             await call.write(b"")  # the batch 0: its cache is empty
             self._readers += 1
@@ -224,7 +224,7 @@ class GrpcEngines:
                 if self._gone == len(load.ports):
                     self._all_gone.set()
 
-        return tell
+        return stream
 
 
 class NatsEngine:
@@ -261,7 +261,7 @@ class NatsEngines:
     def __init__(self, load: StreamLoad) -> None:
         self._load = load
         self._applied = 0  # stored blocks that the reader has
-        self._heard_ns = monotonic_ns()
+        self._applied_ns = monotonic_ns()
 
     async def publish(self) -> Published:
         """TimeoutError if the server, or the reader, is not there."""
@@ -275,16 +275,16 @@ class NatsEngines:
     async def _publish(self, plane: NatsPlane) -> Published:
         load = self._load
         engines = [NatsEngine(plane, worker, load) for worker in range(load.engines)]
-        heard = await plane.subscribe(APPLIED, self._on_applied)
+        subscription = await plane.subscribe(APPLIED, self._on_applied)
         for engine in engines:
             await engine.publisher.start()
-        began = self._heard_ns = monotonic_ns()
+        began = self._applied_ns = monotonic_ns()
         cpu = process_time()
         turn = late_ns = 0
         while (now := monotonic_ns()) < began + load.seconds * 1e9 or turn < load.messages * len(
             engines
         ):
-            if now - self._heard_ns > STALL_S * 1e9:
+            if now - self._applied_ns > STALL_S * 1e9:
                 raise TimeoutError("the reader of the events has stopped")
             due = began + load.due_ns(turn) // len(engines)
             if due > now or turn * load.run_blocks - self._applied > load.window_blocks:
@@ -298,7 +298,7 @@ class NatsEngines:
                 await asyncio.sleep(0)  # the publishers' turn
         for engine in engines:
             await engine.publisher.flush()
-        await heard.close()
+        await subscription.close()
         stats = [engine.publisher.stats for engine in engines]
         for engine in engines:
             await engine.publisher.close()
@@ -315,7 +315,7 @@ class NatsEngines:
 
     def _on_applied(self, subject: str, payload: bytes) -> None:
         self._applied = int(payload)
-        self._heard_ns = monotonic_ns()
+        self._applied_ns = monotonic_ns()
 
 
 async def until_connected(plane: NatsPlane) -> None:

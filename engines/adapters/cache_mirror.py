@@ -1,7 +1,7 @@
 """CacheMirror: what an engine holds, by its events, in hashes that routers know. Pure.
 
 Engines name blocks by ids of their own. A block's content hash is of its tokens, which an event
-that stores it tells; what is behind an unpublished block belongs to no known prefix.
+that stores it carries; what is behind an unpublished block belongs to no known prefix.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class MirrorStats:
     partial: int = 0
     """blocks that are not full: prompts cannot be looked up by them"""
     orphans: int = 0
-    """chains behind a block that was not told of"""
+    """chains behind a block of which no event came"""
     keyed: int = 0
     """chains with blocks that are of more than their tokens (images)"""
     elsewhere: int = 0
@@ -56,7 +56,7 @@ class CacheMirror:
         ]
 
     def apply(self, rank: int, events: Iterable[Mapping[str, Any]]) -> list[KvEvent]:
-        """What changed, by events as vLLM writes them. What is told again changes nothing.
+        """What changed, by events as vLLM writes them. A repeated event changes nothing.
 
         EventsRefused for blocks larger than `block_size`, or of a rank that there is not.
         """

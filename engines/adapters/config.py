@@ -1,4 +1,4 @@
-"""What the commands `worker trtllm` and `worker vllm` are told: how to make and serve an engine."""
+"""Settings of the commands `worker trtllm` and `worker vllm`: how to make and serve an engine."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The libraries of engines: whether they are there, what none does, how all tell logprobs."""
+"""The libraries of engines: whether they are there, what none does, how all give logprobs."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -41,15 +41,15 @@ def refuse_what_none_does(request: EngineRequest) -> None:
         raise unsupported("a LoRA adapter", "lora_config")
 
 
-def token_logprobs(tokens: Sequence[int], told: Sequence[Any], most: int) -> list[TokenLogprob]:
-    """Of each token. `told` has for each a map from token ids to what has a `logprob`, the token's
+def token_logprobs(tokens: Sequence[int], given: Sequence[Any], most: int) -> list[TokenLogprob]:
+    """Of each token. `given` has for each a map from token ids to what has a `logprob`, the token's
     own among them, or the token's own number; `most`: how many of the likeliest to pass on."""
-    return [_one(token, each, most) for token, each in zip(tokens, told, strict=False)]
+    return [_one(token, each, most) for token, each in zip(tokens, given, strict=False)]
 
 
-def _one(token: int, told: Any, most: int) -> TokenLogprob:
-    if not isinstance(told, dict):
-        return TokenLogprob(token, float(told))
-    by_token = {int(each): float(entry.logprob) for each, entry in told.items()}
+def _one(token: int, given: Any, most: int) -> TokenLogprob:
+    if not isinstance(given, dict):
+        return TokenLogprob(token, float(given))
+    by_token = {int(each): float(entry.logprob) for each, entry in given.items()}
     top = sorted(by_token.items(), key=lambda pair: -pair[1])[:most]
     return TokenLogprob(token, by_token[token], top)

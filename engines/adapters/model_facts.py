@@ -31,15 +31,15 @@ def model_facts(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    told = {name: value for name, value in settings.items() if value}
+    known = {name: value for name, value in settings.items() if value}
     return EngineFacts(
         model_id=config.served_name,
         max_input_len=max(0, longest - 1),
         max_seq_len=longest,
         max_batch_size=max_num_seqs,
         vocab_size=vocab_size or _number(files, "vocab_size"),
-        supported_features=tuple(f"{name}={value}" for name, value in told.items()),
-        settings=told,
+        supported_features=tuple(f"{name}={value}" for name, value in known.items()),
+        settings=known,
         version=version,
         backend=backend,
         tensor_parallel_size=config.tensor_parallel_size,

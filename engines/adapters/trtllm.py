@@ -163,14 +163,14 @@ class TrtllmEngine:
         return arguments
 
     async def _parts(self, request: EngineRequest) -> AsyncGenerator[AnswerPart, None]:
-        told = [0] * request.answers
+        sent = [0] * request.answers
         left = set(range(request.answers))
         try:
             result = self._results[request.request_id] = self._submit(request)
             async for output in result:
                 for answer in sorted(left):
-                    part = _part(output, answer, told[answer], request)
-                    told[answer] += len(part.tokens)
+                    part = _part(output, answer, sent[answer], request)
+                    sent[answer] += len(part.tokens)
                     if part.finish_reason:
                         left.discard(answer)
                     if part.tokens or part.finish_reason:
@@ -248,13 +248,13 @@ class TrtllmEngine:
         self._running.fail(reason)
 
 
-def _part(output: Any, answer: int, told: int, request: EngineRequest) -> AnswerPart:
-    """What one of a result's outputs has more than was told."""
+def _part(output: Any, answer: int, sent: int, request: EngineRequest) -> AnswerPart:
+    """What one of a result's outputs has beyond what was sent."""
     one = output.outputs[answer]
-    tokens = list(one.token_ids[told:])
+    tokens = list(one.token_ids[sent:])
     logprobs: list[TokenLogprob] = []
     if request.logprobs is not None and tokens:
-        logprobs = token_logprobs(tokens, one.logprobs[told:], request.logprobs)
+        logprobs = token_logprobs(tokens, one.logprobs[sent:], request.logprobs)
     return AnswerPart(
         tokens,
         answer,

@@ -1,4 +1,4 @@
-"""TrtllmCache: what TensorRT-LLM's events, as its LLM API gives them, tell of its caches. Pure."""
+"""TrtllmCache: what TensorRT-LLM's events, as its LLM API gives them, say of its caches. Pure."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ Changes = list[tuple[int, list[KvEvent]]]
 
 
 class TrtllmCache:
-    """One engine's ranks. A number that is missing says that the engine's buffer ran over: it tells
+    """One engine's ranks. A number that is missing says that the engine's buffer ran over: it sends
     nothing again, so what was known of the rank is forgotten; blocks that it stores later, behind
     blocks that are not known any more, are not published until the engine stores those anew."""
 
     def __init__(self, block_size: int, dp_size: int = 1) -> None:
         self.mirror = CacheMirror(block_size, dp_size)
         self.total_blocks = 0
-        """of a rank, as the engine said when it made its cache"""
+        """of a rank, as the engine reported when it made its cache"""
         self.gaps = 0
         """times that events of a rank were lost"""
         self.refused: str | None = None
-        """why its events cannot be told at all"""
+        """why its events cannot be published at all"""
         self._events = TrtllmEvents(block_size)
         self._last: dict[int, int] = {}  # event id, by rank
 

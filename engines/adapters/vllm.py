@@ -87,8 +87,8 @@ class VllmEngine:
             # On this thread and its loop, as vLLM's own servers make it.
             engine_args = library.AsyncEngineArgs(**self._arguments(events, replay))
             make = load_library("vllm.v1.engine.async_llm", "vllm").AsyncLLM
-            # Its core would go on for nobody, with the memory of the model, also where we end while
-            # it loads that. Its core's workers see to themselves.
+            # Its core would go on without a client, with the memory of the model, also where we
+            # end while it loads that. Its core's workers see to themselves.
             self._cores = KilledAfterUs()
             self._llm = make.from_engine_args(engine_args)
             self._cores.settle()

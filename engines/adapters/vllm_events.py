@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 class VllmEvents:
     """Keeps a mirror. A number that is missing is asked for again, at the replay socket; if it is
-    not to be had any more, what was known is forgotten, and told from the first that there is."""
+    not to be had any more, what was known is forgotten, and the first that there is begins anew."""
 
     def __init__(self, address: str, replay: str, mirror: CacheMirror, on_events: OnEvents) -> None:
         self._subscriber = ZmqEvents(address, replay)
@@ -63,7 +63,7 @@ class VllmEvents:
                 while True:
                     number, payload = await call.read()
                     events = self._decode(payload, number)
-                    if events is None:  # a replay would tell it again: go on behind it
+                    if events is None:  # a replay would bring it again: go on behind it
                         self._forget(1)
                         self._last += 1
                         continue
@@ -80,14 +80,14 @@ class VllmEvents:
                         self._forget(missing)
                     asked = False
                     self._last = number
-                    self._tell(0, self._mirror.apply(0, events))
+                    self._publish(0, self._mirror.apply(0, events))
             except EventsLost:
                 self._begin_anew()
             except EventsEnded:
                 pass  # once more
             except EventsRefused as error:
                 log.error("cannot publish the engine's KV events", reason=str(error))
-                self._tell(0, self._mirror.clear(0))
+                self._publish(0, self._mirror.clear(0))
                 return
             finally:
                 call.cancel()
@@ -110,9 +110,9 @@ class VllmEvents:
     def _forget(self, missing: int) -> None:
         self.gaps += 1
         log.warning("KV events were lost", missing=missing)
-        self._tell(0, self._mirror.clear(0))
+        self._publish(0, self._mirror.clear(0))
 
-    def _tell(self, rank: int, changes: list[KvEvent]) -> None:
+    def _publish(self, rank: int, changes: list[KvEvent]) -> None:
         if changes:
             self._on_events(rank, changes)
 

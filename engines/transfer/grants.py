@@ -228,7 +228,7 @@ class BlockGrants:
         self._free += freed[::-1]
 
     def _renew(self, blocks: Iterable[int]) -> None:
-        """Whoever knows the blocks' epochs has no right to them any more."""
+        """A peer that knows the blocks' epochs has no right to them any more."""
         renewed = list(blocks)
         first = self._last_epoch + 1
         self._last_epoch += len(renewed)

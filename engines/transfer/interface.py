@@ -140,7 +140,7 @@ class Transfer(Protocol[PeerT]):
         ...
 
     def expect(self, more: int) -> None:
-        """So many more peers, or fewer, may read our blocks or notify us soon: notifications are
+        """`more` peers, fewer if negative, may read our blocks or notify us soon: notifications are
         looked for often while there are any."""
         ...
 

@@ -148,7 +148,7 @@ class MessagesAnswer:
 
 
 def _ended_early() -> ApiError:
-    return ApiError(500, "the engine ended the answer early")
+    return ApiError(500, "the engine ended the answer before its end: send the request again")
 
 
 def _object(arguments: str) -> bytes:

@@ -1,4 +1,4 @@
-"""ModelManager: a pool for each set of workers that the store tells of; the models they make."""
+"""ModelManager: a pool for each set of workers that the store lists; the models they make."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ log = structlog.get_logger(__name__)
 class ModelManager:
     """The models of a store, as Directory and as Pools of a server, from `start` to `close`.
 
-    A pool begins with the first card of its set and ends when nobody is registered for it and
-    nothing runs there any more: then the last of its requests have ended.
+    A pool begins with the first card of its set and ends when no worker is registered for it
+    and nothing runs there any more: then the last of its requests have ended.
     """
 
     def __init__(self, config: ModelFrontendConfig, parts: ServerParts) -> None:
-        """ConfigError if the store's address is no good."""
+        """ConfigError if the store's address cannot be used."""
         store = config.discovery.open(config.backend)
         assert store is not None, "the configuration was checked"
         wanted = NamespaceFilter(config.namespace, config.namespace_prefix or "")
@@ -119,12 +119,12 @@ class ModelManager:
     def report(self) -> dict[str, Any]:
         """Each pool with its workers, and each card that gets no requests with the reason."""
         return {
-            "pools": [_told(pool) for pool in self._pools.values()],
+            "pools": [_pool_report(pool) for pool in self._pools.values()],
             "refused": [refusal._asdict() for refusal in self._refused],
         }
 
     def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
-        """Of each pool its labels and what is counted of it."""
+        """Each pool's labels and metrics."""
         return ((labels, workers.metrics.page) for labels, workers in self._labelled())
 
     def routers(self) -> Iterator[tuple[Labels, KvRouter]]:
@@ -205,14 +205,14 @@ class ModelManager:
             if pool.is_idle:
                 del self._pools[name]
                 await pool.close()
-                log.info("a pool is gone", pool=str(name))
+                log.info("a pool is gone, as no worker is registered for it", pool=str(name))
         pools = self.pools
         for pool in pools:
             pool.partners = [each for each in pools if pool.found.shares_requests_with(each.found)]
 
 
 async def _find_events(config: ServeConfig) -> dict[str, Any]:
-    """Settings that name the NATS server which all pools hear events from; where there is none,
+    """Settings that name the NATS server which all pools receive events from; where there is none,
     engines are asked."""
     if config.event_sources not in ("auto", "nats"):
         return {}
@@ -228,7 +228,7 @@ def _elsewhere(name: SetName, sets: Mapping[SetName, WorkerSet]) -> frozenset[in
     return frozenset(worker_id for other in others for worker_id in other.cards)
 
 
-def _told(pool: ModelPool) -> dict[str, Any]:
+def _pool_report(pool: ModelPool) -> dict[str, Any]:
     name, card = pool.name, pool.found.card
     return {
         "model": name.model,

@@ -95,7 +95,7 @@ class ModelPool:
         self._failure = ""  # why it cannot be built
         self._refuses = ""  # what of its requests, as it was logged last
         self.gone = False
-        """nobody is registered for it any more"""
+        """no worker is registered for it any more"""
         self.partners: Sequence[ModelPool] = ()
         """of a pool of decode workers: those whose workers may compute its prompts"""
 
@@ -216,7 +216,7 @@ class ModelPool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is left who could be waited for."""
+        """Whether no worker is left to wait for."""
         if self._workers is None:
             return True
         return not self._workers.states and not self._workers.in_flight
@@ -275,7 +275,7 @@ class ModelPool:
         sources: Mapping[WorkerWithDpRank, PublisherRecord],
         elsewhere: Collection[int],
     ) -> None:
-        """Who is registered for it now; None: nobody any more. `elsewhere`: for other pools."""
+        """The workers registered for it now; None: none any more. `elsewhere`: for other pools."""
         self.gone = found is None
         if found is not None:
             self.found = found
@@ -290,9 +290,10 @@ class ModelPool:
     def _log_refusals(self) -> None:
         refuses = self._parsers.reason if self.answers else ""
         if refuses != self._refuses:
-            log.warning(
-                "a pool refuses requests", pool=str(self.name), reason=refuses or "none now"
-            )
+            if refuses:
+                log.warning("a pool refuses requests", pool=str(self.name), reason=refuses)
+            else:
+                log.info("a pool takes all requests again", pool=str(self.name))
         self._refuses = refuses
 
     async def wait_for_probes(self, at_most_s: float) -> None:

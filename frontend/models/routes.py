@@ -79,7 +79,7 @@ class Directory(Protocol):
         ...
 
     def find(self, name: str) -> Sequence[Answering]:
-        """Who answers for a model; nobody if there is none of this name."""
+        """The pools that answer for a model; none if no model has this name."""
         ...
 
 
@@ -105,7 +105,7 @@ class OneModel:
     @property
     def report(self) -> dict[str, Any]:
         pool = self._pool
-        told = {
+        row = {
             "model": self._completions.name,
             "state": "serving" if self.share > 0 else "down",
             "reason": self._completions.parsers.reason,
@@ -115,7 +115,7 @@ class OneModel:
             "share": self.share,
             "in_flight": pool.dispatcher.in_flight,
         }
-        return {"pools": [told], "refused": []}
+        return {"pools": [row], "refused": []}
 
     @property
     def share(self) -> float:
@@ -170,8 +170,8 @@ class ModelRoutes:
             raise
 
     async def _forward(self, route: str, call: HttpCall) -> None:
-        """Have a request answered by a pool of its model. Another one is asked if nobody is left in
-        the first: a request that did not begin belongs to none yet."""
+        """Have a request answered by a pool of its model. Another pool is tried if no worker is
+        left in the first: a request that did not begin belongs to none yet."""
         await self._calls.turns.take(CALL_S + ANSWER_S)  # and the first of its answers
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
@@ -190,7 +190,7 @@ class ModelRoutes:
                 return
             except Exception as error:
                 others = any(other.share > 0 for other in pools[number + 1 :])
-                if answer.begun or not others or not _nobody_took_it(error):
+                if answer.begun or not others or not _no_worker_took_it(error):
                     raise
 
     def _pools(self, call: HttpCall) -> Sequence[Answering]:
@@ -234,7 +234,7 @@ class ModelRoutes:
 
     def _model(self, entry: ModelEntry) -> dict[str, Any]:
         limit = entry.context_limit or None
-        told = {
+        entry_shown = {
             "id": entry.name,
             "object": "model",
             "created": self._created,
@@ -242,7 +242,7 @@ class ModelRoutes:
             "max_model_len": limit,
             "context_window": limit,
         }
-        return {**told, "parent": entry.parent} if entry.parent else told
+        return {**entry_shown, "parent": entry.parent} if entry.parent else entry_shown
 
 
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
@@ -271,7 +271,7 @@ class _Answer:
         await self._send(message)
 
 
-def _nobody_took_it(error: Exception) -> bool:
+def _no_worker_took_it(error: Exception) -> bool:
     """Whether no worker was there for the request, which another pool may have."""
     if isinstance(error, ApiError):
         return error.status == 503

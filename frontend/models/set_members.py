@@ -24,7 +24,7 @@ class SetMembers:
         sources: Mapping[WorkerWithDpRank, PublisherRecord],
         elsewhere: Collection[int],
     ) -> None:
-        """Who they are from now on; None: nobody. Those `elsewhere` have a card of another set."""
+        """The members from now on; None: none. Those `elsewhere` have a card of another set."""
         workers: Mapping[int, DiscoveredWorker] = {}
         if found is not None:
             instances = found.instances.values()
@@ -35,7 +35,7 @@ class SetMembers:
             self.changed.set()
 
     async def start(self) -> None:
-        """Nothing is to be waited for: somebody else follows the store."""
+        """Nothing is to be waited for: the ModelManager follows the store."""
 
     async def close(self) -> None:
-        """The store is somebody else's."""
+        """The store is the ModelManager's."""

@@ -147,7 +147,7 @@ def _without_cards(
     cards: Mapping[CardKey, ModelCard | str],
     wanted: NamespaceFilter,
 ) -> Iterator[Refusal]:
-    """Instances whose endpoint has models, but not of them: nobody can know what they serve."""
+    """Instances without a card at an endpoint that has models: what they serve is unknown."""
     endpoints = {key.endpoint for key in cards}
     for endpoint, worker_id in sorted(serving):
         key = CardKey(endpoint, worker_id)

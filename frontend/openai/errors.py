@@ -51,7 +51,7 @@ def error_type(status: int) -> str:
 
 
 class ApiError(Exception):
-    """What a client is told: an HTTP status and a body."""
+    """An error answer to a client: an HTTP status and a body."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -78,7 +78,7 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Any error as what the client is told of it."""
+    """Any error as the answer to the client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HttpError):
@@ -118,7 +118,7 @@ _FORESEEN = (ApiError, HttpError, RouterError, EngineCallError, *BAD_BODY)
 
 
 def bad_body(error: BaseException) -> ApiError:
-    """One of BAD_BODY as what the client is told."""
+    """One of BAD_BODY as the answer to the client."""
     if isinstance(error, RecursionError):
         return ApiError(400, "the body is nested too deep")
     text = str(error)

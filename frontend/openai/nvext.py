@@ -1,6 +1,6 @@
 """Dynamo's extensions of a request, `nvext`: what of them can be had here.
 
-As with Dynamo's own frontend a field that nobody knows is an error; so is one that is known and
+As with Dynamo's own frontend an unknown field is an error; so is one that is known and
 cannot be had.
 """
 
@@ -74,7 +74,7 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             array("I", self.token_data or ())
         except OverflowError:
-            text = "nvext.token_data has what is no token id"
+            text = "nvext.token_data has an entry that is no token id"
             raise ApiError(400, text, param="nvext.token_data") from None
 
     @property
@@ -82,20 +82,20 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The request headers that say the same."""
         worker = self.decode_worker_id
         worker = self.backend_instance_id if worker is None else worker
-        said: dict[str, float | str | None] = {
+        headers: dict[str, float | str | None] = {
             "x-dynamo-worker-instance-id": worker,
             "x-dynamo-dp-rank": self.dp_rank,
         }
         if self.agent_hints is not None:
             hints = self.agent_hints
             strict = hints.strict_priority  # a level of its own in Dynamo, above the other one
-            said["x-dynamo-priority"] = hints.priority if strict is None else strict
+            headers["x-dynamo-priority"] = hints.priority if strict is None else strict
         if self.session_control is not None:
             session = self.session_control
-            said[SESSION_ID_KEY] = session.session_id
-            said[SESSION_TIMEOUT_KEY] = session.timeout
-            said[SESSION_FINAL_KEY] = "true" if session.action == "close" else None
-        return [(name, str(value)) for name, value in said.items() if value is not None]
+            headers[SESSION_ID_KEY] = session.session_id
+            headers[SESSION_TIMEOUT_KEY] = session.timeout
+            headers[SESSION_FINAL_KEY] = "true" if session.action == "close" else None
+        return [(name, str(value)) for name, value in headers.items() if value is not None]
 
 
 _REFUSED = {

@@ -1,8 +1,8 @@
 """Requests to /v1/completions and /v1/chat/completions: their fields, and what is not allowed.
 
 Fields and ranges are OpenAI's, with the extensions of vLLM and Dynamo that an engine of
-trtllm.TrtllmService can be told. What is known and cannot be had is refused, never ignored;
-fields that nobody knows are ignored, as clients add some of their own.
+trtllm.TrtllmService takes. What is known and cannot be had is refused, never ignored;
+unknown fields are ignored, as clients add some of their own.
 """
 
 from collections.abc import Iterable, Sized

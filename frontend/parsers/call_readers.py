@@ -141,7 +141,7 @@ def read_glm_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
 
 
 MAX_PYTHON = 32 << 10
-"""Characters that are read as Python: some 0.1 s, in which nobody else has a turn."""
+"""Characters that are read as Python: some 0.1 s, in which no other request has a turn."""
 
 
 def read_python_calls(text: str, schemas: Schemas) -> list[ToolCall] | None:
@@ -173,7 +173,7 @@ def _python_call(node: ast.expr) -> ToolCall | None:
 
 
 def _written(name: str, arguments: Any) -> ToolCall:
-    """A call whose arguments were read; ValueError or RecursionError if they cannot be said."""
+    """A call whose arguments were read; ValueError or RecursionError if they are no JSON."""
     if isinstance(arguments, str):
         text = arguments
     else:

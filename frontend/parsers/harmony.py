@@ -26,7 +26,7 @@ class _Head(NamedTuple):
 
 
 class HarmonyOutput:
-    """One answer. `analysis` is reasoning, and so is what is said to tools that nobody asked about;
+    """One answer. `analysis` is reasoning, and so is text for tools that the client did not name;
     `functions.NAME` is called; the rest is content, also between calls (`commentary`).
 
     Text without messages, as other models write, is content as it is.
@@ -60,8 +60,8 @@ class HarmonyOutput:
                     break
                 self._head, self._written = _read_head("".join(self._written)), []
             cut = self._scanner.take_until(*_ENDS)
-            said, thought = self._say(self._head, cut.text)
-            content, reasoning = content + said, reasoning + thought
+            text, thought = self._say(self._head, cut.text)
+            content, reasoning = content + text, reasoning + thought
             if not cut.found:
                 break
             content += self._end(self._head, calls)

@@ -20,7 +20,7 @@ class MarkerScanner:
     """Looks for markers and holds back only what could become one.
 
     A long piece with many markers is walked through once: what was taken of it is cut off when it
-    is used up, and whoever looks for several markers looks for all of them at the same time.
+    is used up, and a caller that looks for several markers looks for all of them at once.
     """
 
     def __init__(self) -> None:

@@ -68,4 +68,6 @@ def _of_setting(setting: str | None, of_card: str, known: tuple[str, ...]) -> st
 
 def _refusal(kind: str, name: str) -> str:
     option = kind.replace(" ", "-")
-    return f"its card names the {kind} {name!r:.80}, which is not to be had here: see --{option}"
+    return (
+        f"its card names the {kind} {name!r:.80}, which this router does not have: see --{option}"
+    )

@@ -58,7 +58,7 @@ class ToolCallParser:
         self._inside: list[str] = []  # pieces of what may be calls
         self._is_inside = False
         self._between = False  # calls, where white space does not count
-        self._begun = False  # something but white space was said
+        self._begun = False  # text other than white space came
         self._bare = False  # inside, and without a marker
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -72,7 +72,7 @@ class ToolCallParser:
         while True:
             if not self._is_inside:
                 cut = self._scanner.take_until(self._form.start)
-                content += self._said(cut.text)
+                content += self._content(cut.text)
                 if not cut.found:
                     return content, calls
                 self._is_inside, self._inside = True, []
@@ -89,7 +89,7 @@ class ToolCallParser:
         """The answer is over, perhaps within a call."""
         calls: list[ToolCall] = []
         if not self._is_inside:
-            return self._said(self._scanner.take_all()), calls
+            return self._content(self._scanner.take_all()), calls
         self._inside.append(self._scanner.take_all())
         return self._end("", calls), calls
 
@@ -104,7 +104,7 @@ class ToolCallParser:
         self._between = True
         return ""
 
-    def _said(self, text: str) -> str:
+    def _content(self, text: str) -> str:
         return "" if self._between and not text.strip() else text
 
 

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...base.errors import ConfigError, InvalidRequestError
 
 MAX_RENDERED_CHARS = 16 << 20
-"""A template is somebody else's program; what it writes is bounded."""
+"""A template is a program of the model's author; its output is bounded."""
 
 
 class ChatTemplate:
@@ -71,13 +71,14 @@ class ChatTemplate:
                 pieces.append(piece)
                 length += len(piece)
                 if length > MAX_RENDERED_CHARS:
-                    raise InvalidRequestError("the conversation is too long", field="messages")
+                    text = f"the conversation has more than {MAX_RENDERED_CHARS} characters"
+                    raise InvalidRequestError(text, field="messages")
         except InvalidRequestError:
             raise
         except Exception as error:  # it may fail in any way that Python may
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise InvalidRequestError(
-                f"the chat template refuses these messages: {said}", field="messages"
+                f"the chat template refuses these messages: {reason}", field="messages"
             ) from None
         return "".join(pieces)
 

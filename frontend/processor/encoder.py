@@ -206,7 +206,7 @@ def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:
 
 
 def _around(encode: EncodeTexts, rules: CutRules) -> tuple[bytes, bytes] | None:
-    """The ids before and behind those of a text with special tokens; None: they cannot be told."""
+    """The ids before and behind those of a text with special tokens; None: they vary."""
 
     def ids(text: str, special: bool) -> list[int]:
         return array("I", encode([text], special, None)[0]).tolist()

@@ -36,7 +36,7 @@ class ModelText:
     """How a model's text becomes token ids and back.
 
     Read from tokenizer.json, tokenizer_config.json and chat_template.jinja of a model's folder, as
-    Hugging Face publishes them. ConfigError, naming the file, if one is missing or no good.
+    Hugging Face publishes them. ConfigError, naming the file, if one is missing or cannot be used.
     """
 
     def __init__(self, folder: Path, off_loop: OffLoop, pieces: PieceCache | None = None) -> None:

@@ -105,7 +105,10 @@ class ResponsesAnswer:
             status, more["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
         elif self._finish_reason not in ("stop", "tool_calls"):
             status = "failed"
-            more["error"] = {"code": "server_error", "message": "the engine ended the answer early"}
+            more["error"] = {
+                "code": "server_error",
+                "message": "the engine ended the answer before its end: send the request again",
+            }
         else:
             more["completed_at"] = int(time.time())
         if nvext is not None:

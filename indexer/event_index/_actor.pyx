@@ -164,7 +164,7 @@ cdef class IndexActor:
         if state == NULL:
             return
         self.stop_thread()
-        for tier in range(TIERS):  # somebody may have the trees still, but not the lock
+        for tier in range(TIERS):  # a caller may have the trees still, but not the lock
             tree_set_yield_points(state.ingest.tiers.trees[tier], no_yield_points())
         close_state(state)
 

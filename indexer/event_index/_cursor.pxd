@@ -4,7 +4,7 @@ One cursor per (worker, rank). A source is one publisher: it numbers its events 
 growing by one, and its envelopes by a sequence of its own, from 0; both grow together, each
 envelope has an event of this source, and what is sent again is sent under its old numbers. So from
 one event to another of the same numbering, ids grow at least as much as sequences. Where they do
-not, the engine behind the publisher restarted between the two, whatever else was heard: the one in
+not, the engine behind the publisher restarted between the two, whatever else came: the one in
 the later envelope belongs to a later numbering. Sequences may wrap around.
 
 Bare events have no envelope, and so neither publisher nor sequence. An id that goes back is then the
@@ -29,7 +29,7 @@ cdef extern from * nogil:
 
 
 cdef enum Origin:          # of a numbering
-    ORIGIN_UNHEARD = 0     # nothing was heard of it yet
+    ORIGIN_SILENT = 0     # nothing came from it yet
     ORIGIN_NEW = 1         # its publisher is new to us, and its sequences have no floor
     ORIGIN_IN_PLACE = 2    # it began behind a publisher that went on
 
@@ -59,8 +59,8 @@ cdef enum Verdict:         # bits
     VERDICT_IGNORE = 0     # already applied, or of a numbering that is over
     VERDICT_APPLY = 1      # it is the next event
     VERDICT_PARK = 2       # it is behind a gap: into the reorder buffer
-    VERDICT_RESET = 4      # before that: forget all that this source said, waiting events too
-    VERDICT_GIVE_UP = 8    # a gap that nobody will fill: see cursor_give_up
+    VERDICT_RESET = 4      # before that: forget all events of this source, waiting ones too
+    VERDICT_GIVE_UP = 8    # a gap that will not be filled: see cursor_give_up
 
 
 cdef struct PastPublisher:
@@ -86,7 +86,7 @@ cdef struct EventCursor:
     uint64_t duplicates     # events ignored because they were known
     uint64_t orphans        # stored events whose parent was not known
     uint64_t applied        # events applied
-    uint64_t heard          # events and heartbeats of any kind
+    uint64_t messages       # events and heartbeats of any kind
     uint64_t beats          # heartbeats: it speaks the recovery protocol
     uint8_t state           # SourceState
     uint8_t suspect         # Suspicion
@@ -140,7 +140,7 @@ cdef inline void cursor_begin(EventCursor* c, uint64_t publisher_id, bint bare) 
     c.linked = 0
     c.bare = bare
     c.from_zero = 0
-    c.origin = ORIGIN_UNHEARD
+    c.origin = ORIGIN_SILENT
 
 
 cdef inline void cursor_change(
@@ -163,9 +163,9 @@ cdef inline void cursor_restart(EventCursor* c, uint64_t floor) noexcept nogil:
     c.origin = ORIGIN_IN_PLACE
 
 
-cdef inline void cursor_hear(EventCursor* c, uint64_t sequence) noexcept nogil:
-    """Something is said in an envelope of this sequence."""
-    if c.origin == ORIGIN_UNHEARD:
+cdef inline void cursor_receive(EventCursor* c, uint64_t sequence) noexcept nogil:
+    """A message came in an envelope of this sequence."""
+    if c.origin == ORIGIN_SILENT:
         c.floor = c.sequence = sequence - FAR
         c.origin = ORIGIN_NEW
 
@@ -219,7 +219,7 @@ cdef inline int cursor_place(
     What waits between the last event applied and the newest one is not looked at: that is done
     when its turn comes.
     """
-    if c.origin == ORIGIN_UNHEARD:
+    if c.origin == ORIGIN_SILENT:
         return PLACE_SAME
     if is_before(sequence, c.floor):
         return PLACE_OLDER
@@ -235,7 +235,7 @@ cdef inline int cursor_place(
 
 
 cdef inline int cursor_follow(EventCursor* c, uint64_t sequence, int place) noexcept nogil:
-    """Go over to another numbering of the publisher, if something said at a Place shows that there
+    """Go over to another numbering of the publisher, if a message at a Place shows that there
     is one: VERDICT_RESET if so."""
     if place == PLACE_NEWEST:
         cursor_restart(c, c.sequence + 1)
@@ -258,8 +258,8 @@ cdef inline void cursor_apply(EventCursor* c, uint64_t sequence, uint64_t event_
 
 
 cdef inline bint cursor_is_ahead(const EventCursor* c) noexcept nogil:
-    """Whether events may still come that the worker itself has told of already."""
-    return c.origin == ORIGIN_UNHEARD and not c.fresh
+    """Whether events may still come that the worker itself has announced already."""
+    return c.origin == ORIGIN_SILENT and not c.fresh
 
 
 cdef inline int cursor_admit(
@@ -274,14 +274,14 @@ cdef inline int cursor_admit(
 ) noexcept nogil:
     """Say what to do with an event, and move the cursor as if that were done.
 
-    `buffer_gaps`: somebody asks for missing events, so that others may wait for them. `bare`: the
+    `buffer_gaps`: missing events are asked for, so that others may wait for them. `bare`: the
     event has no publisher and no sequence; both are 0.
     """
     cdef int reset = 0
     cdef int place
     cdef bint in_line
     cdef bint another = publisher_id != c.publisher_id or bare != c.bare
-    c.heard += 1
+    c.messages += 1
     if (c.state == SOURCE_SILENT or another) and not bare:
         if event_id < past_end(past, publisher_id):
             c.duplicates += 1
@@ -304,9 +304,9 @@ cdef inline int cursor_admit(
         # NATS delivers in order, and once: nothing but a restart makes ids go back.
         cursor_restart(c, 0)
         reset = VERDICT_RESET
-    cursor_hear(c, sequence)
+    cursor_receive(c, sequence)
     if c.fresh:
-        # Event 1 is the first only if nothing was said before it.
+        # Event 1 is the first only if no event was sent before it.
         in_line = event_id == 0 or (
             event_id == 1 and not c.from_zero and (c.origin == ORIGIN_IN_PLACE or sequence == 0)
         )
@@ -344,8 +344,8 @@ cdef inline int cursor_heartbeat(
     """The source says what its last event was, and the sequence of that one's envelope."""
     cdef int verdict = VERDICT_IGNORE
     cdef int place
-    cdef bint said_now = True
-    c.heard += 1
+    cdef bint is_current = True
+    c.messages += 1
     c.beats += 1
     if c.state == SOURCE_SILENT:
         cursor_begin(c, publisher_id, False)
@@ -358,11 +358,11 @@ cdef inline int cursor_heartbeat(
     else:
         place = cursor_place(c, sequence, last_event_id)
         verdict = cursor_follow(c, sequence, place)
-        said_now = place != PLACE_OLDER and place != PLACE_OUTDATED and (
-            c.origin == ORIGIN_UNHEARD or not is_before(sequence, c.sequence)
+        is_current = place != PLACE_OLDER and place != PLACE_OUTDATED and (
+            c.origin == ORIGIN_SILENT or not is_before(sequence, c.sequence)
         )
-    if said_now:
-        cursor_hear(c, sequence)
+    if is_current:
+        cursor_receive(c, sequence)
         if last_event_id > c.newest and not cursor_has_gap(c) and not c.fresh:
             c.gaps += 1
         cursor_note(c, sequence, last_event_id)

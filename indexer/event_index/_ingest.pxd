@@ -1,5 +1,5 @@
 """Messages of the event plane into the trees, through their sources' cursors. Pure: what the owner
-does with a decoded message while nobody reads.
+does with a decoded message while there is no reader.
 """
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint32_t, uint64_t
 
@@ -80,7 +80,7 @@ cdef struct Ingest:
 cdef inline bint has_capacity(
     const Ingest* ingest, const Event* event, uint32_t worker, const Source* source
 ) noexcept nogil:
-    """Whether a stored event is within what a worker that nobody told of may hold in a tier."""
+    """Whether a stored event is within what an unknown worker may hold in a tier."""
     cdef uint64_t most = ingest.sources.max_unknown_blocks
     cdef uint32_t inside
     if not source.unknown or most == 0 or event.kind != EVENT_STORED:
@@ -94,7 +94,7 @@ cdef inline bint has_capacity(
 cdef inline bint may_park(
     const Ingest* ingest, const Event* event, const Source* source
 ) noexcept nogil:
-    """Whether an event may wait behind a gap: workers that nobody told of have a quarter of what
+    """Whether an event may wait behind a gap: unknown workers have a quarter of what
     may wait in all, so that the others' gaps can be filled."""
     cdef const ReorderBudget* budget = &ingest.sources.budget
     if not source.unknown or ingest.sources.max_unknown_blocks == 0:
@@ -119,7 +119,7 @@ cdef inline void apply_in_turn(
     cursor.applied += 1
     if not has_capacity(ingest, event, worker, source):
         ingest.counters.refused += 1
-        cursor_orphan(cursor)  # it is to announce itself once somebody knows it
+        cursor_orphan(cursor)  # it is to announce itself once it is known
         return
     status = tiers_apply(&ingest.tiers, event, worker, external_hashes, local_hashes)
     if status == TREE_PARENT_NOT_FOUND and event.tier == DEVICE:
@@ -131,7 +131,7 @@ cdef inline void apply_in_turn(
 
 
 cdef inline void reset_source(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
-    """Forget all that a source said; its cursor stays."""
+    """Forget all events of a source; its cursor stays."""
     tiers_clear(&ingest.tiers, worker)
     reorder_clear(&source.parked, &ingest.sources.budget)
 
@@ -166,7 +166,7 @@ cdef inline void apply_parked(Ingest* ingest, uint32_t worker, Source* source) n
 
 
 cdef inline void give_up_gap(Ingest* ingest, uint32_t worker, Source* source) noexcept nogil:
-    """Forget what the source said before its last gap, and go on behind that."""
+    """Forget the source's events before its last gap, and go on behind that."""
     cdef uint64_t first
     tiers_clear(&ingest.tiers, worker)
     # Behind the last event nothing may be missing either, or it counts for nothing.
@@ -235,17 +235,17 @@ cdef inline Source* find_speaker(
 cdef inline void believe_publisher(
     Ingest* ingest, uint32_t worker, Source* source, uint64_t publisher_id
 ) noexcept nogil:
-    """Believe this publisher alone from now on; what another one said is forgotten."""
-    cdef bint heard_another = (
+    """Believe this publisher alone from now on; another one's events are forgotten."""
+    cdef bint had_another = (
         source.cursor.state != SOURCE_SILENT and source.cursor.publisher_id != publisher_id
     )
     cdef bint another_before = source.announced and source.publisher_id != publisher_id
     source.announced = True
     source.publisher_id = publisher_id
-    if heard_another or another_before:
+    if had_another or another_before:
         reset_source(ingest, worker, source)
         cursor_change(&source.cursor, &source.past, publisher_id, False)
-        # What it said until now was not believed, an event 0 perhaps: it has to say it all again.
+        # Its events until now were not believed, an event 0 perhaps: it has to send all again.
         source.cursor.state = SOURCE_REBUILDING
         atomic_add(&ingest.alarms, 1)
 
@@ -253,12 +253,12 @@ cdef inline void believe_publisher(
 cdef inline void end_turn(
     Ingest* ingest, uint32_t worker, Source* source, bint was_well
 ) noexcept nogil:
-    """What is left to do after a source said something."""
+    """What is left to do after a message of a source."""
     cdef const EventCursor* cursor = &source.cursor
     if cursor_has_gap(cursor) and (
         cursor.state != SOURCE_EXACT or ingest.sources.budget.max_events == 0
     ):
-        give_up_gap(ingest, worker, source)  # it must announce itself anyway, or nobody is asked
+        give_up_gap(ingest, worker, source)  # it must announce itself anyway, or no source is asked
     if was_well and not source_is_well(source):
         atomic_add(&ingest.alarms, 1)
 

@@ -69,7 +69,7 @@ cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noe
         box.refused += 1
     pthread_mutex_unlock(&box.lock)
     if accepted:
-        pthread_cond_signal(&box.filled)  # unlocked: whoever wakes need not wait for the lock
+        pthread_cond_signal(&box.filled)  # unlocked: the thread that wakes need not wait for the lock
     else:
         free(message.data)
     return accepted
@@ -144,7 +144,7 @@ cdef inline void mailbox_close(Mailbox* box) noexcept nogil:
 
 
 cdef inline void mailbox_destroy(Mailbox* box) noexcept nogil:
-    """Nobody may use it any more."""
+    """No thread may use it any more."""
     mailbox_close(box)
     free(box.ring)
     pthread_cond_destroy(&box.filled)

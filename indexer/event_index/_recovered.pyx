@@ -7,7 +7,7 @@ from ..wire._events cimport EVENT_STORED, Event
 from ..wire._wire cimport TOPIC_KV_EVENTS, decode_nats_message
 from ._actor cimport IndexActor
 from ._cursor cimport (
-    ORIGIN_UNHEARD,
+    ORIGIN_SILENT,
     SOURCE_EXACT,
     SOURCE_SILENT,
     SUSPECT_NOT,
@@ -23,12 +23,12 @@ from ._tiers cimport tiers_clear
 
 
 cdef void cursor_catch_up(EventCursor* c, uint64_t last_event_id) noexcept nogil:
-    """The worker itself told what it holds after this event, and it is indexed; in which envelopes
-    its events come, it did not tell."""
+    """The worker itself reported its blocks after this event, and they are indexed; in which envelopes
+    its events come is not known."""
     c.last_event_id = last_event_id
     if last_event_id >= c.newest:
         c.newest = last_event_id
-        c.origin = ORIGIN_UNHEARD  # no sequence is known that belongs to it
+        c.origin = ORIGIN_SILENT  # no sequence is known that belongs to it
     c.state = SOURCE_EXACT
     c.suspect = SUSPECT_NOT
     c.fresh = 0

@@ -24,7 +24,7 @@ cdef enum ReorderStatus:
 cdef struct ReorderBudget:     # of all sources together
     uint64_t events            # waiting
     uint64_t blocks            # in those
-    uint64_t max_events        # 0: nobody asks for missing events, so none may wait
+    uint64_t max_events        # 0: missing events are not asked for, so none may wait
     uint64_t max_blocks        # in all events that wait
     uint64_t seed              # of the sets' hashes, so that no publisher knows which ids collide
 

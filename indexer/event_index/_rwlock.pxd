@@ -31,7 +31,7 @@ from ._threads cimport (
 
 cdef enum:
     MARK = 3            # the bits of `arrived` that are the writer's
-    WRITING = 2         # one of them; the other tells one turn from the next
+    WRITING = 2         # one of them; the other distinguishes one turn from the next
     READER = 4          # one reader, in `arrived` and `left`
     SPINS = 500         # looks before sleep: longer than a step of work takes, if all are running
 
@@ -117,7 +117,7 @@ cdef inline void rwlock_read_end(RwLock* lock) noexcept nogil:
 # The writer --------------------------------------------------------------------------------------
 
 cdef inline void rwlock_write_begin(RwLock* lock) noexcept nogil:
-    """Wait until nobody reads, and let nobody begin. The caller must not hold the interpreter's
+    """Wait until there is no reader, and let none begin. The caller must not hold the interpreter's
     lock."""
     cdef int spin
     lock.turn ^= 1

@@ -1,10 +1,10 @@
 """What the threads of an event index share, and how they take turns at changing it.
 
-Whose turn it is writes: the thread, or a caller. Whoever empties the mailbox lets others have
+Whose turn it is writes: the thread, or a caller. The one that empties the mailbox lets others have
 their turns between two messages, and a flushing caller takes out no more than what was there when
 it came. Messages are applied in the order they were posted. The writer changes what readers see
 only under the write lock, which it gives up between two steps of long work; readers take the read
-lock and never wait for a turn. Both wait outside the GIL, and nobody who has the lock asks for it.
+lock and never wait for a turn. Both wait outside the GIL, and no holder of the lock asks for it.
 Lock order: a turn, the reader-writer lock, the mailbox's lock.
 """
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
@@ -83,7 +83,7 @@ cdef inline void stop_writing(SharedState* state) noexcept nogil:
 
 
 cdef inline Source* start_changing(SharedState* state, const WorkerKey* key) noexcept nogil:
-    """Become the writer and lock readers out; the source of a worker that was heard of, or NULL."""
+    """Become the writer and lock readers out; the source of a worker that has one, or NULL."""
     cdef uint32_t index
     start_writing(state)
     rwlock_write_begin(&state.lock)

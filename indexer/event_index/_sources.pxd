@@ -20,13 +20,13 @@ cdef enum:
 
 
 cdef struct Source:
-    EventCursor cursor     # zero: it was never heard of
+    EventCursor cursor     # zero: no message came
     PastPublishers past    # those that were believed before
     ReorderBuffer parked   # empty unless the cursor is exact and has a gap
     uint64_t publisher_id  # the one that its worker announced over its own connection
     uint64_t unannounced   # events and heartbeats of others, which were ignored
     uint8_t announced      # whether it announced one
-    uint8_t unknown        # nothing but its own messages told of this worker
+    uint8_t unknown        # nothing but its own messages named this worker
 
 
 cdef struct Departed:      # a worker that left
@@ -38,7 +38,7 @@ cdef struct Departed:      # a worker that left
 
 
 cdef struct Sources:
-    Source* all            # owned; those never heard of are zero
+    Source* all            # owned; those without a message are zero
     size_t count           # of `all`
     uint32_t unknown       # how many of them are
     uint32_t max_unknown   # the most there may be
@@ -69,14 +69,14 @@ cdef inline bint source_is_well(const Source* source) noexcept nogil:
 
 
 cdef inline void source_register(Sources* sources, uint32_t worker) noexcept nogil:
-    """Somebody told of this worker who may: it does not count as unknown."""
+    """A trusted caller named this worker: it does not count as unknown."""
     if worker < sources.count and sources.all[worker].unknown:
         sources.all[worker].unknown = False
         sources.unknown -= 1
 
 
 cdef inline void source_forget(Sources* sources, uint32_t worker) noexcept nogil:
-    """As if nothing had been heard of it."""
+    """As if no message had come from it."""
     if worker < sources.count:
         source_register(sources, worker)
         reorder_clear(&sources.all[worker].parked, &sources.budget)
@@ -124,7 +124,7 @@ cdef inline bint source_welcome(
 cdef inline void note_departure(
     Sources* sources, uint32_t worker, uint64_t worker_id, uint32_t dp_rank
 ) noexcept nogil:
-    """A worker left: whoever spoke for it is not believed again as long as it is gone, and what
+    """A worker left: its publisher is not believed again as long as it is gone, and what
     was known of its events stays known after that."""
     cdef Source* source = sources.all + worker
     cdef Departed* entry

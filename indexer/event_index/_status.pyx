@@ -38,7 +38,7 @@ cdef struct SourceRow:
     WorkerKey key
     uint64_t blocks[4]     # that it holds, by Event.tier
     uint64_t missing       # more on its device, which the index had to drop
-    EventCursor cursor     # of its source; zero if nothing was heard of that
+    EventCursor cursor     # of its source; zero if no message came from that
     uint32_t parked        # events that wait behind a gap
     uint64_t first_parked  # the id of the first of them
     uint64_t unannounced   # events and heartbeats of publishers that the worker did not announce
@@ -190,7 +190,7 @@ def read_tier_counters(IndexActor actor not None):
 
 
 def await_replays(IndexActor actor not None, uint64_t max_events, uint64_t max_blocks):
-    """Let so many events, and blocks in them, wait behind gaps from now on."""
+    """Let at most this many events, and blocks in them, wait behind gaps from now on."""
     cdef SharedState* state = <SharedState*>actor.state
     with nogil:
         start_changing(state, NULL)
@@ -216,7 +216,7 @@ def give_up(IndexActor actor not None, worker):
 
 
 def announce_publisher(IndexActor actor not None, worker, publisher_id):
-    """Believe this publisher of a worker's events alone; None: whoever publishes."""
+    """Believe this publisher of a worker's events alone; None: any publisher."""
     cdef SharedState* state = <SharedState*>actor.state
     cdef Ingest* ingest = &state.ingest
     cdef Source* source = NULL
@@ -242,7 +242,7 @@ def announce_publisher(IndexActor actor not None, worker, publisher_id):
 
 
 def mark_degraded(IndexActor actor not None, worker, bint exact):
-    """A rebuilding source does not answer; with `exact`, an exact one cannot tell all it holds."""
+    """A rebuilding source does not answer; with `exact`, an exact one cannot report all it holds."""
     cdef SharedState* state = <SharedState*>actor.state
     cdef Source* source
     cdef WorkerKey key
@@ -258,7 +258,7 @@ def mark_degraded(IndexActor actor not None, worker, bint exact):
 
 
 def mark_suspect(IndexActor actor not None):
-    """Exact sources may have said more than was heard."""
+    """Exact sources may have sent more than came here."""
     cdef SharedState* state = <SharedState*>actor.state
     cdef Source* source
     cdef size_t i

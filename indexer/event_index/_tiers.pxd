@@ -229,7 +229,7 @@ cdef inline bint tiers_match_all(
 ) noexcept nogil:
     """What every worker holds of a chain in each tier, bound or not; false without memory.
 
-    `predicted` are believed to have so many blocks on the device at least. Free the workers and
+    `predicted` are believed to have that many blocks on the device at least. Free the workers and
     the table either way.
     """
     cdef const Tree* device = tiers.trees[DEVICE]

@@ -1,7 +1,7 @@
 """Turns at writing: one at a time, in the order in which they were asked for.
 
 A mutex would let a thread that lets go of it and asks again pass those that were already waiting.
-Nobody may hold the GIL while waiting for a turn.
+No thread may hold the GIL while waiting for a turn.
 """
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -27,7 +27,7 @@ _STATES = (SourceState.SILENT, SourceState.EXACT, SourceState.REBUILDING, Source
 _RESTORED = 2
 _EXACT = SourceState.EXACT
 _counts_of = itemgetter(
-    "applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "heard", "beats"
+    "applied", "gaps", "given_up", "restarts", "duplicates", "orphans", "messages", "beats"
 )
 MAX_WAITING = 1 << 16
 MAX_WAITING_BLOCKS = 1 << 22
@@ -43,10 +43,10 @@ class EventIndex:
 
     `max_messages` and `max_bytes` bound what may wait: a message beyond is refused and counted,
     and its loss shows as a gap of its source. `max_workers` bounds how many (worker, rank) are
-    indexed that nobody but their own messages told of: what others say is counted in `refused`.
+    indexed that only their own messages name: messages of more are counted in `refused`.
     Those that are bound, announced, restored or fed by `apply_cache_event` are not counted. With
-    `max_unknown_blocks` each of the former holds no more than so many blocks in a tier, and all of
-    them have a quarter of what may wait behind gaps.
+    `max_unknown_blocks` each of the former holds no more than that many blocks in a tier, and all
+    of them have a quarter of what may wait behind gaps.
     `max_blocks` bounds how many different blocks are indexed in each storage tier: beyond, the
     branches that were of use longest ago are dropped, and their holders are `trimmed`. ValueError
     if a bound is not a whole number from 1 on.
@@ -127,7 +127,7 @@ class EventIndex:
         return worker in self._predicted
 
     def reported(self, worker: WorkerWithDpRank, local_hashes: npt.NDArray[np.uint64]) -> int:
-        """Overlap in blocks that the worker's events alone tell of its device."""
+        """Overlap in blocks on the worker's device by its events alone."""
         return self._actor.scores(local_hashes).get(worker, 0)
 
     def post(self, message: bytes) -> bool:
@@ -195,9 +195,9 @@ class EventIndex:
         self._predicted.bind(worker, number)
 
     def announce_publisher(self, worker: WorkerWithDpRank, publisher_id: int | None) -> None:
-        """Believe this publisher's events of a worker alone, and forget what another one said.
+        """Believe this publisher's events of a worker alone, and forget another one's events.
 
-        None: whoever publishes, as without this call. Events and heartbeats of others are counted
+        None: any publisher, as without this call. Events and heartbeats of others are counted
         in `unannounced` and ignored.
         """
         _status.announce_publisher(self._actor, worker, publisher_id)
@@ -218,7 +218,7 @@ class EventIndex:
         self._predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
-        """Forget what is predicted of a worker; what its events told stays."""
+        """Forget what is predicted of a worker; what its events reported stays."""
         self._predicted.forget(worker, number)
 
     def expire(self, now: float) -> None:
@@ -226,7 +226,7 @@ class EventIndex:
         self._predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
-        """The state of every worker that is bound or was heard of."""
+        """The state of every worker that is bound or has sent a message."""
         return [source for step in self.sources_in_steps() for source in step]
 
     def sources_in_steps(self) -> Iterator[list[SourceStatus]]:
@@ -242,12 +242,12 @@ class EventIndex:
     def branches(self, looked_at: int, limit: int) -> list[CacheBranch]:
         """What is held most on the devices: see PrefixIndex. Events wait meanwhile, matches do not.
 
-        Where some workers tell and those of others are predicted, each part has so many.
+        Where some workers send events and others are predicted, each part has `limit`.
         """
         found = [CacheBranch(*branch) for branch in list_heaviest(self._actor, looked_at, limit)]
-        told = len(found)
+        reported = len(found)
         for branch in self._predicted.branches(looked_at, limit):
-            above = None if branch.parent is None else branch.parent + told
+            above = None if branch.parent is None else branch.parent + reported
             found.append(branch._replace(parent=above))
         return found
 
@@ -258,7 +258,7 @@ class EventIndex:
     def await_replays(
         self, *, max_events: int = MAX_WAITING, max_blocks: int = MAX_WAITING_BLOCKS
     ) -> None:
-        """Let events behind a gap wait from now on, at most so many over all sources.
+        """Let events behind a gap wait from now on, within these limits over all sources.
 
         For a caller that asks recovering sources for what is missing, and calls `give_up` if it
         does not come. Without this call a gap is given up at once.
@@ -268,7 +268,7 @@ class EventIndex:
     def give_up(self, worker: WorkerWithDpRank) -> None:
         """What a recovering worker is asked for will not come: it is rebuilding.
 
-        What it said before the gap is forgotten; what it said after that is applied.
+        Its events before the gap are forgotten; those after it are applied.
         """
         _status.give_up(self._actor, worker)
 
@@ -285,7 +285,7 @@ class EventIndex:
 
     def mark_degraded(self, worker: WorkerWithDpRank, *, exact: bool = False) -> None:
         """A rebuilding worker does not answer: it is degraded. With `exact`, an exact one is too:
-        it cannot tell all that it holds."""
+        it cannot report all that it holds."""
         _status.mark_degraded(self._actor, worker, exact)
 
     def relearn(self) -> int:
@@ -375,7 +375,7 @@ def _source_status(
     blocks, lower = by_tier[0], by_tier[1:]
     if not cursor:
         return SourceStatus(worker, SourceState.SILENT, blocks, unannounced=unannounced)
-    applied, gaps, given_up, restarts, duplicates, orphans, heard, beats = _counts_of(cursor)
+    applied, gaps, given_up, restarts, duplicates, orphans, messages, beats = _counts_of(cursor)
     last, newest, suspect = cursor["last_event_id"], cursor["newest"], cursor["suspect"]
     state, missing = _STATES[cursor["state"]], None
     if state is _EXACT and (newest > last or suspect):
@@ -399,7 +399,7 @@ def _source_status(
         orphans=orphans,
         lower_blocks=lower,
         given_up=given_up,
-        heard=heard,
+        messages=messages,
         beats=beats,
         missing=missing,
         unannounced=unannounced,

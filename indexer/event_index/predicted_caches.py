@@ -1,4 +1,4 @@
-"""What an event index believes of caches beside what events tell: predictions from routing.
+"""What an event index believes of caches beside events: predictions from routing.
 
 Two kinds: of a worker that reports its blocks, for the short while until it does; and of one that
 reports nothing, as in an approximate index.
@@ -74,7 +74,7 @@ class PredictedCaches:
             index.bind(worker, number)
 
     def unbind(self, worker: WorkerWithDpRank) -> None:
-        """Forget a worker, and what is believed of it."""
+        """Forget a worker, and its predicted blocks."""
         self._numbers.pop(worker, None)
         self._silent_workers.discard(worker)
         self._note_records()

@@ -108,10 +108,10 @@ def restore_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead
 
 
 def merge_index(index: EventIndex, frames: Iterable[bytes], head: SnapshotHead) -> int:
-    """Take in what another index knew of sources that this one has not heard of; how many.
+    """Take in what another index knew of sources that this one has no message of; how many.
 
     Of a source that this one knows only from a snapshot, too, the later one by its cursor counts.
-    What it was told itself stays. ConfigError as for restore_index; then all is as it was.
+    What came to it itself stays. ConfigError as for restore_index; then all is as it was.
     """
     known = {status.worker: status for status in index.sources()}
     news = (image for image in _images(frames, head) if _is_news(known, image))
@@ -123,7 +123,7 @@ def _take_in(
     images: Iterable[SourceImage],
     known: Mapping[WorkerWithDpRank, SourceStatus] = _NOTHING,
 ) -> int:
-    """Restore all of these, or none: ConfigError if one of them is no good. How many they were.
+    """Restore all of these, or none: ConfigError if one of them is not valid. How many they were.
 
     Of those that are `known` the index has something older, or nothing.
     """
@@ -140,7 +140,7 @@ def _take_in(
             if old is not None:
                 index.restore_source(old)
             elif worker in known:
-                index.give_up(worker)  # it is registered, and tells all when it is asked
+                index.give_up(worker)  # it is registered, and reports all when it is asked
             else:
                 index.unbind(worker)
         raise

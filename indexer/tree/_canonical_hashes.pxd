@@ -28,7 +28,7 @@ from ...base.native._yield_points cimport exclude_readers, admit_readers, yield_
 from ._tree cimport AHEAD, SHADOWS, Edge, Tree
 
 cdef enum:
-    FEW_STALE = 4        # of a full table's entries one of so many, stale, is not worth a new table
+    FEW_STALE = 4        # one stale entry of this many in a full table is not worth a new table
     MOST_STALE = 8       # entries a block, or slots, from which on a new table is due
 
 
@@ -101,7 +101,7 @@ cdef inline void shadow_block(Tree* tree, uint32_t block) noexcept nogil:
 cdef inline void forget_blocks(
     Tree* tree, const Edge* edge, uint32_t start, uint32_t n
 ) noexcept nogil:
-    """Take blocks that leave an edge out of the table. Nobody finds them by a match any more."""
+    """Take blocks that leave an edge out of the table. No match finds them any more."""
     cdef const uint64_t* external_hashes = tree.blocks.external_hash + start
     cdef uint32_t i
     if tree.leaving_stale and not edge.flags & SHADOWS:

@@ -82,7 +82,7 @@ cdef inline bint append_holes(
     const uint64_t* local_hashes,
     uint32_t n,
 ) noexcept nogil:
-    """New blocks that nobody holds, behind the end of an edge; false without memory."""
+    """New blocks that no worker holds, behind the end of an edge; false without memory."""
     cdef uint32_t e, i
     cdef Edge* edge
     if not (
@@ -95,7 +95,7 @@ cdef inline bint append_holes(
     edge = &tree.edges[e]
     edge.start = arena_allocate(&tree.blocks, n, e)
     edge.cap = n
-    for i in range(n):  # nobody finds the edge yet
+    for i in range(n):  # no match finds the edge yet
         tree.blocks.local_hash[edge.start + i] = local_hashes[i]
         tree.blocks.external_hash[edge.start + i] = external_hashes[i]
         yield_after(&tree.memory.yield_points, 1)

@@ -95,7 +95,7 @@ cdef inline uint32_t edge_coverage(const Edge* edge, uint32_t worker) noexcept n
 
 
 cdef inline uint32_t edge_deepest(const Edge* edge) noexcept nogil:
-    """How many leading blocks anybody covers."""
+    """How many leading blocks any worker covers."""
     cdef uint32_t i
     cdef uint32_t deepest = 0
     if edge.n_full:

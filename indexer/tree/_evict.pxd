@@ -9,7 +9,7 @@ bytes an edge and writes to three edges a use; on a conversation trace they hit 
 
 What a worker loses is counted in `missing`: as long as that is not 0, blocks and parents which
 the tree does not know are no sign of lost events. It is an upper estimate, except that removals
-of blocks which nobody ever stored lower it; a clear ends it. Until then the worker is `lossy`: what
+of blocks that were never stored lower it; a clear ends it. Until then the worker is `lossy`: what
 it says of blocks below an unknown parent, the tree no longer claims elsewhere.
 """
 from libc.stdint cimport uint32_t, uint64_t
@@ -101,7 +101,7 @@ cdef inline void cut_branch(Tree* tree, uint32_t e, uint64_t target) noexcept no
     while True:
         over = charged_blocks(tree) - target
         if tree.n_aliases != 0:
-            # As many blocks as go with so many aliases, on the average; rounded up.
+            # As many blocks as go with those aliases, on the average; rounded up.
             over = min(over, over * tree.n_blocks // charged_blocks(tree) + 1)
         keep = tree.edges[e].len - <uint32_t>over if over < tree.edges[e].len else 0
         e = cut_edge(tree, e, keep)

@@ -24,7 +24,7 @@ cdef struct OverviewRow:
     uint64_t weight        # blocks times holders, of it and of all below it that were looked at
     Holder first[6]
 
-# Rows for at most so many edges, parents first, of each edge the newest children; how many. Bounded
+# Rows for at most `most` edges, parents first, of each edge the newest children; how many. Bounded
 # work: the caller needs the tree unchanged meanwhile, but no readers kept out.
 cdef uint32_t read_overview(
     const Tree* tree, OverviewRow* rows, uint32_t most

@@ -21,7 +21,7 @@ cdef struct WorkerKey:       # what the fleet knows a worker by
 cdef struct WorkerInfo:
     WorkerKey key
     uint64_t blocks          # how many it holds
-    uint64_t missing         # how many more it was said to hold, dropped to keep the budget
+    uint64_t missing         # how many more it reported, dropped to keep the budget
     uint32_t number          # what it is bound to; UINT32_MAX: nothing
     bint lossy               # whether any was dropped since it held nothing
     bint live                # false: the tree's number is vacant

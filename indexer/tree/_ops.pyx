@@ -57,7 +57,7 @@ cdef void tree_close(Tree* tree) noexcept nogil:
     cdef uint32_t e, w
     if tree == NULL:
         return
-    tree.memory.yield_points.yield_to_readers = NULL  # nobody reads any more
+    tree.memory.yield_points.yield_to_readers = NULL  # there is no reader any more
     for w in range(tree.workers_used):
         drop_aliases(tree, w)
         unlist_worker(tree, w)

@@ -371,7 +371,7 @@ cdef class RadixTree:
         return sum(tree_worker_info(self.tree, w).blocks for w in self.numbers_of(worker))
 
     def num_missing(self, worker):
-        """How many more blocks a worker was said to hold, which the tree dropped or could not
+        """How many more blocks a worker reported, which the tree dropped or could not
         store; counted as in num_blocks. An upper estimate."""
         return sum(tree_worker_info(self.tree, w).missing for w in self.numbers_of(worker))
 

@@ -101,7 +101,7 @@ cdef inline int remove_blocks(
     cdef uint64_t dropped
     if not uncover_blocks(tree, worker, external_hashes, n, unknown):
         return TREE_NO_MEMORY
-    # What was dropped to keep the budget is not known any more, and rightly said to be gone.
+    # What was dropped to keep the budget is not known any more, and rightly removed.
     dropped = min(<uint64_t>unknown[0], tree.workers[worker].missing)
     tree.workers[worker].missing -= dropped
     unknown[0] -= <uint32_t>dropped

@@ -295,7 +295,7 @@ cdef inline void merge_edge(Tree* tree, uint32_t e) noexcept nogil:
 
 
 cdef inline uint32_t settle_edge(Tree* tree, uint32_t e) noexcept nogil:
-    """After coverage was lost: cut off what nobody holds, upwards, and merge what can be.
+    """After coverage was lost: cut off what no worker holds, upwards, and merge what can be.
 
     Returns the lowest edge that is left of it. Without memory for the new coverage the rest stays
     as it is, which matches alike.

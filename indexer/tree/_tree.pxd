@@ -1,11 +1,11 @@
 """The tree's parts: what each array and each number of it means. The bodies are in the files named
-below; everybody outside this folder goes through `_ops.pxd`.
+below; all code outside this folder goes through `_ops.pxd`.
 
 A path-compressed radix tree over local hashes. An edge stands for a run of blocks, a worker covers
 a prefix of an edge, and blocks, edges and workers are 32-bit positions in arrays, not pointers.
 
 Invariants (held by tests/instruments/tree_check.pyx):
-- Edge 0 is the root: no blocks, covered by everybody. Every other live edge has at least one.
+- Edge 0 is the root: no blocks, covered by every worker. Every other live edge has at least one.
 - The first local hash of an edge is unique among its siblings.
 - The canonical external hash of a block is in `by_external_hash` unless another block has the same
   one; such blocks are counted in `shadowed`, their edges are flagged, and their holders have aliases.
@@ -13,7 +13,7 @@ Invariants (held by tests/instruments/tree_check.pyx):
 - A worker's list has every edge that it covers a part of, unless it is `unlisted`
   (_workers.pxd).
 - A worker with an alias for a block covers that block, and the alias is its only hash for it.
-- The last block of an edge without children is covered by somebody.
+- The last block of an edge without children is covered by some worker.
 - After every event n_blocks and n_aliases come to max_blocks at most (_evict.pxd).
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -93,7 +93,7 @@ cdef struct Aliases:
 cdef struct Worker:
     uint64_t worker_id
     uint64_t blocks          # how many it holds
-    uint64_t missing         # how many more it was said to hold, dropped to keep the budget
+    uint64_t missing         # how many more it reported, dropped to keep the budget
     Aliases* aliases         # its external hashes that are not canonical; NULL: there are none
     uint32_t* edges          # those it covers a part of, and more (_workers.pxd)
     uint32_t edges_used      # entries of that list

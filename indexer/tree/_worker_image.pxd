@@ -32,7 +32,7 @@ cdef inline void worker_image_free(WorkerImage* image) noexcept nogil:
 
 
 cdef inline bint worker_image_reserve(WorkerImage* image, uint32_t blocks) noexcept nogil:
-    """Capacity for one more run of so many blocks; false without memory."""
+    """Capacity for one more run of `blocks` blocks; false without memory."""
     cdef uint64_t wanted
     if not vector_reserve(
         &image.runs, &image.runs_capacity, image.n_runs + 1, sizeof(ImageRun)

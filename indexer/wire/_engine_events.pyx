@@ -94,7 +94,7 @@ cdef class EngineEventDecoder:
             return f"blocks of {self.other_size} tokens, the router's have {self.block_size}"
         pairs = code == REFUSED_PAIRS
         what = "pairs of tokens (speculative decoding)" if pairs else "blocks of 0 tokens"
-        return f"it tells of {what}, which no prompt can be looked up by"
+        return f"its events have {what}, which no prompt can be looked up by"
 
     cdef bytes dump_batch(self):
         """The batch as _engine_frames reads it."""
@@ -274,7 +274,7 @@ cdef class EngineEventDecoder:
             seed += adapter_hash(fields.lora_id)
         seed += self.salt_of(fields)
         if fields.size == self.block_size and not fields.remote:
-            # A block of fewer tokens is the end of a prompt, which is nobody's parent.
+            # A block of fewer tokens is the end of a prompt, which is no block's parent.
             event.count = <uint32_t>min(
                 <uint64_t>fields.leading, fields.n_tokens // self.block_size
             )
@@ -315,7 +315,7 @@ cdef class EngineEventDecoder:
         return DECODE_WRONG_TYPE if fields.broken & sound else DECODE_OK
 
     cdef int hash_stored(self, const Fields* fields, uint64_t seed, uint32_t count) noexcept nogil:
-        """The local hashes of so many blocks; the keys of all are looked at."""
+        """The local hashes of `count` blocks; the keys of all are looked at."""
         cdef uint64_t* out = self.batch.local_hashes + self.batch.n_blocks
         cdef uint32_t size = self.block_size
         cdef uint32_t keyed = <uint32_t>min(<uint64_t>fields.leading, fields.n_keys)

@@ -118,7 +118,7 @@ cdef inline int take_token(ByteReader* reader, uint32_t* out) noexcept nogil:
     cdef int code
     if remaining(reader) >= 5:
         tag = reader.at[0]
-        width = tag - 0xCC  # uint 8, 16 or 32: which of them nobody foresees, so no branch
+        width = tag - 0xCC  # uint 8, 16 or 32: unpredictable, so no branch
         if width <= 2:
             memcpy(&four, reader.at + 1, 4)
             width = 1 << width

@@ -43,7 +43,7 @@ cdef struct EventBatch:        # owned arrays, reused between messages
 
 
 cdef inline int batch_reserve_blocks(EventBatch* batch, uint64_t more) noexcept nogil:
-    """Capacity for so many blocks beyond n_blocks: a DecodeError."""
+    """Capacity for `more` blocks beyond n_blocks: a DecodeError."""
     cdef uint64_t needed = batch.n_blocks + more
     cdef uint64_t capacity
     if needed <= batch.blocks_capacity:

@@ -32,7 +32,7 @@ cdef enum:
 
 cdef struct Stored:          # what a stored event says of all its blocks
     uint64_t parent_hash
-    uint64_t tier            # KvCacheTier; 0: not said
+    uint64_t tier            # KvCacheTier; 0: not given
     uint64_t seed            # of their local hashes
     bint has_parent
     bint has_adapter
@@ -99,7 +99,7 @@ cdef inline int append_block(
     bint* whole,
 ) noexcept nogil:
     """A block's two hashes; `whole` comes back false, and nothing is appended, if it has another
-    number of tokens than ours: an engine may keep the end of a prompt, which is nobody's parent."""
+    number of tokens than ours: an engine may keep the end of a prompt, which is no block's parent."""
     cdef Field field
     cdef uint64_t block_hash = 0
     cdef uint64_t seed = stored.seed

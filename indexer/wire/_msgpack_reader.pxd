@@ -51,7 +51,7 @@ cdef inline int take_bytes(ByteReader* reader, uint64_t size, Item* item) noexce
 cdef inline int open_container(
     ByteReader* reader, int kind, uint64_t count, Item* item
 ) noexcept nogil:
-    # An item takes a byte at least: a count beyond that is a lie, told before anybody allocates.
+    # An item takes a byte at least: a count beyond that is a lie, found before any allocation.
     if remaining(reader) < (count * 2 if kind == ITEM_MAP else count):
         return DECODE_TRUNCATED
     item.kind = kind

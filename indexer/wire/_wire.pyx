@@ -2,7 +2,7 @@
 
 A message is an envelope (msgpack) around events, bare events (msgpack, or the JSON of the seed
 generation), or a frame around a batch of an engine's stream (_engine_frames.pyx). Known things that
-carry no events are told apart from what cannot be read.
+carry no events are not counted as unreadable.
 """
 
 cimport cython

@@ -80,7 +80,7 @@ class EngineEvents:
         return EngineBatch(BatchHead(sequence, -1, events), data, True)
 
     def forget(self) -> None:
-        """The engine's cache is told from its beginning."""
+        """The engine sends its cache from the beginning."""
         self._decoder.forget()
 
 

@@ -68,7 +68,7 @@ class HttpEvents:
             await session.close()
 
     async def _drain(self) -> None:
-        """Hold what is new. EventsEnded if the engine did not hear the question, EventsLost if it
+        """Hold what is new. EventsEnded if the question did not reach the engine, EventsLost if it
         may have answered, or begins anew."""
         assert self._session is not None
         try:

@@ -7,7 +7,7 @@ Message = TypeVar("Message")
 
 
 class EventsRefused(Exception):
-    """What the engine tells cannot be indexed, now or later; the message says why."""
+    """The engine's events cannot be indexed, now or later; the message says why."""
 
 
 class EventsEnded(Exception):

@@ -1,4 +1,4 @@
-"""Why nothing is heard at the address of an engine's ZMQ publisher, by trying it without ZMQ."""
+"""Why no message comes from the address of an engine's ZMQ publisher, by trying it without ZMQ."""
 
 import asyncio
 import os

@@ -79,8 +79,8 @@ class ZmqEvents:
         self.turn = 0  # messages since other tasks ran
         self._connected = False
         self._lost = False  # the connection was, since the engine was last identified
-        self._heard = -1  # the number of the last message that was published
-        self._replayed: dict[int, int] = {}  # hashes of what may still be heard, by number
+        self._newest = -1  # the number of the last message that was published
+        self._replayed: dict[int, int] = {}  # hashes of what may still come, by number
         self._covered = range(0)  # the numbers that the last replay was to have
         self._last: Message = (-1, b"")  # the last one that was delivered, perhaps in vain
         self._held: Message | None = None  # the first message of an engine started anew
@@ -136,7 +136,7 @@ class ZmqEvents:
                 return
             assert self._monitor is not None
             if not await _readable(RENEW_S, self._monitor.fd) and not self._look():
-                # ZMQ does not try again where it got something else than ZMQ. Nothing was heard.
+                # ZMQ does not try again where it got something else than ZMQ. Nothing came.
                 self._let_go()
 
     def _open_socket(self) -> None:
@@ -167,7 +167,7 @@ class ZmqEvents:
         live.connect(self.address)
 
     def _disconnect(self) -> None:
-        """From an engine that was heard: who is there next may be another."""
+        """From an engine that sent something: who is there next may be another."""
         self._let_go()
         self._lost = True
 
@@ -180,7 +180,7 @@ class ZmqEvents:
         if live is not None:
             live.close(0)
         self._connected = False
-        self._heard, self._held = -1, None
+        self._newest, self._held = -1, None
         self._replayed.clear()
         self._covered = range(0)
         self._read.clear()
@@ -221,8 +221,8 @@ class ZmqEvents:
                 self.turn += 1
                 continue  # twice, or late: it was delivered
             # One that the replay has left out: it was another engine's, or it has lied.
-            begins = number <= self._heard or again is not None or number in self._covered
-            self._heard = number
+            begins = number <= self._newest or again is not None or number in self._covered
+            self._newest = number
             if begins:
                 self._replayed.clear()
                 self._covered = range(0)
@@ -357,8 +357,8 @@ class ZmqSubscription(PulledCall[ZmqMessage]):
                 return None
             if self._replayed:
                 number, payload = self._replayed.popleft()
-            elif heard := events.next():
-                number, payload = heard
+            elif message := events.next():
+                number, payload = message
                 if self._replay_ended:
                     self._ask_at = events.clock.now() + QUIET_S
             else:

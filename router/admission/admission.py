@@ -15,7 +15,7 @@ class Admission:
     """Lets requests go one at a time, each once it is its turn.
 
     Say `poll` whenever load fell; where the queue knows when a worker will be free, a timer does.
-    Between a request's turn and its booking nobody else is let go: the load that decides about the
+    Between a request's turn and its booking no other is let go: the load that decides about the
     next one would not be the one there will be.
     """
 

@@ -1,15 +1,15 @@
 """TenantHoldings: what each tenant has in the engines now, and who has more than its share. Pure.
 
 A tenant's share is that of its weight among those that are about: that have something in an engine,
-and together one more of weight 1 where another one was heard of within ABOUT_S. So names that are
-used once do not thin the shares of others out, and who is alone has all.
+and together one more of weight 1 where another one asked within ABOUT_S. So names that are
+used once do not thin the shares of others out, and a tenant that is alone has all.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 ABOUT_S = 30.0
-"""A tenant that has nothing in the engines is about for so long after it was last heard of."""
+"""A tenant that has nothing in the engines is about for this long after it last asked."""
 MORE = 1.1
 """Times its share that a tenant may have before it counts as more: equals differ by chance."""
 MOST_BELOW = 4.0
@@ -30,12 +30,12 @@ class TenantHoldings:
         self._most = most
         self._requests: dict[str, tuple[str, int]] = {}
         self._tokens: dict[str, int] = {}  # of those that have any
-        self._away: OrderedDict[str, float] = OrderedDict()  # without any; when last heard of
+        self._away: OrderedDict[str, float] = OrderedDict()  # without any; when last asked
         self._all = 0  # tokens
         self._weight = 0.0  # of those that have any
         self._squares = 0.0  # of what each has, by its weight
 
-    def on_heard(self, tenant: str, now: float) -> None:
+    def on_asked(self, tenant: str, now: float) -> None:
         """A tenant has asked for something."""
         if tenant not in self._tokens:
             self._away[tenant] = now
@@ -62,7 +62,7 @@ class TenantHoldings:
         if not self._tokens[tenant]:
             del self._tokens[tenant]
             self._weight -= self._weight_of(tenant)
-            self.on_heard(tenant, now)
+            self.on_asked(tenant, now)
         if not self._requests:
             self._weight = self._squares = 0.0  # what rounding has left
 
@@ -77,23 +77,23 @@ class TenantHoldings:
         if tokens is None:
             return False
         own = tokens / self._weight_of(tenant)
-        others = self._weight + self._is_anybody_away(now)
+        others = self._weight + self._is_any_away(now)
         return own * others > MORE * self._all and own * self._all >= OF_THE_LARGE * self._squares
 
     def below_share(self, tenant: str, now: float) -> float:
         """How many times less than its share a tenant has, from 1 to MOST_BELOW."""
         tokens = self._tokens.get(tenant, 0)
-        others = self._weight + self._is_anybody_away(now)
+        others = self._weight + self._is_any_away(now)
         if not tokens:
             return MOST_BELOW if self._all else 1.0
         share = self._all * self._weight_of(tenant) / others
         return min(MOST_BELOW, max(1.0, share / tokens))
 
-    def _is_anybody_away(self, now: float) -> bool:
+    def _is_any_away(self, now: float) -> bool:
         away = self._away
         while away:
-            name, heard = next(iter(away.items()))
-            if now - heard < ABOUT_S:
+            name, asked_at = next(iter(away.items()))
+            if now - asked_at < ABOUT_S:
                 return True
             del away[name]
         return False

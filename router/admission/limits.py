@@ -217,7 +217,7 @@ class LoadLimits:
         return self.config.objectives.of(asked, self.cold_s(isl))
 
     def cold_s(self, tokens: int) -> float | None:
-        """Seconds in which an idle engine computes so many prompt tokens; None: not known."""
+        """Seconds in which an idle engine computes `tokens` prompt tokens; None: not known."""
         return None if self._foreseer is None else self._foreseer.cold_s(tokens)
 
     @property
@@ -384,7 +384,7 @@ class LoadLimits:
         `hold`: ask the policy, if it is the one that says who waits. `has_more`: only for how long
         a tenant that has more than its share leaves them to others, be they free or not.
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
-        nothing to wait for: the request will be told so.
+        nothing to wait for: the request is refused.
         """
         wait = self._seconds_until_free(eligible, now, hold, has_more)
         if wait > 0 and self.seconds_to_probe is not None:

@@ -20,7 +20,7 @@ MOST_MS = 24 * 3600e3
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """In milliseconds; None: nothing was said, or nothing can be."""
+    """In milliseconds; None: not given, or not known."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None

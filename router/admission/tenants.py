@@ -25,7 +25,7 @@ CACHE_NAMESPACE, CALLER = "cache_namespace", "caller"
 MAX_NAME = 256  # characters of a tenant's name that count
 REQUEST_TOKENS = 256  # that a request counts for beside those of its prompt that are computed
 RECENT_S = 30.0  # use that is so old counts for 1/e
-KEPT_PART = 8  # of so many that may wait one is kept for tenants that have no more than others
+KEPT_PART = 8  # of this many places one is kept for tenants that have no more than others
 LEAST_RECENT = 0.01  # share of a request's tokens below which a tenant has had nothing of late
 EQUAL_SHARE = 0.05  # more than its share that is as good as equal
 MOST_WEIGHT = 1e6  # and 1 over it the least: sums of weights stay exact enough
@@ -134,7 +134,7 @@ class TenantShares:
     def __init__(self, config: TenantConfig) -> None:
         self.config = config
         self.enabled = False
-        """whether there is more than one tenant to tell apart"""
+        """whether there is more than one tenant"""
         self._holdings = TenantHoldings(config.weights, config.max_tenants)
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._now = 0.0  # virtual: the start of the latest turn
@@ -145,7 +145,7 @@ class TenantShares:
         return len(self._tenants)
 
     def counts(self, tenant: str) -> bool:
-        """Whether it is to be told what becomes of this tenant's requests."""
+        """Whether this tenant's requests are counted here."""
         if tenant and not self.enabled:
             self.enabled = self.config.tenant_key is not None
         return self.enabled
@@ -155,7 +155,7 @@ class TenantShares:
         are about."""
         if not self.counts(tenant):
             return False
-        self._holdings.on_heard(tenant, now)
+        self._holdings.on_asked(tenant, now)
         return self._holdings.has_more(tenant, now)
 
     def has_more(self, tenant: str, now: float) -> bool:
@@ -191,7 +191,7 @@ class TenantShares:
         return limit - limit // KEPT_PART if keeps else limit
 
     def on_given(self, tenant: str, tokens: int, now: float) -> None:
-        """A tenant's request with so many tokens to compute was sent to a worker."""
+        """A tenant's request with `tokens` to compute was sent to a worker."""
         if not self.counts(tenant):
             return
         found, cost = self._tenant(tenant), tokens + REQUEST_TOKENS

@@ -9,10 +9,10 @@ from .tenants import TenantShares
 from .ticket import QueuePolicy, Ticket
 
 LATE_EVERY = 4
-"""Of so many turns one is for a request that has missed its latest start, where any has."""
+"""One in this many turns is for a request that has missed its latest start, where any has."""
 
 LOOKED_AT = 16
-"""So many of those that had more than their share are asked about again each time, in turn."""
+"""This many of those that had more than their share are looked at again each time, in turn."""
 
 Entry = tuple[float, int, Ticket]
 """Lower goes first: minus its score, its serial number, the request."""

@@ -40,7 +40,7 @@ class WeightedShares:
         weights, credit = self._registry.weights, self._credit
         top = weights[eligible].max(initial=0.0)
         if weights[number] < top:
-            credit[number] = max(credit[number] - 1.0, -MOST_CREDIT)  # pinned: it may owe some
+            credit[number] = max(credit[number] - 1.0, -MOST_CREDIT)  # pinned: it may go below
             return
         reference = eligible & (weights == top)
         lower = eligible & (weights < top)

@@ -1,8 +1,8 @@
 """SessionTable: which worker each session is bound to, bounded by number, callers and time. Pure.
 
-Every binding has a version, (sequence, writer). The greater one wins, so routers that tell each
-other of their bindings come to agree, in whatever order they hear of them. A sequence is greater
-than any that was heard before. Source of the versions: recorded from ai-dynamo 1.6.1
+Every binding has a version, (sequence, writer). The greater one wins, so routers that send each
+other their bindings come to agree, in whatever order these arrive. A sequence is greater
+than any that came before. Source of the versions: recorded from ai-dynamo 1.6.1
 (`tests/vectors/dynamo_event_channels.json`).
 """
 
@@ -20,7 +20,7 @@ SHARE = 0.5
 
 
 class Binding(NamedTuple):
-    """A session's worker, as routers tell each other."""
+    """A session's worker, as routers send it to each other."""
 
     key: str
     worker: WorkerWithDpRank
@@ -38,7 +38,7 @@ class _Bound:
     used_at: float
     requests: int = 0
     """in flight; while there are any it does not expire"""
-    told_at: float = float("-inf")
+    sent_at: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class SessionCounts:
     expired: int = 0
     evicted: int = 0
     """forgotten for want of room"""
-    heard: int = 0
+    merged: int = 0
     """bindings of other routers that were taken over"""
     outdated: int = 0
     """bindings of other routers that were older than what is known"""
@@ -56,19 +56,19 @@ class SessionCounts:
 
 @dataclass(slots=True)
 class SessionTable:
-    """Times are seconds that never go back. `repeat_s`: how often a binding in use is told anew."""
+    """Times are seconds that never go back. `repeat_s`: how often a binding in use is sent anew."""
 
     ttl_s: float
     max_sessions: int
     writer: int
     sequence: int
-    """of the last binding made or heard"""
+    """of the last binding made or received"""
     repeat_s: float = 10.0
     counts: SessionCounts = field(default_factory=SessionCounts)
     _sessions: dict[str, _Bound] = field(default_factory=dict)  # least recently used first
     _owned: dict[str, dict[str, None]] = field(default_factory=dict)  # the same by owner
     _on_worker: dict[WorkerWithDpRank, set[str]] = field(default_factory=dict)
-    _untold: dict[str, None] = field(default_factory=dict)  # keys, in their order
+    _unsent: dict[str, None] = field(default_factory=dict)  # keys, in their order
     _to_all: int = 0  # the first N of them are sent again because a router came
     _came_since: bool = False  # a router that has not received those sent already
     _unbound: dict[str, int] = field(default_factory=dict)  # requests in flight of other sessions
@@ -114,7 +114,7 @@ class SessionTable:
         binding = Binding(session.key, worker, self.sequence, self.writer)
         ttl_s = min(session.timeout_s, self.ttl_s)
         self._put(binding, session.owner, ttl_s, now)
-        self._untold[session.key] = None
+        self._unsent[session.key] = None
         return bound is not None
 
     def unbind(self, key: str, worker: WorkerWithDpRank | None = None) -> None:
@@ -130,7 +130,7 @@ class SessionTable:
 
     # Other routers
 
-    def hear(self, binding: Binding, now: float) -> None:
+    def merge(self, binding: Binding, now: float) -> None:
         """Another router bound a session, or says again that it is bound."""
         self.sequence = max(self.sequence, binding.sequence)
         bound = self._live(binding.key, now)
@@ -139,41 +139,41 @@ class SessionTable:
         elif binding[2:] > bound.binding[2:]:
             self._put(binding, bound.owner, bound.ttl_s, now)
         elif binding == bound.binding:
-            self._use(bound, now, tell=False)
+            self._use(bound, now, send=False)
             return
         else:
             self.counts.outdated += 1
             return
-        self.counts.heard += 1
+        self.counts.merged += 1
 
-    def tell_all(self) -> None:
-        """A router came that knows nothing: everything is to be told. While it is being told, all
-        who come meanwhile are told together, after that."""
+    def send_all(self) -> None:
+        """A router came that knows nothing: everything is to be sent. While it is being sent, all
+        that come meanwhile get it together, after that."""
         if self._to_all:
             self._came_since = True
             return
-        self._untold = dict.fromkeys(self._sessions)
-        self._to_all = len(self._untold)
+        self._unsent = dict.fromkeys(self._sessions)
+        self._to_all = len(self._unsent)
 
-    def take_untold(self, most: int, now: float) -> list[Binding]:
-        """Bindings that the other routers are to be told of, at most so many at a time."""
-        told: list[Binding] = []
-        while len(told) < most:
-            if not self._untold:
-                self._to_all = 0  # some of them were forgotten untold
+    def take_unsent(self, most: int, now: float) -> list[Binding]:
+        """Bindings to send to the other routers, at most `most` at a time."""
+        taken: list[Binding] = []
+        while len(taken) < most:
+            if not self._unsent:
+                self._to_all = 0  # some of them were forgotten unsent
             if self._came_since and not self._to_all:
                 self._came_since = False
-                self.tell_all()
-            if not self._untold:
+                self.send_all()
+            if not self._unsent:
                 break
-            key = next(iter(self._untold))
-            del self._untold[key]
+            key = next(iter(self._unsent))
+            del self._unsent[key]
             self._to_all = max(0, self._to_all - 1)
             bound = self._live(key, now)
             if bound is not None:
-                bound.told_at = now
-                told.append(bound.binding)
-        return told
+                bound.sent_at = now
+                taken.append(bound.binding)
+        return taken
 
     def expire(self, now: float) -> None:
         """Forget the oldest sessions whose time is over."""
@@ -196,7 +196,7 @@ class SessionTable:
         assert all(len(owned) <= self._most_each for owned in self._owned.values())
         assert set().union(*self._on_worker.values()) == keys
         assert sum(map(len, self._on_worker.values())) == len(keys)
-        assert set(self._untold) <= keys and not keys & set(self._unbound)
+        assert set(self._unsent) <= keys and not keys & set(self._unbound)
         for key, bound in self._sessions.items():
             assert bound.binding.key == key and key in self._owned[bound.owner]
             assert key in self._on_worker[bound.binding.worker]
@@ -214,15 +214,15 @@ class SessionTable:
         self._drop(key)
         return None
 
-    def _use(self, bound: _Bound, now: float, *, tell: bool = True) -> None:
-        """It was used just now, which the others are told now and then."""
+    def _use(self, bound: _Bound, now: float, *, send: bool = True) -> None:
+        """It was used just now, which is sent to the others now and then."""
         key = bound.binding.key
         bound.used_at = now
         owned = self._owned[bound.owner]
         self._sessions[key] = self._sessions.pop(key)
         owned[key] = owned.pop(key)
-        if tell and now - bound.told_at >= self.repeat_s:
-            self._untold.setdefault(key)
+        if send and now - bound.sent_at >= self.repeat_s:
+            self._unsent.setdefault(key)
 
     def _put(self, binding: Binding, owner: str, ttl_s: float, now: float) -> None:
         """Remember a binding, in place of what was known of its session."""
@@ -256,4 +256,4 @@ class SessionTable:
             there.discard(key)
             if not there:
                 del self._on_worker[bound.binding.worker]
-        self._untold.pop(key, None)
+        self._unsent.pop(key, None)

@@ -42,24 +42,24 @@ def read_session(
 
     InvalidRequestError, naming the key, for what makes no sense.
     """
-    said: dict[str, str] = {}
+    given: dict[str, str] = {}
     for key, value in metadata or ():
         if key in ALL_SESSION_KEYS:
-            said[key] = value if isinstance(value, str) else value.decode("latin-1")
-    if not said:
+            given[key] = value if isinstance(value, str) else value.decode("latin-1")
+    if not given:
         return None
-    name = next((key for key in SESSION_KEYS if said.get(key)), None)
+    name = next((key for key in SESSION_KEYS if given.get(key)), None)
     if name is None:
         return None
-    text = said[name]
+    text = given[name]
     if len(text.encode("utf-8", "surrogatepass")) > LONGEST_ID or not text.isprintable():
         raise InvalidRequestError(f"{name} is no id of a session of at most {LONGEST_ID} bytes")
-    final = said.get(SESSION_FINAL_KEY, "false").lower()
+    final = given.get(SESSION_FINAL_KEY, "false").lower()
     if final not in _FLAGS:
         raise InvalidRequestError(f"{SESSION_FINAL_KEY} is neither true nor false: {final!r}")
     timeout_s = math.inf
-    if SESSION_TIMEOUT_KEY in said:
-        timeout_s = _seconds(said[SESSION_TIMEOUT_KEY])
+    if SESSION_TIMEOUT_KEY in given:
+        timeout_s = _seconds(given[SESSION_TIMEOUT_KEY])
     return Session(f"{caller}/{text}" if caller else text, owner, timeout_s, _FLAGS[final])
 
 

@@ -124,23 +124,23 @@ class SessionAffinity:
         """Whether sessions stay with their workers whatever that costs."""
         return self.enabled and self._config.session_affinity_mode == "hard"
 
-    def hear(self, bindings: Iterable[Binding]) -> None:
+    def merge(self, bindings: Iterable[Binding]) -> None:
         """What other routers bound."""
         now = self._now()
         with self._lock:
             for binding in bindings:
                 if binding.writer != self.table.writer:
-                    self.table.hear(binding, now)
+                    self.table.merge(binding, now)
 
-    def tell_all(self) -> None:
+    def send_all(self) -> None:
         """Another router came, and knows no session."""
         with self._lock:
-            self.table.tell_all()
+            self.table.send_all()
 
-    def take_untold(self, most: int) -> list[Binding]:
-        """What the other routers are to be told of now."""
+    def take_unsent(self, most: int) -> list[Binding]:
+        """Bindings to send to the other routers now."""
         with self._lock:
-            return self.table.take_untold(most, self._now())
+            return self.table.take_unsent(most, self._now())
 
     def _on_worker_gone(self, worker: WorkerWithDpRank, number: int) -> None:
         with self._lock:

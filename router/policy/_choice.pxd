@@ -56,7 +56,7 @@ cdef inline int64_t choose_cheapest(
                 lowest, first = candidates[number].cost, number
     if first < 0:
         return -1
-    last.requests = -1.0  # of nobody
+    last.requests = -1.0  # of no worker
     add_misses(&candidates[first], &last, prompt, fleet, &model, first)
     lowest = candidates[first].cost
     for number in range(fleet.n):

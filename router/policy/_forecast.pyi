@@ -50,7 +50,7 @@ class Forecast:
         soon will. False if it is booked already."""
 
     def cached(self, request_id: str, tokens: int) -> bool:
-        """The engine found so many tokens of a prompt; False if that teaches nothing."""
+        """The engine found `tokens` of a prompt cached; False if that teaches nothing."""
 
     def first_token(
         self, request_id: str, now: float, loaded: bool = False
@@ -66,8 +66,8 @@ class Forecast:
     def end(
         self, request_id: str, now: float, output_tokens: int
     ) -> tuple[int, float, float] | None:
-        """(worker number, seconds that the model says of a token, seconds that it took), 0 where
-        nothing can be said; None if it is not booked."""
+        """(worker number, seconds that the model expects of a token, seconds that it took), 0 where
+        neither is known; None if it is not booked."""
 
     @property
     def late_s(self) -> float:
@@ -150,7 +150,7 @@ class Forecast:
         leaves_some: bool = False,
     ) -> float: ...
     def stay_s(self, tokens: int) -> float:
-        """Seconds for which so many tokens would fill a cache of the usual size, if they stay as
+        """Seconds for which `tokens` would fill a cache of the usual size, if they stay as
         long as an answer takes; 0 where no size is known."""
 
     def cold_s(self, isl: int) -> float:

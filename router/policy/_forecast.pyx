@@ -159,8 +159,8 @@ cdef class Forecast:
             return False
         booking = &self.bookings[<uint32_t>found]
         timeline = &self.timelines[booking.worker]
-        timeline.tells = timeline.tells or tokens > 0
-        if not (booking.queued and timeline.tells):  # 0 may be what it says when it does not tell
+        timeline.reports = timeline.reports or tokens > 0
+        if not (booking.queued and timeline.reports):  # an engine that reports none may say 0
             return False
         booking.found = min(tokens, <uint32_t>booking.context - 1)
         learn_cached(&self.model, timeline, booking)
@@ -228,9 +228,9 @@ cdef class Forecast:
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         if not (booking.queued or booking.expected):
             learn_decode(&self.model, timeline, booking, now, output_tokens, &foreseen_s, &took_s)
-        told = booking.worker, foreseen_s, took_s
+        outcome = booking.worker, foreseen_s, took_s
         self.drop(request_id)
-        return told
+        return outcome
 
     # Estimates
 

@@ -38,7 +38,7 @@ cdef extern from *:
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
-    const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which nobody is sent there who can wait
+    const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which no request is sent there that can wait
     const double LEFT_TO_OTHERS "FORECAST_LEFT_TO_OTHERS"   # the same of who is to leave some to others
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
@@ -89,7 +89,7 @@ cdef inline Backlog foresee(
     Estimate* found, const EngineTimeline* timeline, const Model* model, int64_t isl,
     int64_t tokens, double blocks, double slowness, double now,
 ) noexcept nogil:
-    """Fill in what makes up the time to first token of a prompt with so many tokens to compute.
+    """Fill in what makes up the time to first token of a prompt with `tokens` to compute.
 
     The timeline was advanced to `now`. Returns what it has to compute first.
     """
@@ -287,7 +287,7 @@ cdef inline double crowding_s(
 cdef inline double stay_s(
     const EngineTimeline* timelines, uint32_t n, const Model* model, uint32_t tokens
 ) noexcept nogil:
-    """Seconds for which so many tokens would fill a cache of the mean size, 0 if none is known.
+    """Seconds for which `tokens` would fill a cache of the mean size, 0 if none is known.
 
     They stay as long as an answer takes, in their share of it: the whole one at most.
     """
@@ -304,7 +304,7 @@ cdef inline double stay_s(
 
 
 cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
-    """Whether with so many blocks in use there an engine may have to wait for room, or to evict.
+    """Whether with `blocks` in use there an engine may have to wait for room, or to evict.
 
     Answers take blocks too, which are not counted, and their end cannot be foreseen.
     """

@@ -39,7 +39,7 @@ cdef extern from *:
     const double LONG_ANSWER "FORECAST_LONG_ANSWER"     # times the usual one, at most
     const double STRETCH_RECENT "FORECAST_STRETCH_RECENT"   # share of the newest stretch
     const double MOST_STRETCH "FORECAST_MOST_STRETCH"   # that one answer counts with
-    const double MOST_SLOWER "FORECAST_MOST_SLOWER"     # times, that one prefill alone may tell
+    const double MOST_SLOWER "FORECAST_MOST_SLOWER"     # times, that one prefill alone may teach
     const double SAME_STEP "FORECAST_SAME_STEP"     # empty steps: first tokens nearer are of one step
 
 cdef struct Model:              # of the fleet
@@ -48,14 +48,14 @@ cdef struct Model:              # of the fleet
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
     double stretch              # decode steps' time that a token takes, prompts beside included
-    double unclaimed            # prompt tokens not said to be cached, old ones faded,
+    double unclaimed            # prompt tokens not reported as cached, old ones faded,
     double extra                # and that engines found cached of them
     double prefill_weight       # see ForecastParams
     double decode_weight
     double miss_weight
     double itl_objective        # seconds
     double lead                 # seconds of prompts that an engine may have without a hold
-    int64_t block_size          # of the latest booking that told; 0: unknown
+    int64_t block_size          # of the latest booking that gave one; 0: unknown
     uint64_t first_tokens       # that were reported
 
 
@@ -121,7 +121,7 @@ cdef inline void learn_cached(
 cdef inline void fade_speeds(
     EngineTimeline* timelines, uint32_t size, uint32_t workers
 ) noexcept nogil:
-    """Weaken what is known of every worker's speed, where so many are present.
+    """Weaken what is known of every worker's speed, where `workers` are present.
 
     Otherwise a worker that once was slow, and so gets no requests, could never show better.
     """
@@ -137,7 +137,7 @@ cdef inline void fade_speeds(
 cdef inline void learn_slowness(
     EngineTimeline* timeline, double took, double expected
 ) noexcept nogil:
-    """Learn that a prefill took so many seconds where the fleet's model expected others.
+    """Learn that a prefill took `took` seconds where the fleet's model expected others.
 
     By itself it shows no worker much slower: a stall, of whatever on the way, is over by the next,
     and would else keep requests away from an idle engine for a minute.
@@ -167,8 +167,8 @@ cdef inline double learn_prefill(
 ) noexcept nogil:
     """Learn that the tokens of the stream from the anchor to `position` took until `now`.
 
-    They were forecast to take so many steps, and to attend to so much; the booking is the first of
-    them. Where its engine told how many of its tokens it found cached, those it computed count.
+    They were forecast to take `steps` steps, and to attend to `attended` tokens; the booking is
+    the first of them. Where its engine reported how many of its tokens it found cached, those it computed count.
     What is of the `same_step` as the tokens before it was computed with them: their sample is
     amended. Else a whole prompt would seem to be computed in no time.
     Returns how much longer than foreseen they took, of which nothing is learnt here where blocks

@@ -29,7 +29,7 @@ cdef struct Speed:              # of the fleet
 cdef inline double decode_step_s(
     const Speed* speed, double requests, double context
 ) noexcept nogil:
-    """Seconds of a step in which so many requests decode, at the fleet's usual speed."""
+    """Seconds of a step in which `requests` decode, at the fleet's usual speed."""
     cdef double x[4]
     x[0] = min(1.0, requests)  # a mean over time may be less than one request
     x[1] = context / CONTEXT_TOKENS

@@ -30,8 +30,8 @@ cdef struct Booking:            # a request in flight
     int64_t end                 # position in the stream behind its last prompt token
     int64_t tokens              # prompt tokens to compute, by the forecast
     double cached               # and those before them
-    int64_t claim               # prompt tokens that the index said are cached there
-    int64_t found               # and that the engine said; -1: it did not
+    int64_t claim               # prompt tokens that are cached there by the index
+    int64_t found               # and by the engine; -1: it did not report them
     int64_t step_end            # end of the step that is forecast to compute that token; -1: none
     uint32_t step               # that step's number after the anchor
     uint32_t worker
@@ -87,9 +87,9 @@ cdef struct EngineTimeline:
     double sample_s             # the seconds that it took,
     double sample_weight        # what it weighed then,
     long sample_number          # and its number among the fleet's samples
-    double claimed              # prompt tokens that were said to be cached, old ones faded,
+    double claimed              # prompt tokens that were cached by the index, old ones faded,
     double confirmed            # and that the engine found of them
-    bint tells                  # it has ever said that it found any
+    bint reports                # it has ever reported that it found any
 
 cdef struct Backlog:            # what an engine has to compute before a prompt that is sent now
     int64_t tokens              # that its running step does not compute
@@ -160,7 +160,7 @@ cdef inline double empty_step_s(
 
 @cdivision(True)  # a budget is at least 1
 cdef inline int64_t steps_of(const EngineTimeline* timeline, int64_t tokens) noexcept nogil:
-    """Steps that compute so many prompt tokens, 0 or more of them."""
+    """Steps that compute `tokens` of a prompt, 0 or more of them."""
     if tokens <= timeline.budget:  # mostly, and a division takes as long as the rest
         return tokens > 0
     return (tokens + timeline.budget - 1) // timeline.budget
@@ -205,7 +205,7 @@ cdef inline void timeline_begin_step(
 ) noexcept nogil:
     """Begin a step at that time with what is left of the stream, or none.
 
-    A step that had begun is begun anew, with what came behind it. In a queue of nobody nothing is
+    A step that had begun is begun anew, with what came behind it. In an empty queue nothing is
     left, though a request that ended in its first step took its tokens with it.
     """
     cdef int64_t left = timeline.end - timeline.done if timeline.head != NO_BOOKING else 0

@@ -128,7 +128,7 @@ class HeardBooking(msgspec.Struct, frozen=True):
     """the worker's"""
     isl: int
     cached_tokens: int
-    """of its prompt, in whole blocks; all of one that was computed before it was heard of"""
+    """of its prompt, in whole blocks; all of one that was computed before this router knew of it"""
     hashes: bytes | None
     """its blocks' sequence hashes, 8 bytes each, little-endian; None: its blocks do not count"""
     slots: SlotTable
@@ -182,12 +182,12 @@ class Policy:
     """Chooses a worker for each request: `score` must be written, the rest has defaults.
 
     Three groups: score and pick decide; `hold...` and `order_penalty_s` say who waits in the router
-    and in which order; the `on_...` methods hear what becomes of requests, in the order it happens.
+    and in which order; the `on_...` methods get what becomes of requests, in the order it happens.
     All are called under the router's lock. Times are seconds of the router's clock, `number` is a
     worker's, arrays are by worker number.
 
     A policy that overrides an `on_...` method learns from one router, and belongs to it. One that
-    does not may not be told, and one that does not override `hold` is not asked.
+    does not may not be called, and one that does not override `hold` is not asked.
     """
 
     needs_overlaps: bool = True
@@ -279,7 +279,7 @@ class Policy:
     # worker; a first token need not come.
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
-        """A worker came, or what is known of it has changed."""
+        """A worker came, or its known facts have changed."""
 
     def on_worker_gone(self, number: int) -> None:
         """A worker left, and its requests with it."""
@@ -299,7 +299,7 @@ class Policy:
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
         """Its engine says how many of its prompt's tokens it found cached; 0 may mean nothing.
 
-        Heard right before `on_first_token`, where the engine tells it at all.
+        Called right before `on_first_token`, where the engine reports it at all.
         """
 
     def on_first_token(self, request_id: str, now: float) -> None:

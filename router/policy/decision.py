@@ -53,13 +53,13 @@ class CandidateTerms(NamedTuple):
     host_overlap_blocks: int = 0  # blocks after those of the overlap that it has in host memory
     disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
     index_state: str = ""  # state of its event source: how far the overlap can be trusted
-    policy_terms: Mapping[str, float] | None = None  # of the cost, if the policy tells any
+    policy_terms: Mapping[str, float] | None = None  # of the cost, if the policy has any
 
     def to_dict(self) -> dict[str, Any]:
-        told = _plain(self.worker, self._asdict()) | {"cost": _finite(self.cost)}
+        shown = _plain(self.worker, self._asdict()) | {"cost": _finite(self.cost)}
         if self.policy_terms is not None:
-            told["policy_terms"] = {key: _finite(term) for key, term in self.policy_terms.items()}
-        return told
+            shown["policy_terms"] = {key: _finite(term) for key, term in self.policy_terms.items()}
+        return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ def pick(costs: Floats, temperature: float, rng: Rng) -> int:
     """
     number = _dynamo_cost.pick(costs, temperature, rng.random())
     if number < 0:
-        raise nobody_left()
+        raise no_workers_left()
     return number
 
 
-def nobody_left() -> NoWorkersError:
+def no_workers_left() -> NoWorkersError:
     """What is raised where no cost is finite."""
     return NoWorkersError("no worker is left after filtering and scoring")
 

@@ -24,7 +24,7 @@ from ...base.errors import ConfigError, NoWorkersError
 from ...workers.registry import WorkerEntry
 from ._forecast import Forecast
 from .base import Candidates, Foreseen, HeardBooking, Policy, ShedBound
-from .draw import Rng, nobody_left
+from .draw import Rng, no_workers_left
 from .dynamo_cost import Blocks, Counts, Floats, Mask
 from .modes import LMetric
 from .onboarding import Load, Onboarding
@@ -34,7 +34,7 @@ CONTEXT_TOKENS = 1e5  # the kernel's unit of tokens that decode
 CHUNK_TOKENS = 8192  # of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
-MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and tell of computing
+MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
@@ -109,7 +109,7 @@ class ForecastPolicy(Policy):
         self._fallback = LMetric()
         self._onboarding = Onboarding()
         self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
-        self._loaded: dict[str, tuple[int, int]] = {}  # what their engines said of it
+        self._loaded: dict[str, tuple[int, int]] = {}  # what their engines reported of it
 
     def score(self, candidates: Candidates) -> Floats:
         """Seconds by worker number, inf where it is not eligible; or the fallback's costs."""
@@ -152,7 +152,7 @@ class ForecastPolicy(Policy):
             rng.random(),
         )
         if number < 0:
-            raise nobody_left()
+            raise no_workers_left()
         candidates.chosen = number, forecast.chosen_blocks
         return number
 
@@ -272,7 +272,7 @@ class ForecastPolicy(Policy):
         return ORDER_PENALTY * (seconds + self._forecast.stay_s(uncached_tokens))
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
-        """A worker came, or what is known of it has changed."""
+        """A worker came, or its known facts have changed."""
         forecast = self._forecast
         budget, blocks = entry.max_num_batched_tokens, entry.total_kv_blocks
         if number in self._numbers:
@@ -318,9 +318,9 @@ class ForecastPolicy(Policy):
         self._forecast.book(heard.request_id, number, isl, tokens, heard.now, blocks, size)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
-        """Its engine found so many prompt tokens cached; heard before its first token, it counts.
+        """Its engine found `cached_tokens` of its prompt cached; before its first token it counts.
 
-        It tells a slow engine from one whose cache is not as the index says.
+        It distinguishes a slow engine from one whose cache is not as the index says.
         """
         load = self._loads.get(request_id) if self._loads else None
         if load is not None and cached_tokens > 0:
@@ -412,7 +412,7 @@ class ForecastPolicy(Policy):
         return self._onboarding.saved(device, host, disk, computing_s)
 
     def _load(self, number: int, candidates: Candidates) -> Load | None:
-        """What a request is said to find in the lower tiers of its worker, if anything."""
+        """What a request finds by the index in the lower tiers of its worker, if anything."""
         device, host, disk = _tiers(candidates)
         if device is None or host is None or disk is None or not (host[number] or disk[number]):
             return None

@@ -115,28 +115,28 @@ class GuardedPolicy(Policy):
         return self._seconds("order_penalty_s", uncached_tokens)
 
     def on_worker(self, number: int, entry: WorkerEntry) -> None:
-        self._tell("on_worker", number, entry)
+        self._call("on_worker", number, entry)
 
     def on_worker_gone(self, number: int) -> None:
-        self._tell("on_worker_gone", number)
+        self._call("on_worker_gone", number)
 
     def on_booked(self, request_id: str, number: int, candidates: Candidates) -> None:
-        self._tell("on_booked", request_id, number, candidates)
+        self._call("on_booked", request_id, number, candidates)
 
     def on_expected(self, request_id: str, number: int, candidates: Candidates) -> None:
-        self._tell("on_expected", request_id, number, candidates)
+        self._call("on_expected", request_id, number, candidates)
 
     def on_heard(self, heard: HeardBooking) -> None:
-        self._tell("on_heard", heard)
+        self._call("on_heard", heard)
 
     def on_cached(self, request_id: str, cached_tokens: int) -> None:
-        self._tell("on_cached", request_id, cached_tokens)
+        self._call("on_cached", request_id, cached_tokens)
 
     def on_first_token(self, request_id: str, now: float) -> None:
-        self._tell("on_first_token", request_id, now)
+        self._call("on_first_token", request_id, now)
 
     def on_end(self, request_id: str, now: float, output_tokens: int | None) -> None:
-        self._tell("on_end", request_id, now, output_tokens)
+        self._call("on_end", request_id, now, output_tokens)
 
     def _costs(self, candidates: Candidates) -> Floats:
         """The inner policy's costs; ValueError if they cannot be costs of these candidates."""
@@ -148,7 +148,7 @@ class GuardedPolicy(Policy):
             raise ValueError("a cost is not a number")
         return costs
 
-    def _tell(self, method: str, *facts: Any) -> None:
+    def _call(self, method: str, *facts: Any) -> None:
         try:
             getattr(self._inner, method)(*facts)
         except Exception as error:

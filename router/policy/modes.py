@@ -41,7 +41,7 @@ class LMetric(Policy):
 
     LMetric (Zhang et al. 2026, arXiv 2603.15202): new prefill tokens are those the worker would
     have to compute if it got the request, its queue included; the batch is the requests in flight
-    there, here with this one, so that an idle worker's product still tells its cache.
+    there, here with this one, so that an idle worker's product still shows its cache.
     """
 
     def score(self, candidates: Candidates) -> Floats:

@@ -11,12 +11,12 @@ import numpy as np
 from .dynamo_cost import Blocks, CostParams, Floats
 
 _FADE = 0.99  # of what is known, at each sample
-_PRIOR = 4.0 * 32.0**2  # samples of so many blocks: how far what was believed before counts
+_PRIOR = 4.0 * 32.0**2  # samples of 32 blocks: the weight of what was believed before
 _UNLEARNT = CostParams()
 
 
 class Load(NamedTuple):
-    """What a request is said to find at its worker, in blocks, and what those save."""
+    """What a request finds at its worker by the index, in blocks, and what those save."""
 
     number: int
     device: int
@@ -50,7 +50,7 @@ class _Fit:
         self.seconds: tuple[float, float] | None = None
 
     def add(self, host: int, disk: int, took_s: float, before: tuple[float, float]) -> None:
-        """So many blocks of each took so long together; `before`: what is believed without."""
+        """Learn that these blocks took this long together; `before`: what is believed without."""
         hh, hd, dd = (_FADE * each for each in self.moments)
         self.moments = hh, hd, dd = hh + host * host, hd + host * disk, dd + disk * disk
         h, d = (_FADE * each for each in self.products)

@@ -1,4 +1,4 @@
-"""DynamoReplicas: what Dynamo's routers tell of their bookings, and ours told their way.
+"""DynamoReplicas: bookings of Dynamo's routers, read, and ours in their format.
 
 They publish each event by itself, without a picture and without an end: what a router had booked
 when it died is dropped for its age.
@@ -20,7 +20,7 @@ ACTIVE_SEQUENCES = "active_sequences_events"
 EXPIRY_S = 300.0
 """A booking that was not released is dropped after this long,"""
 LISTENS_S = 300.0
-"""and for so long after it was heard of, a router of Dynamo's is told of ours."""
+"""and for this long after its last message, a router of Dynamo's is sent ours."""
 MAX_BOOKINGS = 65536
 MAX_BYTES = 64 << 20
 """Of all bookings together, estimated."""
@@ -66,7 +66,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class DynamoReplicas:
-    """Hears routers of Dynamo's, and writes what they should hear."""
+    """Reads messages of Dynamo's routers, and writes those that they read."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class DynamoReplicas:
         self._bytes = 0  # of them
         self._listens_until = float("-inf")
         self._envelopes = EnvelopeWriter(router_id, ACTIVE_SEQUENCES)
-        self._workers: dict[str, _Worker] = {}  # of our requests that they were told of
+        self._workers: dict[str, _Worker] = {}  # of our requests that were sent to them
         self.refused = 0
         """bookings for which there was no room"""
 
@@ -130,7 +130,7 @@ class DynamoReplicas:
                 self._release(request_id)
 
     def listens(self, now: float) -> bool:
-        """Whether a router of Dynamo's is to be told of ours."""
+        """Whether a router of Dynamo's is to be sent ours."""
         if now >= self._listens_until:
             self._workers.clear()
         return now < self._listens_until
@@ -156,8 +156,8 @@ class DynamoReplicas:
                 worker, data = self._workers.pop(event.request_id), "Free"
             else:
                 worker, data = self._workers[event.request_id], "MarkPrefillCompleted"
-            told = _ActiveSequenceEvent(event.request_id, worker, data, self._router_id)
-            yield self._envelopes.wrap(_encode(told))
+            sent = _ActiveSequenceEvent(event.request_id, worker, data, self._router_id)
+            yield self._envelopes.wrap(_encode(sent))
 
     def _book(self, event: _ActiveSequenceEvent, added: _AddRequest, now: float) -> None:
         self._release(event.request_id)

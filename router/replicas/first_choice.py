@@ -15,7 +15,7 @@ import numpy as np
 from ...workers.registry import WorkerRegistry
 from ..policy import Floats
 
-HEAR_S = 0.005
+ARRIVES_S = 0.005
 """What another router booked arrives within this long: see BATCH_S, and a way over the net."""
 NEAR_S = 0.02
 """Bookings of others that arrive within this long of one of ours were of the same moment: the
@@ -38,7 +38,7 @@ class FirstChoice:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self._registry = registry
-        self._booked: deque[float] = deque()  # when this router booked something within HEAR_S
+        self._booked: deque[float] = deque()  # when this router booked something within ARRIVES_S
         self._near: deque[float] = deque()  # and within NEAR_S
         self._expected, self._near_count = PRIOR, 0.0  # the others' bookings near ours, faded
         self._routers: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class FirstChoice:
         """Requests, by worker number, that others are expected to have sent there unheard.
 
         None where this router is alone. Each of k routers begins with one in k of the workers; the
-        others are taken to have had as many requests within HEAR_S as this one, times how far
+        others are taken to have had as many requests within ARRIVES_S as this one, times how far
         they did so of late.
         """
         if not peers:
@@ -93,6 +93,6 @@ class FirstChoice:
             self._others[number] = place % count != mine
 
     def _forget(self, now: float) -> None:
-        for times, seconds in ((self._booked, HEAR_S), (self._near, NEAR_S)):
+        for times, seconds in ((self._booked, ARRIVES_S), (self._near, NEAR_S)):
             while times and now - times[0] > seconds:
                 times.popleft()

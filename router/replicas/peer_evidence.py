@@ -1,7 +1,7 @@
 """PeerEvidence: weighs what other routers claim to have sent to workers against what the workers do
 for this one. Pure.
 
-An engine begins prompts in the order in which they come. So a prompt that another router is said to
+An engine begins prompts in the order in which they come. So a prompt that another router claims to
 have sent to a worker, and that has no first token well after one of ours that came later has its,
 is not there. Such a claim is refuted; a router with many of them is doubted for a while, and so is
 each that comes meanwhile, since a process can call itself by a new id at any time.
@@ -12,7 +12,7 @@ A claim is known by its key, OWNER/REQUEST; times are seconds of one clock.
 from collections.abc import Callable, Iterator
 
 SLACK_S = 0.25
-"""A claim was heard of so long before our request was booked: it came first, however late its
+"""A claim arrived this long before our request was booked: it came first, however late its
 router sends it."""
 GRACE_S = 0.5
 """So long after our first token its own one may be reported,"""
@@ -25,8 +25,8 @@ DOUBT_S = 30.0
 """For so long a router is doubted at first; twice as long each time, up to MAX_DOUBT_S."""
 MAX_DOUBT_S = 3600.0
 CROWDED = 2
-"""Times more answers than its engine can run, or blocks than its cache has, that nobody claims who
-is honest."""
+"""Times more answers than its engine can run, or blocks than its cache has, that no honest router
+claims."""
 
 
 class PeerEvidence:
@@ -188,8 +188,8 @@ def _owner(key: str) -> str:
 
 
 def _until(claims: dict[str, float], before: float) -> Iterator[str]:
-    """Those that were heard of by then; they are in that order."""
-    for key, heard_at in claims.items():
-        if heard_at > before:
+    """Those that had arrived by then; they are in that order."""
+    for key, arrived_at in claims.items():
+        if arrived_at > before:
             return
         yield key

@@ -29,7 +29,7 @@ MOST_COMPARED = 2**18
 class PeerLoad:
     """A PeerSink. Hold `lock` around every call of the PeerBook that it serves.
 
-    A request of another router is heard of by the policy as one of its own: its forecast is of all.
+    A request of another router is given to the policy as one of its own: its forecast is of all.
     What is booked on a worker that is not registered here is counted when it is. What engines
     refute is not counted, and a request of ours goes to see, now and then, where the load that
     others claim would have all wait.
@@ -135,7 +135,7 @@ class PeerLoad:
             self._first_choice.on_booked(now)
 
     def unheard(self, now: float) -> Floats | None:
-        """See FirstChoice; None where no other router is heard."""
+        """See FirstChoice; None where there is no other router."""
         book = self.bookings
         return (
             None if book is None else self._first_choice.unheard(book.own_id, book.present(), now)
@@ -166,8 +166,8 @@ class PeerLoad:
         if booked:
             self.evidence.on_claim(key, number, booking.prefilled, now)
         if booked and self._learner.learns:
-            # A prompt that was computed before it was heard of is as good as cached, and its first
-            # token teaches nothing.
+            # A prompt that was computed before this router knew of it is as good as cached, and its
+            # first token teaches nothing.
             isl, block_size = booking.isl, slots.block_size
             cached = (isl - left) // block_size * block_size
             eligible = self.registry.eligible(now)

@@ -91,7 +91,7 @@ class Replica:
         self._on_pending()
 
     def batches(self) -> list[Batch]:
-        """What is to be told of that."""
+        """The batches to send of that."""
         with self._load.lock:
             return self.own.take()
 
@@ -121,22 +121,22 @@ class Replica:
     # When time has passed, and when the way to the others is there or not
 
     def tick(self, now: float) -> list[Message]:
-        """What is to be said by now; to be asked every 50 ms or so."""
-        said: list[Message] = []
+        """Messages to send by now; to be asked every 50 ms or so."""
+        messages: list[Message] = []
         with self._load.lock:
-            said += [Ask(self.own.router_id, wanted) for wanted in self.peers.tick(now)]
+            messages += [Ask(self.own.router_id, wanted) for wanted in self.peers.tick(now)]
             fell = self._load.judge()
             if self._asked and now - self._drawn_at >= PICTURE_S:
-                said += self._draw(now)
+                messages += self._draw(now)
             if now - self._beat_at >= BEAT_S:
                 self._beat_at = now
-                said += [*self.own.take(), self.own.beat()]
+                messages += [*self.own.take(), self.own.beat()]
             if now - self._touched_at >= TOUCH_S:
                 self._touched_at = now
                 self._load.touch(now)
         if fell:
             self._on_load_fell()
-        return said
+        return messages
 
     def on_connected(self, now: float) -> list[Message]:
         """The others can be reached, perhaps again: what they should know, and the wish to know."""

@@ -1,8 +1,8 @@
-"""SessionSync: which worker each session is bound to, as routers tell each other. No I/O.
+"""SessionSync: which worker each session is bound to, as routers send it to each other. No I/O.
 
 The messages are those of Dynamo's routers (`tests/vectors/dynamo_event_channels.json`): a
-binding is told when it is made, and again now and then while it is used, so that what was lost is
-told once more. A router that comes later is told all.
+binding is sent when it is made, and again now and then while it is used, so that what was lost is
+sent once more. A router that comes later gets all.
 """
 
 import time
@@ -18,12 +18,12 @@ from ..affinity import Binding, SessionAffinity
 SESSION_AFFINITY = "session_affinity_events"
 """Dynamo's topic."""
 AT_ONCE = 256
-"""Bindings told in one turn."""
-TELL_AGAIN_S = 10.0
-"""A router is told all at most so often."""
-MOST_TOLD = 64
+"""Bindings sent in one turn."""
+SEND_AGAIN_S = 10.0
+"""A router gets all at most once in this time."""
+MOST_NEWCOMERS = 64
 AHEAD_NS = 24 * 3600 * 10**9
-"""By so much the clock that a version was counted from may be ahead of ours."""
+"""By this much the clock that a version was counted from may be ahead of ours."""
 LONGEST_KEY = 1024
 """Bytes of a session's id with its caller's name."""
 
@@ -57,7 +57,7 @@ class SessionSync:
         """`elsewhere`: workers of the endpoint whose sessions are of no concern here."""
         self._sessions, self._wall_ns, self._elsewhere = sessions, wall_ns, elsewhere
         self._envelopes = EnvelopeWriter(publisher_id, SESSION_AFFINITY, wall_ns)
-        self._told_at: dict[int, float] = {}
+        self._sent_at: dict[int, float] = {}
 
     @property
     def enabled(self) -> bool:
@@ -66,12 +66,12 @@ class SessionSync:
 
     def on_newcomer(self, router_id: int, now: float) -> None:
         """A router asks for all there is to know, perhaps because it has missed something."""
-        if now - self._told_at.get(router_id, float("-inf")) < TELL_AGAIN_S:
+        if now - self._sent_at.get(router_id, float("-inf")) < SEND_AGAIN_S:
             return
-        if len(self._told_at) >= MOST_TOLD:
-            self._told_at.clear()
-        self._told_at[router_id] = now
-        self._sessions.tell_all()
+        if len(self._sent_at) >= MOST_NEWCOMERS:
+            self._sent_at.clear()
+        self._sent_at[router_id] = now
+        self._sessions.send_all()
 
     def hear(self, message: bytes) -> None:
         """Take a message in. EventError if it cannot be read."""
@@ -88,12 +88,12 @@ class SessionSync:
         if worker.worker_id in self._elsewhere():
             return
         binding = Binding(update.session_id, worker, update.sequence, update.writer_id)
-        self._sessions.hear([binding])
+        self._sessions.merge([binding])
 
     def messages(self) -> list[bytes]:
-        """What the others are to be told now."""
-        untold = self._sessions.take_untold(AT_ONCE)
-        return [self._envelopes.wrap(_encode(_update_of(binding))) for binding in untold]
+        """Messages to send to the others now."""
+        unsent = self._sessions.take_unsent(AT_ONCE)
+        return [self._envelopes.wrap(_encode(_update_of(binding))) for binding in unsent]
 
 
 def _update_of(binding: Binding) -> _Update:

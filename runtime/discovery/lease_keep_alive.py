@@ -20,7 +20,7 @@ class LeaseKeepAlive:
     """One lease, for as long as its owner lives. Times are of a monotonic clock.
 
     Ask `step` for what to do at `due`, do it, and report what came of it. A lease is renewed when
-    half of what is left of it has passed, less some jitter. Failures are tried again with
+    half of its remaining time has passed, less some jitter. Failures are tried again with
     back-off, also beyond the lease's end: a store that was away may have kept it. Only when the
     store says that it ended is it granted again, under the same id, so that what it stands for
     keeps its name.

@@ -163,12 +163,12 @@ class PrefixWatcher(Generic[K, V]):
             _, _, value = max(found, key=lambda known: known[1].revision)
             if key not in self._values or self._values[key] != value:
                 self._values[key] = value
-                self._tell(key, value)
+                self._notify(key, value)
             return
         del self._names[key]
         if self._values.pop(key, None) is not None:
-            self._tell(key, None)
+            self._notify(key, None)
 
-    def _tell(self, key: K, value: V | None) -> None:
+    def _notify(self, key: K, value: V | None) -> None:
         for listener in self.listeners:
             listener(key, value)

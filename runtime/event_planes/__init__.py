@@ -1,4 +1,4 @@
-"""How processes hear each other: publish and subscribe by subject, in this process or over NATS."""
+"""Events between processes: publish and subscribe by subject, in this process or over NATS."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How processes hear each other: publish and subscribe by subject, whatever carries it.
+"""How processes send each other events: publish and subscribe by subject, whatever carries it.
 
 An event plane is at-most-once. Losing its broker degrades what is known about workers; it
 never raises into, or blocks, the code that publishes.

@@ -19,7 +19,7 @@ from .event_plane import EventPlane, Handler, Subscription
 
 MAX_WAITING = 1024
 MAX_PUBLISHERS = 4096
-"""Of so many publishers it is known where they stood, so that a loss shows."""
+"""Publishers whose last sequence is kept, so that a loss shows."""
 T = TypeVar("T")
 
 log = get_logger(__name__)
@@ -42,7 +42,7 @@ class Event(Generic[T]):
     subject: str
     publisher_id: int
     sequence: int
-    """counts what its publisher said on the topic, from 0"""
+    """counts its publisher's events on the topic, from 0"""
 
 
 @dataclass(slots=True)

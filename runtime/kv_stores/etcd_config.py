@@ -16,7 +16,7 @@ DEFAULT_PORT = 2379
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """Everything an etcd client is told. ConfigError, naming the variable, if it is no good."""
+    """All settings of an etcd client. ConfigError, naming the variable, if one cannot be used."""
 
     endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
     """members of one cluster: http://HOST:PORT, https://HOST:PORT or HOST:PORT"""

@@ -107,7 +107,7 @@ class EtcdConnection:
     def refused(
         self, details: str, member: int, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     ) -> StoreError:
-        """As `judge`, of what etcd said."""
+        """As `judge`, of etcd's own answer."""
         if self._token and any(words in details for words in _STALE_TOKEN):
             self._token = None
             return StoreError(f"etcd asks for a new authentication: {details}")

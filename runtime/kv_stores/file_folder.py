@@ -49,8 +49,8 @@ class _Seen:
 class FileDates:
     """Judges which files are alive, by the monotonic clock from when a date was first seen.
 
-    The wall clock only says how old a date is at first sight: a jump of it lets nobody die who
-    goes on renewing.
+    The wall clock only says how old a date is at first sight: a jump of it ends no lease that
+    is renewed.
     """
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] | None = None) -> None:

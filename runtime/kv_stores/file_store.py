@@ -115,7 +115,7 @@ class FileStore:
         return None if lease is None else self.held(lease).ends - self._clock.now()
 
     def attach(self, bucket: str, key: str, lease: int | None, revision: int) -> None:
-        """A key was written at `revision`, perhaps before another write that was heard of sooner:
+        """A key was written at `revision`, perhaps before another write that was seen sooner:
         threads wrote both."""
         if any(held.keys.get((bucket, key), 0) > revision for held in self._leases.values()):
             return
@@ -195,7 +195,7 @@ class FileBucket:
 
 
 class _Seen:
-    """What a watch has told of its folder so far."""
+    """What a watch has reported of its folder so far."""
 
     def __init__(self, folder: FileFolder, prefix: str) -> None:
         self._folder, self._prefix = folder, prefix

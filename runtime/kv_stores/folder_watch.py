@@ -8,7 +8,7 @@ from pathlib import Path
 
 _POLL_S = 0.25
 _LOOK_S = 2.5
-"""How often to look even so: changes made on another machine are not told."""
+"""How often to look even so: changes made on another machine raise no event."""
 _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _DELETE = 0x8, 0x40, 0x80, 0x200
 _MASK = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE
 _BUFFER = 1 << 16

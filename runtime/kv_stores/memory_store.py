@@ -150,7 +150,7 @@ class MemoryBucket:
     def remove(self, key: str) -> None:
         """Take a key away that is there, its lease having been seen to."""
         del self._entries[key]
-        self._tell(Deleted(key, self._store.next_revision()))
+        self._notify(Deleted(key, self._store.next_revision()))
 
     async def _wait(self, pending: "PendingChanges") -> None:
         while not pending:
@@ -163,9 +163,9 @@ class MemoryBucket:
         self._store.attach(self.name, key, lease, before.lease if before else None)
         entry = Entry(key, bytes(value), self._store.next_revision(), lease)
         self._entries[key] = entry
-        self._tell(entry)
+        self._notify(entry)
         return entry.revision
 
-    def _tell(self, change: Entry | Deleted) -> None:
+    def _notify(self, change: Entry | Deleted) -> None:
         for pending in self._watches:
             pending.add(change)

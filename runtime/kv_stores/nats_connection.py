@@ -92,7 +92,7 @@ class NatsConnection:
 
     async def _open(self, url: str) -> StoreError | None:
         """Connect to one server, or say why not."""
-        self._link = NatsLink(self._tell, self._tell)
+        self._link = NatsLink(self._notify, self._notify)
         try:
             await self._link.open(url, self._auth)
         except (NatsError, OSError) as error:
@@ -112,7 +112,7 @@ class NatsConnection:
         if link is not None:
             await link.close()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in list(self.on_lost):
             listener()
 

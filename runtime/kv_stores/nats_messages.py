@@ -16,7 +16,7 @@ from nats.js.api import RawStreamMsg, StreamConfig
 from .store import Entry
 
 MARKER_TTL_S = 3600
-"""How long the stream tells of a key that is gone."""
+"""How long the stream keeps the marker of a key that is gone."""
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 OPERATION = "KV-Operation"
 LEASE = "Dynamo-Lease"
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Record:
     """A message as a fact: a key or a lease (its number) stands so, or is gone (entry None)."""
 
     kind: Kind
@@ -68,25 +68,25 @@ class BucketSubjects:
             duplicate_window=0.1,
         )
 
-    def said_live(self, message: Msg, revision: int) -> Said | None:
+    def read_live(self, message: Msg, revision: int) -> Record | None:
         """What a message of a consumer says; None if its subject is not one of ours."""
-        return self._said(message.subject, message.headers or {}, message.data, revision)
+        return self._read(message.subject, message.headers or {}, message.data, revision)
 
-    def said_stored(self, message: RawStreamMsg) -> Said | None:
-        """As `said_live`, of a message that was asked for."""
+    def read_stored(self, message: RawStreamMsg) -> Record | None:
+        """As `read_live`, of a message that was asked for."""
         headers = message.headers or {}
-        return self._said(message.subject or "", headers, message.data or b"", message.seq or 0)
+        return self._read(message.subject or "", headers, message.data or b"", message.seq or 0)
 
-    def _said(
+    def _read(
         self, subject: str, headers: dict[str, str], value: bytes, revision: int
-    ) -> Said | None:
+    ) -> Record | None:
         name = subject.removeprefix(self._keys)
         gone = OPERATION in headers or _MARKER in headers
         try:
             if name.startswith(_LEASES):
                 number = int(name.removeprefix(_LEASES), 16)
                 entry = None if gone else Entry(name, b"", revision, number)
-                return Said(Kind.LEASE, f"{number:x}", revision, entry)
+                return Record(Kind.LEASE, f"{number:x}", revision, entry)
             key = re.sub(
                 rb"=([0-9A-F]{2})", lambda found: bytes.fromhex(found[1].decode()), name.encode()
             ).decode()
@@ -94,7 +94,7 @@ class BucketSubjects:
         except ValueError:
             return None
         entry = None if gone else Entry(key, value, revision, lease)
-        return Said(Kind.KEY, key, revision, entry)
+        return Record(Kind.KEY, key, revision, entry)
 
 
 def _escape(outside: re.Pattern[bytes], text: str, mark: str) -> str:

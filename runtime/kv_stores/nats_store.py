@@ -9,7 +9,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from .nats_address import NatsAddress
 from .nats_connection import NatsConnection
-from .nats_messages import EXPECTED, LEASE, MARKER_TTL_S, OPERATION, BucketSubjects, Said
+from .nats_messages import EXPECTED, LEASE, MARKER_TTL_S, OPERATION, BucketSubjects, Record
 from .nats_watch import NatsWatch
 from .store import (
     LEASE_TTL_S,
@@ -48,7 +48,7 @@ class NatsStore:
         return self._buckets[name]
 
     async def grant(self, ttl_s: float = LEASE_TTL_S, lease: int | None = None) -> int:
-        """NATS counts in whole seconds: the next above `ttl_s`. It is told with the first key."""
+        """NATS counts in whole seconds: the next above `ttl_s`. Written with the first key."""
         await self._connection.link()
         lease = lease or new_lease_id()
         held = self._leases.get(lease)
@@ -79,7 +79,7 @@ class NatsStore:
         await self._connection.close()
 
     async def bring_lease(self, lease: int, bucket: "NatsBucket") -> None:
-        """Tell the bucket of a lease before a key is put under it. LeaseLostError if it ended."""
+        """Write a lease to the bucket before a key is put under it. LeaseLostError if it ended."""
         held = self._held(lease)
         if bucket.name not in held.renewals:
             ttl = max(1, math.ceil(held.ends - time.monotonic()))
@@ -219,7 +219,7 @@ class NatsBucket:
             raise self._refused(error) from None
         return answer.seq
 
-    async def _last(self, subject: str) -> Said | None:
+    async def _last(self, subject: str) -> Record | None:
         await self.make()
         try:
             message = await self._connection.call(
@@ -229,9 +229,9 @@ class NatsBucket:
             return None
         except APIError as error:
             raise self._refused(error) from None
-        return self._subjects.said_stored(message)
+        return self._subjects.read_stored(message)
 
-    async def _if_there(self, found: Said | None) -> Entry | None:
+    async def _if_there(self, found: Record | None) -> Entry | None:
         entry = found.entry if found else None
         if entry is None or entry.lease is None:
             return entry

@@ -115,7 +115,7 @@ class _Consumer:
         self._pending = PendingChanges(prefix)
         self._listed = False
         self._count = 0
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._buried: set[tuple[str, int]] = set()
         self._lost: str | None = None
         self.end: Callable[[], Awaitable[None]] | None = None
@@ -139,7 +139,7 @@ class _Consumer:
         return dead
 
     def on_message(self, message: Msg) -> None:
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         delivery = read_delivery(message.reply)
         if delivery is None:
             return  # a heartbeat
@@ -147,8 +147,8 @@ class _Consumer:
         if delivery.consumer_sequence != self._count:
             self.on_lost("NATS left messages out")
             return
-        said = self._subjects.said_live(message, delivery.stream_sequence)
-        for change in self._view.take_in(said) if said is not None else ():
+        record = self._subjects.read_live(message, delivery.stream_sequence)
+        for change in self._view.take_in(record) if record is not None else ():
             self._pending.add(change)
         if delivery.pending == 0 and not self._listed:
             self._listed = True
@@ -159,7 +159,7 @@ class _Consumer:
         self._pending.wake()
 
     async def _wait(self) -> None:
-        if self._lost is None and time.monotonic() - self._heard > _SILENCE_S:
+        if self._lost is None and time.monotonic() - self._last_message_at > _SILENCE_S:
             self._lost = f"not a word for {_SILENCE_S:g} s"
         if self._lost is not None:
             raise StoreError(f"NATS: {self._lost}")

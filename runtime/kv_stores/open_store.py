@@ -30,7 +30,7 @@ def open_store(
     backend: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> KeyValueStore:
-    """A store, addressed as the environment says. ConfigError if that is no good.
+    """A store, addressed as the environment says. ConfigError if that cannot be used.
 
     `backend` not given: see `backend_name`.
     """

@@ -25,7 +25,7 @@ class AnswerTimeouts:
 
 
 class AnswerListener(Protocol):
-    """Who wants an answer. After `on_end`, or once it closed the answer, it hears nothing."""
+    """Who wants an answer. After `on_end`, or once it closed the answer, it is not called."""
 
     def on_part(self, part: Any) -> None: ...
     def on_end(self, fault: Fault | None, text: str) -> None:
@@ -33,8 +33,8 @@ class AnswerListener(Protocol):
         ...
 
 
-class _Nobody:
-    """Who listens to an answer that is over."""
+class _NoListener:
+    """The listener of an answer that is over."""
 
     def on_part(self, part: Any) -> None:
         pass
@@ -43,7 +43,7 @@ class _Nobody:
         pass
 
 
-_NOBODY = _Nobody()
+_NO_LISTENER = _NoListener()
 
 
 class AnswerSource(Protocol):
@@ -58,7 +58,7 @@ class AckLine(Protocol):
     """What a request went away over, where an acknowledgement comes back by itself."""
 
     def forget(self, answer: "Answer") -> None:
-        """It need not be told if the connection is lost."""
+        """It need not learn that the connection is lost."""
         ...
 
     def close(self) -> None: ...
@@ -166,7 +166,7 @@ class Answer:
             return
         self.over = True
         self._on_over()
-        self._listener = _NOBODY  # no circle is left to the collector
+        self._listener = _NO_LISTENER  # no circle is left to the collector
         if self.sending is not None and self.sending is not asyncio.current_task():
             self.sending.cancel()
         if self._line is not None:

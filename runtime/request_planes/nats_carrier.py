@@ -52,7 +52,7 @@ class NatsCarrier:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None:
-        """Bring it away, and tell the answer of the acknowledgement of whoever serves the subject.
+        """Bring it away, and pass the acknowledgement of the subject's worker to the answer.
         RequestError without one."""
         try:
             link = await self._connection.link()
@@ -87,7 +87,7 @@ class NatsCarrier:
         self._services.append(service)
         try:
             for subject, verb in service.control_subjects().items():
-                await self._serve((subject, service.id), partial(_tell, service, verb))
+                await self._serve((subject, service.id), partial(_describe, service, verb))
         except BaseException:
             await self._remove_service(service)
             raise
@@ -175,7 +175,7 @@ class NatsCarrier:
                 await asyncio.sleep(backoff.next())
 
 
-def _tell(service: NatsService, verb: str, subject: str, payload: bytes) -> str:
+def _describe(service: NatsService, verb: str, subject: str, payload: bytes) -> str:
     return service.answer(verb)
 
 

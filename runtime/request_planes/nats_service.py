@@ -85,7 +85,7 @@ class NatsService:
 
     def answer(self, verb: str) -> str:
         """The JSON that answers PING, INFO or STATS, whatever the question's payload."""
-        told: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "type": f"io.nats.micro.v1.{verb.lower()}_response",
             "name": self.name,
             "id": self.id,
@@ -93,12 +93,12 @@ class NatsService:
             "metadata": {},
         }
         if verb == "INFO":
-            told["description"] = ""
-            told["endpoints"] = [{**_place(each), "metadata": {}} for each in self.endpoints]
+            facts["description"] = ""
+            facts["endpoints"] = [{**_place(each), "metadata": {}} for each in self.endpoints]
         elif verb == "STATS":
-            told["started"] = self.started.isoformat(timespec="milliseconds")[:-6] + "Z"
-            told["endpoints"] = [{**_place(each), **_counts(each)} for each in self.endpoints]
-        return msgspec.json.encode(told).decode()
+            facts["started"] = self.started.isoformat(timespec="milliseconds")[:-6] + "Z"
+            facts["endpoints"] = [{**_place(each), **_counts(each)} for each in self.endpoints]
+        return msgspec.json.encode(facts).decode()
 
 
 def service_name(namespace: str, component: str) -> str:

@@ -16,7 +16,7 @@ from .tcp_carrier import TcpCarrier
 
 
 class Carrier(Protocol):
-    """Brings requests to workers, and tells an answer what comes back on the same way."""
+    """Brings requests to workers, and passes what comes back the same way to the answer."""
 
     async def send(self, address: str, id: str, payload: bytes, answer: Answer) -> None: ...
     async def close(self) -> None: ...

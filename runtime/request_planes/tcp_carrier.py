@@ -85,7 +85,7 @@ class WorkerLine(asyncio.Protocol):
         self.alive = True
 
     def send(self, frame: bytes, answer: Answer) -> None:
-        """Tell the answer of the acknowledgement, or that the connection was lost before it."""
+        """Pass the acknowledgement to the answer, or that the connection was lost before it."""
         answer.on_sent(self)
         self._unacknowledged.append(answer)
         self._not_begun.add(answer)

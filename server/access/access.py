@@ -13,9 +13,9 @@ _SCHEME = "bearer"
 
 class Access:
     """Decides about calls. Without a file of tokens, and where clients show no certificates,
-    everybody is the one anonymous caller, who may do everything.
+    every caller is the anonymous one, who may do everything.
 
-    ConfigError if the file is no good; later a bad new one leaves the old. `refused` counts by
+    ConfigError if the file is not valid; later a bad new one leaves the old. `refused` counts by
     reason.
     """
 
@@ -31,7 +31,7 @@ class Access:
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked who they are."""
+        """Whether callers need not show who they are."""
         return self.files is None and not self.reads_certificates
 
     def admit(self, rule: Rule, authorization: str | None, names: tuple[str, ...] = ()) -> Caller:
@@ -58,7 +58,10 @@ class Access:
     def _identify(self, authorization: str | None, names: tuple[str, ...]) -> Caller:
         if self.files is None:
             if not names:
-                raise AccessError("the certificate has no name", reason="certificate")
+                raise AccessError(
+                    "the client certificate has neither a common name nor a DNS name",
+                    reason="certificate",
+                )
             return Caller(quote(names[0], safe=""))
         table = self.files.value
         if authorization is not None:

@@ -52,15 +52,15 @@ class AllowedOrigins:
             return None
         names = asked.get("access-control-request-headers", "")
         known = len(names) <= _MOST_NAMES and _NAMES.fullmatch(names) is not None
-        told = {
+        allowed = {
             **self.headers(route, origin),
             "access-control-allow-methods": route.partition(" ")[0],
             "access-control-allow-headers": names if known else "authorization, content-type",
             "access-control-max-age": str(_KEPT_S),
         }
         if asked.get("access-control-request-private-network") == "true":
-            told["access-control-allow-private-network"] = "true"
-        return told
+            allowed["access-control-allow-private-network"] = "true"
+        return allowed
 
     def _knows(self, origin: str) -> bool:
         return self._any or origin.lower() in self._origins

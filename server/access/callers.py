@@ -17,7 +17,7 @@ _SELECTION = "\x1fselect/"
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who may make calls. The anonymous one, without a name, is everybody who was not
+    """Who makes a call. The anonymous one, without a name, is every caller that was not
     asked, and may do everything.
     """
 
@@ -54,7 +54,7 @@ REASONS = (
 
 
 class AccessError(RouterError):
-    """A call is refused: `authenticated` tells somebody who may not from somebody unknown."""
+    """A call is refused: `authenticated`: the caller is known, and may not make it."""
 
     def __init__(self, message: str, *, reason: str, authenticated: bool = False) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a configuration leaves open to whoever reaches it, said at the start."""
+"""What a configuration leaves open to any host that reaches it, logged at the start."""
 
 from collections.abc import Sequence
 
@@ -20,30 +20,30 @@ def open_to_others(
     `identified`: callers need a token or a certificate. `plain_workers` are addresses that go
     without TLS although it was asked for.
     """
-    said = []
+    lines = []
     grpc, http, admin_at = f"{host}:{port}", f"{host}:{http_port}", f"{admin[0]}:{admin[1]}"
     if not is_loopback(host):
         if not identified:
-            said.append(
+            lines.append(
                 f"grpc {grpc} is open: any host that reaches it may generate, select workers and"
                 " read the state of the fleet (--auth-tokens or --tls-client-ca)"
             )
-            said.append(
+            lines.append(
                 f"http {http} is open: any host that reaches it may read metrics, workers and"
                 " overlaps (--auth-tokens or --tls-client-ca)"
             )
         if not tls:
             what = "requests, answers and tokens" if identified else "requests and answers"
-            said.append(f"{what} travel readable to and from {grpc} and {http} (--tls-cert)")
+            lines.append(f"{what} travel readable to and from {grpc} and {http} (--tls-cert)")
     if not is_loopback(admin[0]):
         if not identified:
-            said.append(
+            lines.append(
                 f"admin {admin_at} is open: any host that reaches it may change the configuration"
                 " (--auth-tokens, or --admin-host 127.0.0.1)"
             )
         if not tls and admin[0] != host:
-            said.append(f"admin calls travel readable to {admin_at} (--tls-cert)")
+            lines.append(f"admin calls travel readable to {admin_at} (--tls-cert)")
     if plain_workers:
         them = ", ".join(plain_workers)
-        said.append(f"workers at grpc://, not grpcs://, are reached without TLS: {them}")
-    return said
+        lines.append(f"workers at grpc://, not grpcs://, are reached without TLS: {them}")
+    return lines

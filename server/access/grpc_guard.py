@@ -14,7 +14,7 @@ from .roles import rule_of
 class GrpcGuard:
     """Decides about the calls of a server.
 
-    Where nobody is asked who they are, the methods of admins are for callers on this machine.
+    Where callers need not show who they are, the methods of admins are for callers on this machine.
     """
 
     def __init__(self, access: Access) -> None:

@@ -40,7 +40,7 @@ class AdminAddress(NamedTuple):
         if port != self.port:
             return False
         ours, theirs = parse_ip(self.host), parse_ip(host)
-        if ours is None:  # a name: localhost, or one that is told apart by its port
+        if ours is None:  # a name: localhost, or one that is distinguished by its port
             return self.host != "localhost" or (theirs is not None and theirs.is_loopback)
         everywhere = is_everywhere(self.host)
         return everywhere or ours == theirs or is_loopback(self.host) and is_loopback(host)
@@ -173,7 +173,7 @@ def _authorization(asked: Asked) -> str | None:
 
 @lru_cache(256)  # a client has the same one in all of its requests
 def _name_in(host: str) -> tuple[str, bool]:
-    """The name in a Host header, empty if it has none; whether nobody else can have it."""
+    """The name in a Host header, empty if it has none; whether no other host can have it."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

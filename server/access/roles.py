@@ -25,11 +25,11 @@ ALL_ROLES = frozenset(Role)
 
 
 class Rule(NamedTuple):
-    """Who may make a call: everybody, or whoever has one of the roles."""
+    """Who may make a call: every caller, or those with one of the roles."""
 
     roles: frozenset[Role]
     open: bool = False
-    """nobody is asked who they are"""
+    """callers need not show who they are"""
     admin_listener: bool = False
     """over HTTP, only where admin routes are served; over gRPC, without tokens, only on loopback"""
 
@@ -63,7 +63,7 @@ FRONTEND_RULES = {
     "POST /detokenize": _any_of(_CLIENT),
     "GET /pools": _any_of(_SELECTOR, _ADMIN, _METRICS),
 }
-"""Of the frontend's own listener, which has what tells how a server is, too, and for several models
+"""Of the frontend's own listener, which has health and version, too, and for several models
 the dashboard."""
 
 RULES = {
@@ -99,12 +99,14 @@ RULES = {
     "GET /version": Rule(ALL_ROLES),
     "GET /health": _OPEN,
     "GET /metrics": _any_of(_METRICS, _ADMIN),
+    "GET /record": _any_of(_METRICS, _ADMIN),
     "GET /workers": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "POST /overlaps": _any_of(_SELECTOR, _ADMIN),
     "GET /dashboard": _OPEN,
     "GET /dashboard/page/{file}": _OPEN,
     "GET /dashboard/state": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "GET /dashboard/overview": _any_of(_SELECTOR, _ADMIN, _METRICS),
+    "GET /dashboard/plan": _any_of(_SELECTOR, _ADMIN, _METRICS),
     "GET /dashboard/caches": _any_of(_SELECTOR, _ADMIN),
     "GET /dashboard/receipt": _any_of(_SELECTOR, _ADMIN),
     "POST /dashboard/what-if": _any_of(_SELECTOR, _ADMIN),

@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Security:
-    """Reads the files of a configuration. ConfigError if one is no good.
+    """Reads the files of a configuration. ConfigError if one is not valid.
 
     `watch` reads them again when they change; start and close it with the service.
     """

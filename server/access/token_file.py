@@ -60,7 +60,7 @@ class TokenTable:
         return None
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add a caller. ValueError, without a secret in it, if the entry is no good."""
+        """Add a caller. ValueError, without a secret in it, if the entry is not valid."""
         for key in entry:
             if key not in _KEYS:
                 close = difflib.get_close_matches(key, _KEYS, n=1)
@@ -75,15 +75,15 @@ class TokenTable:
             raise ValueError(f"{given[0]} must be a text that is not empty")
         if given[0] == "certificate":
             if self._by_certificate.setdefault(shown, caller) is not caller:
-                raise ValueError(f"certificate {shown!r} is there twice")
+                raise ValueError(f"certificate {shown!r} is there twice: give each caller its own")
             return
         digest = _digest_of(shown) if given[0] == "token" else _read_digest(shown)
         if self._by_digest.setdefault(digest[:8], (digest, caller))[1] is not caller:
-            raise ValueError("the token is there twice")
+            raise ValueError("the token is there twice: give each caller its own")
 
 
 def read_tokens(path: str) -> TokenTable:
-    """Read a file of callers. ConfigError, naming the line, if it is no good."""
+    """Read a file of callers. ConfigError, naming the line, if it is not valid."""
     try:
         text = read_file(path, KEY).decode()
     except UnicodeDecodeError:
@@ -113,8 +113,8 @@ def _toml(text: str) -> list[tuple[int, dict[str, Any]]]:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        said = str(error)
-        found = re.search(r"line (\d+)", said)
+        reason = str(error)
+        found = re.search(r"line (\d+)", reason)
         line = int(found[1]) if found else text.count("\n") + 1
         raise _LineError(line, "it is not TOML") from None  # what it says may quote a token
     for key in tree:

@@ -1,6 +1,6 @@
-"""POST /clear_kv_blocks: the caches of all workers of a pool are emptied, and what of them is told.
+"""POST /clear_kv_blocks: empty the caches of all workers of a pool, and answer each one's result.
 
-What an engine cleared the index hears of by the engine's own event, as of any change of its cache;
+What an engine cleared comes to the index by the engine's own event, as of any change of its cache;
 what was predicted of it, since it reports nothing or has not reported yet, is forgotten here.
 """
 

@@ -1,4 +1,4 @@
-"""DiscoveredWorkers: the workers that a key-value store tells of, kept as it has them."""
+"""DiscoveredWorkers: the workers that a key-value store lists, kept as it has them."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -54,7 +54,7 @@ class DiscoveredWorkers:
         self._watch = watch
         self._departures = Departures()
         self._ours: dict[int, DiscoveredWorker] = {}
-        self._said: set[int] = set()
+        self._logged: set[int] = set()
         self._reconciler = Reconciler(f"workers in {backend}", backend, watch, self.reconcile)
 
     async def start(self) -> None:
@@ -78,8 +78,8 @@ class DiscoveredWorkers:
                 self._retire(worker_id)
             elif self._departures.on_gone(worker_id, now):
                 self._retire(worker_id)
-            elif worker_id in self._departures.kept and worker_id not in self._said:
-                self._said.add(worker_id)
+            elif worker_id in self._departures.kept and worker_id not in self._logged:
+                self._logged.add(worker_id)
                 self._ask_at_once(worker_id)
                 log.warning("registration gone with most others, the worker stays for a while",
                             worker_id=worker_id)  # fmt: skip
@@ -87,7 +87,7 @@ class DiscoveredWorkers:
             if worker_id not in self._departures.kept or not self._answers(worker_id):
                 self._departures.forget(worker_id)
                 self._retire(worker_id)
-        self._said &= self._departures.kept
+        self._logged &= self._departures.kept
 
     async def _have(self, worker_id: int, worker: DiscoveredWorker) -> None:
         known = self._ours.get(worker_id)
@@ -143,9 +143,10 @@ class DiscoveredWorkers:
     def _retire(self, worker_id: int) -> None:
         worker = self._ours.pop(worker_id, None)
         if worker is None or worker.url.address in {w.url.address for w in self._ours.values()}:
-            return  # somebody else is at its place
+            return  # another worker is at its place
         if (engine := self._engine(worker)) is not None:
-            log.info("registration gone", worker_id=worker_id, address=worker.url.address)
+            log.info("registration gone, the worker is drained",
+                     worker_id=worker_id, address=worker.url.address)  # fmt: skip
             self._admin.retire(engine)
 
     async def _forget(self, worker_id: int) -> None:

@@ -168,4 +168,4 @@ class Reloader:
         except ConfigError:
             pass
         except Exception:
-            log.exception("configuration not reloaded")
+            log.exception("configuration not reloaded, the old one stays")

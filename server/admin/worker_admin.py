@@ -143,10 +143,16 @@ class WorkerAdmin:
                 StatusCode.FAILED_PRECONDITION,
                 f"worker {name} has {count} requests in flight: drain it first, or use force",
             )
-        said = self._status(engine)
+        status = self._status(engine)
         await self._forget(engine)
         return WorkerStatus(
-            said.worker_id, said.address, "removed", said.weight, count, "", self._warn_if_last()
+            status.worker_id,
+            status.address,
+            "removed",
+            status.weight,
+            count,
+            "",
+            self._warn_if_last(),
         )
 
     def show(self, name: str) -> WorkerStatus:
@@ -185,7 +191,7 @@ class WorkerAdmin:
         self._retiring[address] = supervise(f"retire-{address}", wait_and_forget)
 
     def is_retiring(self, engine: WatchedEngine) -> bool:
-        """Whether a worker drains to be forgotten, rather than because somebody asked for it."""
+        """Whether a worker drains to be forgotten, rather than because an admin asked for it."""
         return engine.url.address in self._retiring
 
     async def close(self) -> None:
@@ -250,7 +256,7 @@ class WorkerAdmin:
 
 
 def check_deadline(deadline_s: float | None) -> None:
-    """AdminError if nobody can wait for so long."""
+    """AdminError if it is no time to wait for."""
     if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s >= 0):
         text = f"deadline {deadline_s!r} must be finite and at least 0"
         raise AdminError(StatusCode.INVALID_ARGUMENT, text)

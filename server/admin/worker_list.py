@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ class WorkerList:
 
     async def start(self, urls: Sequence[str]) -> None:
         """Begin with this list, and wait until its names were looked up once. ConfigError if one
-        is no good."""
+        is not valid."""
         check_worker_lists((), urls)
         self.reconcile((), urls)
         await asyncio.gather(*(name.first.wait() for name in self._names.values()))
@@ -161,7 +162,8 @@ def check_worker_lists(old: Sequence[str], new: Sequence[str]) -> None:
     """ConfigError if a list of URLs cannot take the place of another while the router runs."""
     before, after = _by_key(old), _by_key(new)
     if len(after) < len(new):
-        raise ConfigError("workers: an address is there twice", key="workers")
+        twice = Counter(_key(parse_worker(url)) for url in new).most_common(1)[0][0]
+        raise ConfigError(f"workers: {twice} is there twice: give each address once", key="workers")
     for key, url in after.items():
         known = before.get(key, url)
         if replace(known, weight=url.weight) != url:
@@ -172,4 +174,8 @@ def check_worker_lists(old: Sequence[str], new: Sequence[str]) -> None:
 def _by_key(urls: Sequence[str]) -> dict[str, WorkerUrl | WorkerName]:
     """What the URLs say, by address or name."""
     parsed = map(parse_worker, urls)
-    return {url.address if isinstance(url, WorkerUrl) else str(url): url for url in parsed}
+    return {_key(url): url for url in parsed}
+
+
+def _key(url: WorkerUrl | WorkerName) -> str:
+    return url.address if isinstance(url, WorkerUrl) else str(url)

@@ -15,22 +15,22 @@ SHOWN = 320
 
 
 class CacheMap:
-    """The picture as it was when somebody last asked; made anew in at most SHARE of the time."""
+    """The picture as it was at the last question; made anew in at most SHARE of the time."""
 
     def __init__(self, index: PrefixIndex, clock: Clock) -> None:
         self._index = index
         self._now = clock.now
         self._share = TimeShare(SHARE, least_s=LEAST_S)
-        self._told: dict[str, Any] = {"at": 0.0, "branches": []}
+        self._latest: dict[str, Any] = {"at": 0.0, "branches": []}
 
     def read(self) -> dict[str, Any]:
         now = self._now()
         if self._share.is_due(now):
             self._share.begin()
             branches = self._index.branches(LOOKED_AT, SHOWN)
-            self._told = {"at": now, "branches": [_shown(branch) for branch in branches]}
+            self._latest = {"at": now, "branches": [_shown(branch) for branch in branches]}
             self._share.spent(self._share.lap(), now)
-        return self._told
+        return self._latest
 
 
 def _shown(branch: CacheBranch) -> dict[str, Any]:

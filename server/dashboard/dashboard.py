@@ -1,4 +1,4 @@
-"""Dashboard: what the page is told, read where it is kept, each part within a share of the time."""
+"""Dashboard: the page's data, read where it is kept, each part within a share of the time."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -141,5 +141,5 @@ class Dashboard:
 
     async def what_if(self, prompt: Prompt) -> dict[str, Any]:
         """What would be decided for a prompt now. Books nothing."""
-        told = await finish_in_turns(self._router.explain_steps(prompt), self._answers)
-        return explanation_shown(told)
+        explanation = await finish_in_turns(self._router.explain_steps(prompt), self._answers)
+        return explanation_shown(explanation)

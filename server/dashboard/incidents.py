@@ -16,7 +16,7 @@ KEPT_INCIDENTS = 256
 SETTLE_S = 0.25
 """Workers are compared with what they were so long after a change, once for all of them."""
 ALIKE_S = 2.0
-"""Incidents that are alike are one, if no more than so much is between them."""
+"""Incidents that are alike are one, if no more than this is between them."""
 WORDS = 200
 ILL = (WorkerState.UNHEALTHY, WorkerState.REFUSED)
 
@@ -72,7 +72,7 @@ class Incidents:
     def on_refused(self, code: StatusCode) -> None:
         """A request was refused before it was read."""
         if code is not StatusCode.OK:
-            self._add("request", None, f"refused: {_said(code)}")
+            self._add("request", None, f"refused: {_words(code)}")
 
     def on_request(self, request: Request, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
@@ -83,7 +83,7 @@ class Incidents:
             return
         decision = request.decision
         worker = None if decision is None else str(decision.worker.worker_id)
-        self._add("request", worker, f"request failed: {_said(code)}")
+        self._add("request", worker, f"request failed: {_words(code)}")
 
     def compare_workers(self) -> None:
         """Note who came, left, or is in another state than before."""
@@ -136,5 +136,5 @@ class Incidents:
         return None
 
 
-def _said(code: StatusCode) -> str:
+def _words(code: StatusCode) -> str:
     return code.name.lower().replace("_", " ")

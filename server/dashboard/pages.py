@@ -52,7 +52,7 @@ class _WhatIf(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PageFiles:
-    """The page is for everybody who gets here: it has nothing in it."""
+    """The page is for every caller that gets here: it has no data in it."""
 
     def __init__(self) -> None:
         self._files = {path.name: _read(path) for path in PAGE.iterdir() if path.suffix in TYPES}
@@ -69,7 +69,7 @@ class PageFiles:
 
 
 class PageData:
-    """What the page reads of one dashboard, as (status, JSON). Whoever serves it asks for roles."""
+    """What the page reads of one dashboard, as (status, JSON). Its server checks roles."""
 
     def __init__(self, dashboard: Dashboard, reader: RequestReader, health: Health) -> None:
         self._dashboard = dashboard
@@ -83,21 +83,21 @@ class PageData:
         known = Known(*(read_count(asked.get(field, "")) for field in Known._fields))
         ready, health = self._health()
         health = {"ready": ready, **health}
-        told = await self._dashboard.state(known, asked.get("process", ""), health)
-        told["may"] = {
+        shown = await self._dashboard.state(known, asked.get("process", ""), health)
+        shown["may"] = {
             "ask": bool(roles & {Role.ADMIN, Role.SELECTOR}),
             "change": changes and Role.ADMIN in roles,
         }
-        return told
+        return shown
 
     async def caches(self) -> dict[str, Any]:
         return self._dashboard.caches()
 
     async def receipt(self, asked: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-        told = await self._dashboard.receipt(asked.get("request_id", ""))
-        if told is None:
+        receipt = await self._dashboard.receipt(asked.get("request_id", ""))
+        if receipt is None:
             return 404, {"error": "there is no receipt of this request any more"}
-        return 200, told
+        return 200, receipt
 
     async def what_if(self, body: bytes) -> tuple[int, dict[str, Any]]:
         try:

@@ -32,10 +32,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Receipt:
-    """One decision. Its candidates are put into words when somebody asks."""
+    """One decision. Its candidates are put into words at the first question."""
 
     at: float
-    told: Steps[Explanation] | Explanation
+    explanation: Steps[Explanation] | Explanation
     disagg: dict[str, Any] | None = None
     """where its prompt is computed, and what was compared; then how late its first token was"""
 
@@ -106,15 +106,15 @@ class Receipts:
         if kept is None:
             return None
         async with self._finishing:
-            if not isinstance(kept.told, Explanation):
-                kept.told = await finish_in_turns(kept.told, self._answers)
+            if not isinstance(kept.explanation, Explanation):
+                kept.explanation = await finish_in_turns(kept.explanation, self._answers)
         more = {} if kept.disagg is None else {"disagg": kept.disagg}
-        return {"at": kept.at, **explanation_shown(kept.told), **more}
+        return {"at": kept.at, **explanation_shown(kept.explanation), **more}
 
 
-def explanation_shown(told: Explanation, chosen: str | None = None) -> dict[str, Any]:
+def explanation_shown(explanation: Explanation, chosen: str | None = None) -> dict[str, Any]:
     """An explanation for a page: the cheapest candidates, and how many more there are."""
-    ranked = sorted(told.candidates, key=_rank)
+    ranked = sorted(explanation.candidates, key=_rank)
     shown = ranked[:SHOWN_CANDIDATES]
     shown += [row for row in ranked[SHOWN_CANDIDATES:] if worker_key(row.worker) == chosen]
     rows = []
@@ -122,9 +122,9 @@ def explanation_shown(told: Explanation, chosen: str | None = None) -> dict[str,
         fields = row.to_dict()
         del fields["worker_id"], fields["dp_rank"], fields["number"]
         rows.append({"worker": worker_key(row.worker), **fields})
-    head = told.to_dict([])
-    head["cheapest"] = [worker_key(worker) for worker in told.cheapest[:SHOWN_CANDIDATES]]
-    best = max((row.overlap_blocks for row in told.candidates if row.eligible), default=0)
+    head = explanation.to_dict([])
+    head["cheapest"] = [worker_key(worker) for worker in explanation.cheapest[:SHOWN_CANDIDATES]]
+    best = max((row.overlap_blocks for row in explanation.candidates if row.eligible), default=0)
     head |= {"candidates": rows, "candidate_count": len(ranked), "best_overlap_blocks": best}
     return head
 

@@ -61,7 +61,7 @@ class RequestJournal:
             self._incidents.on_request(request, code)
         self.last += 1
         attempt = request.attempt
-        self._ended.append(  # in words once a page asks: nobody does for most of them
+        self._ended.append(  # made into a record once a page asks, which is rare
             (
                 request.request_id[:ID_LENGTH],
                 request.arrived,
@@ -81,14 +81,14 @@ class RequestJournal:
         """Those after this number, oldest first; of more than `most` the newest."""
         wanted = min(most, max(0, self.last - number), len(self._ended))
         newest = [
-            _told(self.last - n, *row)
+            _record_of(self.last - n, *row)
             for n, row in enumerate(islice(reversed(self._ended), wanted))
         ]
         newest.reverse()
         return newest
 
 
-def _told(
+def _record_of(
     number: int,
     request_id: str,
     arrived: float,

@@ -69,16 +69,16 @@ class DashboardRoutes:
         await answer_whole(call, found.body, found.headers, status=found.status)
 
     async def _on_state(self, call: HttpCall) -> None:
-        pool, told = self._chosen(call), dict[str, Any]()
+        pool, state = self._chosen(call), dict[str, Any]()
         if pool is not None and (data := pool.page_data) is not None:
-            told = await data.state(
+            state = await data.state(
                 call.parameters, call.caller.roles, changes=self._listing is None
             )
         if self._listing is not None:
-            told["pools"] = [each.summary for each in self._pools()]
-            told["pool"] = None if pool is None else pool.summary["key"]
-            told |= self._listing()
-        await answer_json(call, told)
+            state["pools"] = [each.summary for each in self._pools()]
+            state["pool"] = None if pool is None else pool.summary["key"]
+            state |= self._listing()
+        await answer_json(call, state)
 
     async def _on_overview(self, call: HttpCall) -> None:
         asked = call.parameters
@@ -90,12 +90,12 @@ class DashboardRoutes:
         await answer_json(call, await self._data(call).caches())
 
     async def _on_receipt(self, call: HttpCall) -> None:
-        status, told = await self._data(call).receipt(call.parameters)
-        await answer_json(call, told, status=status)
+        status, receipt = await self._data(call).receipt(call.parameters)
+        await answer_json(call, receipt, status=status)
 
     async def _on_what_if(self, call: HttpCall) -> None:
-        status, told = await self._data(call).what_if(call.body)
-        await answer_json(call, told, status=status)
+        status, answer = await self._data(call).what_if(call.body)
+        await answer_json(call, answer, status=status)
 
     def _data(self, call: HttpCall) -> PageData:
         pool = self._chosen(call)

@@ -1,4 +1,4 @@
-"""The workers with their load, caches and event sources, told as what has changed since."""
+"""The workers with their load, caches and event sources, sent as what has changed since."""
 
 import asyncio
 from collections import OrderedDict
@@ -21,10 +21,10 @@ UNKNOWN = "unknown"
 
 
 class WorkerTable:
-    """All registered ranks, as they were when somebody last looked.
+    """All registered ranks, as they were at the last look.
 
-    Reading them takes at most SHARE of the time, however many look, and whoever looks again is
-    told only of rows that have changed.
+    Reading them takes at most SHARE of the time, however many look, and a page that looks again
+    gets only rows that have changed.
     """
 
     def __init__(self, router: KvRouter, clock: Clock) -> None:

@@ -5,7 +5,7 @@ Entered by the services.
 
 from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
-from .generate_answer import told_totals, told_usage
+from .generate_answer import totals_of, usage_of
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import DispatchObserver, OutputTracking
 from .request import (
@@ -26,4 +26,4 @@ from .request_reader import (
     RequestReader,
 )
 from .retries import FailedAttempt
-from .status import HTTP_STATUSES, ClientGoneError, status_of
+from .status import HTTP_STATUSES, NO_WORKER, ClientGoneError, status_of

@@ -11,7 +11,7 @@ from ...base.errors import StatusCode
 from ...base.request_record import RequestRecord, current_record
 from ...process.logs import UNLIMITED
 from ...workers.trtllm_proto import SERVICE
-from .generate_answer import told_usage
+from .generate_answer import usage_of
 from .observers import DispatchObserver
 from .request import Request
 
@@ -100,7 +100,7 @@ def _header(record: RequestRecord, wanted: bytes) -> bytes:
 def _tokens_of(request: Request) -> dict[str, Any]:
     """What its worker reports of it."""
     fields: dict[str, Any] = {}
-    usage = told_usage(request.last_message) if request.facts.sequences == 1 else None
+    usage = usage_of(request.last_message) if request.facts.sequences == 1 else None
     if usage is not None:
         fields["output_tokens"], fields["cached_tokens"] = usage
     if request.first_message_at is not None and request.facts.streaming:

@@ -160,7 +160,7 @@ class Dispatcher:
         fails is not retried, hedged or moved here.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
-        status. Cancel the task to give the request up; the worker is told.
+        status. Cancel the task to give the request up; it is aborted at the worker.
 
         An id that the caller has in flight already is refused: an abort or a release under it could
         hit the wrong one of the two. A request without an id is given one, which the answers carry.

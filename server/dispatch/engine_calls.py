@@ -33,7 +33,7 @@ class EngineCalls:
     """What both attempts of a request need of the side of the engines.
 
     An attempt is in the ledger from `send` on; one that failed is judged there, and what comes back
-    is the error for the client if nobody else answers.
+    is the error for the client if no other worker answers.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Aborts:
     """Sends aborts in the background, each bounded in time, all bounded in number.
 
     The stream of such a request was cancelled already, so an abort that is lost costs little: a
-    worker that cannot be told knows, or is gone.
+    worker that cannot be reached has ended it, or is gone.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """What routing needs to know of an engine's answers, which themselves travel as bytes.
 
-Whether one can be read at all is an affair of the engine and its client: one that cannot tells
+Whether one can be read at all is an affair of the engine and its client: one that cannot says
 nothing here.
 """
 
@@ -21,25 +21,25 @@ class Usage(NamedTuple):
     cached_tokens: int
 
 
-def told_cached_tokens(message: bytes) -> int | None:
-    """Prompt tokens that an engine found cached, by its first streamed message; None: not told."""
+def cached_tokens_of(message: bytes) -> int | None:
+    """Prompt tokens found cached, by an engine's first streamed message; None: not reported."""
     whole, _, _, cached_tokens = _read(message)
     return cached_tokens if whole is False else None
 
 
-def told_output_tokens(message: bytes) -> int:
-    """Tokens that are out in all, by a streamed message; 0: not told."""
+def output_tokens_of(message: bytes) -> int:
+    """Tokens that are out in all, by a streamed message; 0: not reported."""
     whole, _, completion_tokens, _ = _read(message)
     return completion_tokens if whole is False else 0
 
 
-def told_usage(message: bytes) -> Usage | None:
+def usage_of(message: bytes) -> Usage | None:
     """What the last message of an answer says of all of it; None: it is not the last."""
     whole, _, completion_tokens, cached_tokens = _read(message)
     return Usage(completion_tokens, cached_tokens) if whole else None
 
 
-def told_totals(message: bytes) -> Usage:
+def totals_of(message: bytes) -> Usage:
     """Tokens so far by any message of an answer, also by one that should not have been the last; 0
     where it does not say."""
     _, _, completion_tokens, cached_tokens = _read(message)

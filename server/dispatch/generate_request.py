@@ -104,7 +104,7 @@ def with_retention(
     """The serialized request, whose facts these are, with what its engine is to keep of it for the
     sake of its session.
 
-    As it came where that is not asked for, or its client has said itself what is to be kept.
+    As it came where that is not asked for, or its client has stated itself what is to be kept.
     """
     retention = _retention_of(session, config)
     if retention is None or facts.retains or any(key == RETURNING_KEY for key, _ in metadata):
@@ -116,7 +116,7 @@ def with_retention(
 def _retention_of(session: Session, config: AffinityConfig) -> Retention | None:
     """By the session's headers; None where the settings do not ask for it.
 
-    A session goes on until it says that it ends, or is silent for longer than it said it would be.
+    A session goes on until it says that it ends, or is silent for longer than its timeout.
     """
     seconds = config.session_retention_secs
     if seconds is None:

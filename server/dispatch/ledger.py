@@ -10,7 +10,7 @@ from ...router.decider import Decider
 from ...workers.failures import Blame, Origin, judge, shortened
 from ...workers.health import HealthMonitor
 from ..handoff import Handoffs, PrefillFailedError
-from .generate_answer import is_blank, told_cached_tokens
+from .generate_answer import cached_tokens_of, is_blank
 from .prefill_estimate import PrefillEstimate
 from .request import Attempt, Request
 from .retries import FailedAttempt, RetryBudget
@@ -19,7 +19,7 @@ from .status import RequestAbortedError, RequestTimeoutError
 LOGGED_DETAILS = 200
 """Characters of a worker's words in the log."""
 
-# What an engine says of itself, rather than of the request: its client hears that in our words.
+# What an engine says of itself, rather than of the request: its client gets that in our words.
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 # A request that failed on no worker: what is not its client's doing.
 _FAILURES = (
@@ -77,7 +77,7 @@ class AttemptLedger:
             self._router.mark_prefill_complete(attempt.booking_id)
             self._load_fell()
         elif request.facts.streaming:
-            cached_tokens = told_cached_tokens(message)
+            cached_tokens = cached_tokens_of(message)
             self._router.mark_prefill_complete(attempt.booking_id, cached_tokens=cached_tokens)
             self._estimate.observe(tokens, waited)
             self._load_fell()

@@ -1,10 +1,10 @@
-"""Who is told what happens to requests on their way: the protocol, and what implements it here."""
+"""Observers of requests on their way: the protocol, and what implements it here."""
 
 from typing import Protocol
 
 from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
-from .generate_answer import told_output_tokens
+from .generate_answer import output_tokens_of
 from .request import Attempt, Request
 
 
@@ -22,7 +22,7 @@ class DispatchObserver(Protocol):
 
 
 class NoObserver:
-    """Hears nothing."""
+    """Observes nothing."""
 
     def on_message(
         self, request: Request, attempt: Attempt, message: bytes, now: float
@@ -44,7 +44,7 @@ class OutputTracking:
         self._inner = inner
 
     def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
-        if generated := told_output_tokens(message):
+        if generated := output_tokens_of(message):
             self._router.add_output_tokens(attempt.booking_id, generated)
         self._inner.on_message(request, attempt, message, now)
 

@@ -14,7 +14,7 @@ from ...workers.health import HealthMonitor
 from .observers import DispatchObserver
 from .request import NO_TRACE, CallTrace, Tracing
 from .retries import FailedAttempt, FailedAttempts
-from .status import status_of
+from .status import NO_WORKER, status_of
 
 Respond = Callable[[bytes], Awaitable[None]]
 Carry = Callable[[EngineClient], Awaitable[None]]
@@ -128,18 +128,18 @@ class PlainCalls:
         allowed: Collection[int] = (),
     ) -> None:
         """Clients of this kind go first."""
-        code, said = StatusCode.OK, ""
+        code, details = StatusCode.OK, ""
         self.in_flight += 1
         trace = self._tracing.begin_call(method, metadata)
         try:
             await self._try_workers(call, respond, timeout, metadata, trace, kind, allowed)
         except BaseException as error:
-            code, said = status_of(error)
+            code, details = status_of(error)
             raise
         finally:
             self.in_flight -= 1
             self._observer.on_end(None, code)
-            trace.ended(code, said)
+            trace.ended(code, details)
 
     async def _try_workers(
         self,
@@ -152,7 +152,7 @@ class PlainCalls:
         allowed: Collection[int],
     ) -> None:
         failures, began, passed = FailedAttempts(self.max_attempts), self._now(), 0
-        # One turn a call: if retries took turns too, one that fails could be everybody's first.
+        # One turn a call: if retries took turns too, one that fails could be always the first.
         turn = next(self._turn)
 
         async def count(message: bytes) -> None:
@@ -165,16 +165,16 @@ class PlainCalls:
             if allowed:
                 ready = [worker for worker in ready if worker[0] in allowed]
             if not ready:
-                raise NoWorkersError("no workers ready")
+                raise NoWorkersError(NO_WORKER)
             ready = [worker for worker in ready if isinstance(worker[1], kind)] or ready
             worker_id, client = ready[turn % len(ready)]
             sent = self._now()
             left = None if timeout is None else began + timeout - sent
             self._running[worker_id] += 1
-            told = trace.sent(worker_id, client.address, len(failures) + 1, metadata)
+            sent_metadata = trace.sent(worker_id, client.address, len(failures) + 1, metadata)
             failure: FailedAttempt | None = None
             try:
-                await call(client, left, told, count)
+                await call(client, left, sent_metadata, count)
                 return
             except EngineCallError as error:
                 origin = error.origin

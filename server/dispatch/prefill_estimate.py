@@ -5,7 +5,7 @@ STEP_S = 0.02  # before anything was observed: of a step,
 TOKEN_S = 5e-5  # and of each prompt token in it
 TINY_TOKENS = 64
 RELEASE_FACTOR = 8.0  # times the estimate, and
-RELEASE_AFTER_S = 10.0  # so much more
+RELEASE_AFTER_S = 10.0  # this much more
 
 
 class PrefillEstimate:
@@ -22,7 +22,7 @@ class PrefillEstimate:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A stream that had `tokens` to compute began to answer `seconds` after it was sent."""
-        if tokens <= TINY_TOKENS:  # mostly a step: tells nothing of a token
+        if tokens <= TINY_TOKENS:  # mostly a step: shows nothing of a token
             self.step_s += KNOWN_BY * (seconds - self.step_s)
             return
         per_token = max(0.0, seconds - self.step_s) / tokens
@@ -35,7 +35,7 @@ class PrefillEstimate:
             self.token_s = max(0.0, seconds - self.step_s) / max(1, tokens)
 
     def seconds(self, tokens: int) -> float:
-        """How long a prompt with so many tokens to compute is expected to take."""
+        """How long a prompt with `tokens` to compute is expected to take."""
         return self.step_s + tokens * self.token_s
 
     def end_of(self, worker_id: int, tokens: int, now: float) -> float:
@@ -51,6 +51,6 @@ class PrefillEstimate:
     def release_after_s(self, tokens: int) -> float:
         """How long the prompt of a stream without a first token counts as not computed yet.
 
-        An engine that hangs is not to be waited for by everybody.
+        An engine that hangs is not to be waited for by all.
         """
         return RELEASE_AFTER_S + RELEASE_FACTOR * self.seconds(tokens)

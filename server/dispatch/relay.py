@@ -43,7 +43,7 @@ class Relay:
         metadata: Metadata,
         answers: Answers | None = None,
     ) -> Exception | None:
-        """One worker's try. None: it answered. Else the error for the client if nobody else does.
+        """One worker's try. None: it answered. Else the error for the client if no other does.
 
         The request is booked on entry, freed on return. It is sent, unless `answers` come already.
         """
@@ -68,12 +68,12 @@ class Relay:
                 rest = None if put(message) else message
             else:
                 rest = reply.take(message)
-            attempt.owes_since = at if rest is None else None
+            attempt.silent_since = at if rest is None else None
             return rest
 
         async def write(message: bytes) -> None:
             await reply.write(message)
-            attempt.owes_since = self._now()
+            attempt.silent_since = self._now()
 
         try:
             if answers is None:

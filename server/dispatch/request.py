@@ -1,4 +1,4 @@
-"""A request in flight, its attempts, the way to its client, and what its trace hears of them."""
+"""A request in flight, its attempts, the way to its client, and the trace of them."""
 
 import asyncio
 import enum
@@ -73,7 +73,7 @@ class RequestTrace(Protocol):
     def attempt_ended(self, request: "Request", attempt: "Attempt") -> None:
         """However it did: a failure is the last of `request.failures`."""
 
-    def ended(self, request: "Request | None", code: StatusCode, said: str) -> None:
+    def ended(self, request: "Request | None", code: StatusCode, details: str) -> None:
         """The request ended; None if it could not be read."""
 
 
@@ -85,9 +85,9 @@ class CallTrace(Protocol):
         ...
 
     def attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None:
-        """However it did, after so many messages."""
+        """However it did, after `messages`."""
 
-    def ended(self, code: StatusCode, said: str) -> None: ...
+    def ended(self, code: StatusCode, details: str) -> None: ...
 
 
 class Tracing(Protocol):
@@ -126,7 +126,7 @@ class NoTrace:
 
     def attempt_ended(self, request: "Request", attempt: "Attempt") -> None: ...
 
-    def ended(self, request: "Request | None", code: StatusCode, said: str) -> None: ...
+    def ended(self, request: "Request | None", code: StatusCode, details: str) -> None: ...
 
 
 class NoCallTrace:
@@ -137,7 +137,7 @@ class NoCallTrace:
 
     def attempt_ended(self, messages: int, failure: FailedAttempt | None) -> None: ...
 
-    def ended(self, code: StatusCode, said: str) -> None: ...
+    def ended(self, code: StatusCode, details: str) -> None: ...
 
 
 NO_TRACE, NO_CALL_TRACE = NoTrace(), NoCallTrace()
@@ -169,7 +169,7 @@ class Attempt:
     client: Final[AttemptClient | None]
     """None: the worker has no address any more"""
     sent_at: Final[float]
-    owes_since: float | None
+    silent_since: float | None
     """when it was sent, or the client took the last message; None while the client takes one"""
     prefill_tokens: Final[int]
     """of the prompt that the worker has to compute, as far as is known"""
@@ -285,7 +285,7 @@ class Request:
         if attempt.taken_back is not None or attempt.call is None:
             return False
         attempt.taken_back = why
-        if attempt.owes_since is None:
+        if attempt.silent_since is None:
             assert self.task is not None
             self.task.cancel()
         else:
@@ -296,7 +296,7 @@ class Request:
 class Reply:
     """Takes messages at once where `put` does; those that it does not are for `write`.
 
-    Whoever gives it messages gives one after another: the next one when `write` has returned.
+    Its caller gives it one message after another: the next one when `write` has returned.
     Both raise ClientGoneError, or what a change does, in which case nothing was written.
     """
 

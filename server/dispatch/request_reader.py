@@ -139,7 +139,7 @@ class RequestReader:
         return (ids, rest) if len(ids) else (None, body)
 
     async def check_json(self, body: bytes, most_parts: int = MAX_JSON_PARTS) -> None:
-        """InvalidRequestError for a body of which a decoder would hold up everybody else."""
+        """InvalidRequestError for a body of which a decoder would hold up all other requests."""
         if len(body) <= LONG_BYTES:
             return
         parts, values = await self.off_loop.run(partial(count_parts, body))
@@ -201,7 +201,7 @@ class RequestReader:
         return facts
 
     def _refusal(self, error: OverflowError | ValueError) -> InvalidRequestError:
-        """What the sender of a message is told of what the kernel found wrong with it."""
+        """The error for the sender of a message that the kernel found wrong."""
         if isinstance(error, OverflowError):
             return self._too_long(error)
         return InvalidRequestError(UNREADABLE_MESSAGE)

@@ -11,7 +11,7 @@ from ...workers.failures import Blame, Origin, Retry, Verdict
 from ...workers.request_reports import RequestReports
 
 BROKEN_TRANSPORTS = 2
-"""A request under which so many connections broke is not sent to a further worker: it may be
+"""A request under which this many connections broke is not sent to a further worker: it may be
 what breaks them."""
 
 
@@ -98,7 +98,7 @@ class FailedAttempts:
         """Attempts whose workers are to blame if another one served the request; each once.
 
         If two of them failed alike and none served it, it is the request's fault; and so it is if
-        the only one said so.
+        the only one refused it.
         """
         new, self._settled = self.failed[self._settled :], len(self.failed)
         doubted = (Blame.EITHER, Blame.REQUEST) if served else (Blame.EITHER,)

@@ -27,10 +27,11 @@ HTTP_STATUSES = {
     StatusCode.DEADLINE_EXCEEDED: 504,
 }
 """gRPC's statuses as HTTP's; the others are 500."""
+NO_WORKER = "no worker is ready: /workers, on the HTTP port, has each one's state and reason"
 
 
 class RequestAbortedError(RouterError):
-    """Somebody asked to abort the request, and so it was."""
+    """The request was aborted on demand."""
 
 
 class RequestTimeoutError(RouterError):
@@ -46,7 +47,7 @@ class ClientGoneError(RouterError):
 
 
 def status_of(error: BaseException) -> tuple[StatusCode, str]:
-    """The (code, text) a client is told. An engine's own status passes through, its
+    """The (code, text) for a client. An engine's own status passes through, its
     text cut to what a client can take."""
     code, details = _status_of(error)
     return code, shortened(details)

@@ -21,7 +21,7 @@ TOUCH_EVERY_S = 1.0
 """How often bookings in flight are renewed; far below any sensible expiry."""
 TOUCHED_AT_ONCE = 1024
 SUSPECT_AFTER_S = 1.0
-"""A worker that owes messages and sends none for so long is probed."""
+"""A worker that is to send messages and sends none for this long is probed."""
 
 
 class RequestWatch:
@@ -127,7 +127,7 @@ class RequestWatch:
         for request in list(self._requests.values()):
             if request.attempt is None and now - request.arrived > min(self._queue, self._total):
                 self._leave_queue(request, now - request.arrived)
-        active: dict[int, float] = {}  # worker -> when it last did something, if it owes us
+        active: dict[int, float] = {}  # worker -> when it last did something, if it is to send some
         oldest: dict[int, float] = {}  # worker -> since when a stream has no message
         unanswered: set[int] = set()
         for request, attempt in self._running():
@@ -137,7 +137,7 @@ class RequestWatch:
                     attempt.leg.suspect(silent_s)
                 unanswered.add(attempt.worker_id)
                 continue  # the decode worker does not have it yet
-            worker_id, since = attempt.worker_id, attempt.owes_since
+            worker_id, since = attempt.worker_id, attempt.silent_since
             if since is None:
                 since = request.last_message_at
             active[worker_id] = max(active.get(worker_id, 0.0), since)
@@ -159,10 +159,10 @@ class RequestWatch:
         """End an attempt that lasts too long."""
         if now - request.arrived > self._total:
             self._end(request, attempt, TakenBack.TOTAL)
-        elif attempt.owes_since is None:
+        elif attempt.silent_since is None:
             if now - request.last_message_at > self._write:
                 self._end(request, attempt, TakenBack.WRITE)
-        elif now - attempt.owes_since > self._silence:
+        elif now - attempt.silent_since > self._silence:
             self._end(request, attempt, TakenBack.SILENCE)
         elif not attempt.messages and request.facts.streaming:
             waited = now - attempt.sent_at

@@ -94,7 +94,7 @@ class KeptChild:
             _send(pid, number)
 
     def look(self, count: int) -> None:
-        """What its pulse counts now, told HANG_LOOKS times within the time that it may stand still.
+        """The count of its pulse, called HANG_LOOKS times within the time that it may stand still.
 
         Then it is killed, and started again as if it had ended; before, it is asked to show where
         it stands.
@@ -159,6 +159,6 @@ class KeptChild:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a child that may have ended without our having heard of it."""
+    """Send a signal to a child that may have ended without our knowing it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

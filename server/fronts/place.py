@@ -10,7 +10,7 @@ import msgspec
 from ...process.settings import Resolved, SettingsSource, with_value
 
 PLACE_NAME = "_DYNAMO_ROUTER_FRONT"
-"""The environment variable by which a parent tells a process its place."""
+"""The environment variable by which a parent gives a process its place."""
 T = TypeVar("T")
 
 
@@ -27,10 +27,10 @@ class FrontPlace(msgspec.Struct, frozen=True):
 
     @classmethod
     def take(cls) -> Self | None:
-        """The place that the parent gave this process; None where nobody did. Children of this
+        """The place that the parent gave this process; None where none did. Children of this
         process do not see it."""
-        told = os.environ.pop(PLACE_NAME, None)
-        return None if told is None else msgspec.json.decode(told, type=cls)
+        given = os.environ.pop(PLACE_NAME, None)
+        return None if given is None else msgspec.json.decode(given, type=cls)
 
     @property
     def environment(self) -> dict[str, str]:

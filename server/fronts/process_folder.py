@@ -14,13 +14,13 @@ class ProcessFolder:
     """A folder that only our user may enter, until `remove`.
 
     Its maker holds a lock in it, which the kernel releases with the process, whatever ends that.
-    Folders whose lock nobody holds are of routers that were killed: they are removed here.
+    Folders whose lock is free are of routers that were killed: they are removed here.
     """
 
     def __init__(self) -> None:
         remove_leftovers()
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Held before it has its name: nobody finds it free.
+        # Held before it has its name: no process finds it free.
         new = self.path / f"{LOCK_FILE}.new"
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -68,7 +68,7 @@ class HangWatch:
         self._count, self.unchanged = -1, 0
 
     def look(self, count: int) -> bool:
-        """Whether the count has now been the same for so many looks."""
+        """Whether the count has now been the same for `looks` looks."""
         self.unchanged = self.unchanged + 1 if count == self._count else 0
         self._count = count
         return self.unchanged >= self._looks

@@ -212,7 +212,7 @@ class SharedPages:
     async def _answer(self, question: _PageQuestion) -> bytes:
         found = (pool.page_data for pool in self._pools() if _key(pool) == question.page)
         data = next(found, None)
-        return b"" if data is None else msgspec.json.encode(await _told(data, question))
+        return b"" if data is None else msgspec.json.encode(await _data_for(data, question))
 
 
 class _ElsewherePage(PageData):
@@ -223,34 +223,34 @@ class _ElsewherePage(PageData):
         self, asked: Mapping[str, str], roles: frozenset[Role], *, changes: bool = True
     ) -> dict[str, Any]:
         given = [role.value for role in roles]
-        told: dict[str, Any] = await self._ask(
+        state: dict[str, Any] = await self._ask(
             "state", asked=dict(asked), roles=given, changes=changes
         )
-        return told
+        return state
 
     async def caches(self) -> dict[str, Any]:
-        told: dict[str, Any] = await self._ask("caches")
-        return told
+        caches: dict[str, Any] = await self._ask("caches")
+        return caches
 
     async def receipt(self, asked: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-        status, told = await self._ask("receipt", asked=dict(asked))
-        return status, told
+        status, receipt = await self._ask("receipt", asked=dict(asked))
+        return status, receipt
 
     async def what_if(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        status, told = await self._ask("what_if", body=body)
-        return status, told
+        status, explanation = await self._ask("what_if", body=body)
+        return status, explanation
 
     async def _ask(self, what: str, **more: Any) -> Any:
         question = _PageQuestion(self._name, what, **more)
         found = await self._siblings.ask(0, "Page", question, bytes)
-        return await _told(self._own, question) if not found else msgspec.json.decode(found)
+        return await _data_for(self._own, question) if not found else msgspec.json.decode(found)
 
 
 def _key(pool: ShownPool) -> str:
     return str(pool.summary.get("key", ""))
 
 
-async def _told(data: PageData, question: _PageQuestion) -> Any:
+async def _data_for(data: PageData, question: _PageQuestion) -> Any:
     match question.what:
         case "state":
             roles = frozenset(map(Role, question.roles))

@@ -73,7 +73,7 @@ class SharedChanges:
         here = asyncio.create_task(self._admin.drain(address, deadline_s))
         call = _Call("drain", address, deadline_s=deadline_s)
         try:
-            answers = await self._tell(call, ASK_TIMEOUT_S + (deadline_s or 0.0))
+            answers = await self._ask_others(call, ASK_TIMEOUT_S + (deadline_s or 0.0))
             return _with_results(await here, answers)
         finally:
             here.cancel()
@@ -97,16 +97,16 @@ class SharedChanges:
         return await self._everywhere(_Call("weight", status.address, weight), status)
 
     async def change_limits(self, thresholds: dict[str, Any]) -> None:
-        """Change busy thresholds. RouterError if they are no good."""
+        """Change busy thresholds. RouterError if they are not valid."""
         self._change_limits(thresholds)
-        await self._tell(_Call("thresholds", thresholds=thresholds))
+        await self._ask_others(_Call("thresholds", thresholds=thresholds))
 
     async def _everywhere(
         self, call: _Call, status: WorkerStatus, timeout_s: float = ASK_TIMEOUT_S
     ) -> WorkerStatus:
-        return _with_results(status, await self._tell(call, timeout_s))
+        return _with_results(status, await self._ask_others(call, timeout_s))
 
-    async def _tell(
+    async def _ask_others(
         self, call: _Call, timeout_s: float = ASK_TIMEOUT_S
     ) -> dict[int, _Result | None]:
         self._keep(call)

@@ -208,9 +208,9 @@ class Siblings:
         found = await self.ask_all("Row", None, dict[str, Any])
         rows = [await self._row(None), *(row for row in found.values() if row is not None)]
         missing = [number for number, row in found.items() if row is None]
-        told: dict[str, Any] = {"fronts": sorted(rows, key=itemgetter("front"))}
-        told["in_flight"] = sum(row.get("in_flight", 0) for row in rows)
-        return told | ({"fronts_missing": missing} if missing else {})
+        report: dict[str, Any] = {"fronts": sorted(rows, key=itemgetter("front"))}
+        report["in_flight"] = sum(row.get("in_flight", 0) for row in rows)
+        return report | ({"fronts_missing": missing} if missing else {})
 
     async def _row(self, _: None) -> dict[str, Any]:
         started_s = round(time.monotonic() - self._began, 3)

@@ -155,7 +155,7 @@ class Supervisor:
         return taken
 
     async def _find_nats(self) -> dict[str, Any]:
-        """Settings that name the NATS server over which the processes hear each other; one is
+        """Settings that name the NATS server that carries events between the processes; one is
         started where there is none. Nothing with an event plane that needs no server."""
         config = self._config
         if config.plane.is_zmq or config.nats is not None:
@@ -199,7 +199,7 @@ def _without(config: ServeConfig, **settings: Any) -> dict[str, Any]:
 def take_port(host: str, port: int, key: str) -> socket.socket:
     """A socket that has the port and does not listen, so that others of our user can share it.
 
-    ConfigError, naming the setting, if somebody else listens there.
+    ConfigError, naming the setting, if another process listens there.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

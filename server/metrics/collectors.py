@@ -1,5 +1,5 @@
-"""What the router, its index and its event feed tell when Prometheus asks. Names of callers are
-no labels: they have no bound."""
+"""Metrics of the router, its index and its event feed, read when Prometheus asks. Names of callers
+are no labels: they have no bound."""
 
 import math
 from collections import Counter
@@ -314,7 +314,7 @@ def stream_metrics(durable: DurableEvents) -> Iterator[Metric]:
 
 @source
 def source_metrics(sources: EventSources) -> Iterator[Metric]:
-    """Where workers tell of their caches, and the streams of engines that do so over gRPC."""
+    """Where workers send events of caches, and the streams of engines that do it over gRPC."""
     counted = sources.counted()
     ways = ("nats", "grpc", "zmq", "http", "predicted")
     yield gauge_by(
@@ -370,7 +370,7 @@ def plane_metrics(plane: EventPlane, feed: EventFeed) -> Iterator[Metric]:
 
 @source
 def replica_metrics(sync: ReplicaSync) -> Iterator[Metric]:
-    """How many other routers there are, what they have booked, and how well they are heard."""
+    """How many other routers there are, what they have booked, and how their messages arrive."""
     replica, dynamo = sync.replica, sync.dynamo
     peers, counts, evidence = replica.peers, replica.peers.counts, replica.evidence
     yield from gauges(
@@ -464,7 +464,7 @@ def session_metrics(sessions: SessionAffinity) -> Iterator[Metric]:
         "dynamo_router_sessions_",
         ("expired", "Sessions forgotten for their age.", counts.expired),
         ("evicted", "Sessions forgotten for want of room.", counts.evicted),
-        ("heard", "Bindings taken over from other routers.", counts.heard),
+        ("heard", "Bindings taken over from other routers.", counts.merged),
         (
             "outdated",
             "Bindings of other routers that were older than the one in use.",
@@ -517,7 +517,7 @@ def forecast_metrics(router: KvRouter) -> Iterator[Metric]:
 
 @source
 def security_metrics(security: Security) -> Iterator[Metric]:
-    """Refused calls by reason, the certificate's end, and files read again or found no good."""
+    """Refused calls by reason, the certificate's end, and files read again or refused."""
     yield counter_by(
         "reason",
         "dynamo_router_access_refused",

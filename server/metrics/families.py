@@ -15,11 +15,11 @@ Row: TypeAlias = tuple[str, str, float]
 """The end of a family's name, its help, its one value."""
 
 
-def source(tell: Callable[P, Iterable[Metric | Table | None]]) -> Callable[P, Source]:
-    """A source of families that is first given what it looks at: `tell(watched)()`."""
+def source(read: Callable[P, Iterable[Metric | Table | None]]) -> Callable[P, Source]:
+    """A source of families that is first given what it looks at: `read(watched)()`."""
 
     def watching(*args: P.args, **kwargs: P.kwargs) -> Source:
-        return partial(tell, *args, **kwargs)
+        return partial(read, *args, **kwargs)
 
     return watching
 

@@ -19,7 +19,7 @@ RATIO = tuple(n / 10 for n in range(1, 11))
 class Histogram:
     """Counts by bucket, on the event loop.
 
-    Observing is an append; sorting into buckets waits until there are many or somebody asks. A
+    Observing is an append; sorting into buckets waits until there are many or a scrape comes. A
     request spends its time in gRPC, so whatever runs once for it runs with cold caches, and a
     loop over a thousand values costs less than a thousand times that.
     """

@@ -16,7 +16,7 @@ MOST_MODELS = 32
 MOST_SERIES = 4096
 _NO_ROUTE = ("", UNKNOWN_ROUTE)
 OTHER = "other"
-"""Stands for the models of answers that came when there were so many series."""
+"""Stands for the models of answers that came once the series were used up."""
 
 CLASSES = 4
 """Of answers: well, the client's fault, ours or an engine's, not sent."""

@@ -21,7 +21,7 @@ SUMMED = frozenset(("counter", "histogram", "gaugehistogram", "summary"))
 
 
 class Family(msgspec.Struct, array_like=True):
-    """A family as processes tell each other: rows of a Table, or samples of a Metric."""
+    """A family as processes send it to each other: rows of a Table, or samples of a Metric."""
 
     name: str
     kind: str
@@ -31,27 +31,27 @@ class Family(msgspec.Struct, array_like=True):
 
 
 class FrontPages(NamedTuple):
-    """What the other processes tell, by their numbers, None of one that does not answer in time;
-    and this process' own number."""
+    """The families of the other processes, by their numbers, None of one that does not answer in
+    time; and this process' own number."""
 
     number: int
     others: Mapping[int, Sequence[Family] | None]
 
 
 async def families_of(families: Iterable[Metric | Table | None]) -> list[Family]:
-    """What this process tells the others; the event loop goes on meanwhile."""
-    told, turn = list[Family](), time.perf_counter()
+    """What this process sends the others; the event loop goes on meanwhile."""
+    sent, turn = list[Family](), time.perf_counter()
     for family in families:
         if isinstance(family, Table):
             rows = list(zip(family.labels, family.values, strict=True))
-            told.append(Family(family.name, family.kind, family.help, rows))
+            sent.append(Family(family.name, family.kind, family.help, rows))
         elif family is not None:
             samples = [(each.name, each.labels, float(each.value)) for each in family.samples]
-            told.append(Family(family.name, family.type, family.documentation, samples=samples))
+            sent.append(Family(family.name, family.type, family.documentation, samples=samples))
         if time.perf_counter() - turn >= SLICE_S:
             await asyncio.sleep(0)
             turn = time.perf_counter()
-    return told
+    return sent
 
 
 def merged(

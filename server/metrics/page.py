@@ -1,7 +1,7 @@
-"""The metrics page: what the sources tell, as text, written a little at a time.
+"""The metrics page: the families of all sources, as text, written a little at a time.
 
-A scrape of a large fleet is some ten thousand lines. Whoever streams through the same event loop
-must not wait for all of them: after `SLICE_S` of work other tasks get a turn.
+A scrape of a large fleet is some ten thousand lines. Requests that stream through the same event
+loop must not wait for all of them: after `SLICE_S` of work other tasks get a turn.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _END = b"# EOF\n"
 
 
 Source = Callable[[], Iterable[Metric | Table | None]]
-"""Tells families when asked; None where it has none yet and others may have a turn."""
+"""Gives families when called; None where it has none yet and others may have a turn."""
 
 
 class Rendered(NamedTuple):
@@ -37,12 +37,12 @@ class Rendered(NamedTuple):
 
 
 class MetricsPage:
-    """What the sources tell, in Prometheus' text format or OpenMetrics. On the event loop."""
+    """The families of all sources, in Prometheus' text format or OpenMetrics. On the event loop."""
 
     def __init__(self, *sources: Source, now: Callable[[], float] = time.perf_counter) -> None:
         self._sources = list(sources)
         self.siblings: Callable[[], Awaitable[FrontPages]] | None = None
-        """asked for what other processes tell, which is on the page too"""
+        """asked for the families of other processes, which are on the page too"""
         self._now = now
         self._share = answer_share()
         self._lock = asyncio.Lock()
@@ -74,7 +74,7 @@ class MetricsPage:
                 self._made.clear()
 
     def families(self) -> Iterator[Metric | Table]:
-        """What a scrape would tell now."""
+        """What a scrape would show now."""
         return (family for family in self.steps() if family is not None)
 
     def steps(self) -> Iterator[Metric | Table | None]:

@@ -13,7 +13,7 @@ Labels = Mapping[str, str]
 
 
 def pooled_metrics(pages: Callable[[], Iterable[tuple[Labels, MetricsPage]]]) -> Source:
-    """What the pages tell, each with labels of its own, which its samples get."""
+    """The families of the pages, each with labels of its own, which its samples get."""
 
     def collect() -> Iterator[Metric | Table | None]:
         tables: dict[str, Table] = {}

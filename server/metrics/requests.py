@@ -1,4 +1,4 @@
-"""Metrics: an observer of requests, and what the rest tells when Prometheus asks.
+"""Metrics: an observer of requests, and the families of requests and answers.
 
 Names are Dynamo's where Dynamo has the same number. What happens per request or message is
 counted in plain integers here; families and labels are made at the scrape.
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
-from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, told_usage
+from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, usage_of
 from .families import counter_by, counters
 from .histogram import LONG_SECONDS, RATIO, SECONDS, SHORT_SECONDS, TOKENS, Histogram, HistogramRow
 from .http_answers import answer_class
@@ -32,8 +32,8 @@ _OK = StatusCode.OK
 
 
 class RequestMetrics:
-    """What happens to requests: a DispatchObserver. `in_flight` tells how many there are now,
-    `workers` is told what concerns one of them.
+    """What happens to requests: a DispatchObserver. `in_flight` counts those that there are now,
+    `workers` gets what concerns one of them.
     """
 
     def __init__(self, in_flight: Callable[[], int], clock: Clock, workers: WorkerRequests) -> None:
@@ -93,7 +93,7 @@ class RequestMetrics:
             self._queue_wait, self._duration, self._input, self._hit_rate, self._overhead
         )
 
-    # What the dispatcher tells
+    # Events of the dispatcher
 
     def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
         sequences = request.facts.sequences
@@ -151,7 +151,7 @@ class RequestMetrics:
         self._objectives[missed or "good"] += 1
 
     def on_refused(self) -> None:
-        """A request found no room, before anybody looked at it."""
+        """A request found no room, before it was read."""
         self._ended[StatusCode.RESOURCE_EXHAUSTED] += 1
 
     @property
@@ -170,7 +170,7 @@ class RequestMetrics:
         tokens = [round(self._input.sum), expected, round(self._output.sum)]
         return [self._well, *classes, *tokens, *self._ttft.counts, *self._itl.counts]
 
-    # What Prometheus is told
+    # What a scrape reads
 
     def collect(self) -> Iterable[Metric]:
         self._read_usage()
@@ -229,7 +229,7 @@ class RequestMetrics:
         """Read what workers say at the end of an answer."""
         messages, self._last_messages = self._last_messages, []
         for message in messages:
-            usage = told_usage(message)
+            usage = usage_of(message)
             if usage is not None:
                 self._output.observe(usage.completion_tokens)
                 self._cached.observe(usage.cached_tokens)

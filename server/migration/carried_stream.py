@@ -13,9 +13,9 @@ from xxhash import xxh3_64_intdigest
 from ...workers.trtllm_proto import pb
 
 UNREAD = 256
-"""So many messages wait to be read: most streams end at their first worker, and are never read."""
+"""This many messages wait to be read: most streams end at their first worker, never read."""
 ENDED_EARLY = frozenset(("cancelled", "abort", "aborted"))
-"""Reasons of an engine that ends what it has not finished: it shuts down, if nobody asked it to."""
+"""Reasons of an engine that ends an unfinished answer: it shuts down, unless a client aborted."""
 _INT63 = (1 << 63) - 1
 
 
@@ -147,9 +147,9 @@ class CarriedStream:
         complete.completion_tokens = len(self._tokens)
         self._correct(complete)
 
-    def _correct(self, told: Any) -> None:
+    def _correct(self, counts: Any) -> None:
         """Let counts be those of the client's prompt, not of the one that was sent again."""
-        told.prompt_tokens, told.cached_tokens = self._prompt_tokens, self._cached_tokens
+        counts.prompt_tokens, counts.cached_tokens = self._prompt_tokens, self._cached_tokens
 
     def _read(self) -> None:
         messages, self._unread = self._unread, []

@@ -22,7 +22,7 @@ class RefusedMove(enum.Enum):
     BUDGET = "budget"
     """the retry budget had no room"""
     NO_WORKER = "no_worker"
-    """nobody else could take it"""
+    """no other worker could take it"""
 
 
 _MOVES = {
@@ -53,8 +53,8 @@ def failure_moves(failures: Sequence[Verdict]) -> bool:
 def why_fixed(request: Any, *, stops_held: bool) -> str | None:
     """What of a GenerateRequest cannot go on at another engine; None: it can.
 
-    `stops_held`: whoever reads the answer looks for its stop strings. An engine does not see one
-    that began with what another engine said.
+    `stops_held`: the reader of the answer looks for its stop strings. An engine does not see one
+    that began in the text of another engine.
     """
     sampling, output = request.sampling_config, request.output_config
     if request.guided_decoding.guide_type:

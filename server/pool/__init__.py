@@ -1,6 +1,6 @@
 """Workers that requests are routed among, all that serves them, and where they are found.
 
-Entered by whoever serves a set of workers.
+Entered by servers of a set of workers.
 """
 
 from .configured_pool import ConfiguredPool, Sources

@@ -21,7 +21,7 @@ from ..admin import DiscoveredWorkers, WorkerAdmin
 from ..config import ServeConfig
 
 MOST_WORKERS = 1024
-"""So many connections are kept for workers that are not known yet."""
+"""This many connections are kept for workers that are not known yet."""
 
 
 class WorkerPlane(RequestClient):
@@ -59,7 +59,7 @@ class WorkerDiscovery:
         only: str | None = None,
     ) -> None:
         """`component`: if not that of the configuration; `only`: workers of this kind alone.
-        ConfigError if the store's address, or a name, is no good."""
+        ConfigError if the store's address, or a name, is not valid."""
         backend = config.backend
         store = config.discovery.open(backend)
         assert store is not None, "there is nothing to discover"

@@ -40,7 +40,7 @@ from ..replica_sync import ReplicaSync
 from ..request_limits import DispatchLimits
 
 FIRST_PROBES_S = 2.0
-"""How long whoever begins to serve waits for the first answers of all workers."""
+"""How long a starting server waits for the first answers of all workers."""
 
 log = structlog.get_logger(__name__)
 
@@ -297,14 +297,14 @@ class WorkerPool:
             self.monitor.listeners.remove(look)
 
     async def close_workers(self) -> None:
-        """End what runs, and watch nobody any more. Idempotent."""
+        """End what runs, and watch no worker any more. Idempotent."""
         self.dashboard.close()
         await self.dispatcher.close()
         await self.admin.close()
         await self.monitor.close()
 
     async def close_events(self) -> None:
-        """Hear no more events, and no other routers. Idempotent."""
+        """Take no more events, and no messages of other routers. Idempotent."""
         if self.replicas is not None:
             await self.replicas.close()
         if self._own_plane is not None:

@@ -18,7 +18,7 @@ from ...router.policy import Decision
 from ...router.prompt import Prompt
 
 LEAST_BLOCKS = 4
-"""Below the device; fewer are loaded sooner than an engine is told."""
+"""Below the device; fewer are loaded sooner than an engine can be asked."""
 MOST_PENDING = 16
 """Questions that one engine has not answered."""
 
@@ -29,7 +29,7 @@ class PrefetchCounts:
 
     asked: int = 0
     blocks: int = 0
-    """that engines said they load"""
+    """that engines reported to load"""
     wasted: int = 0
     """of those, for requests that went elsewhere or nowhere"""
 
@@ -41,7 +41,7 @@ class _Question:
 
 
 class PrefetchPlan:
-    """Bounded by the requests in flight. After `wants` said yes, an answer is told in any case."""
+    """Bounded by the requests in flight. After `wants` was true, an answer is given in any case."""
 
     def __init__(self) -> None:
         self.counts = PrefetchCounts()
@@ -118,7 +118,7 @@ class PrefetchPlan:
 
 
 def can_prefetch(router: KvRouter) -> bool:
-    """Whether it is asked for, and any engine has told of blocks below its device."""
+    """Whether it is asked for, and any engine has reported blocks below its device."""
     return router.config.router_prefetch and router.uses_caches and router.index.lower_tiers
 
 
@@ -131,14 +131,14 @@ def ask_held(
 ) -> WorkerWithDpRank | None:
     """The worker to ask for a request that begins to wait in the router: where it would go now.
 
-    None: nobody. `unfit` are workers that it may not go to.
+    None: no worker. `unfit` are workers that it may not go to.
     """
     if not can_prefetch(router) or router.config.admission.sheds_all:
         return None  # to shed is for those whose turn it is
     try:
         decision = router.place(Placement(prompt, excluded=unfit))
     except RouterError:
-        return None  # nobody would take it now
+        return None  # no worker would take it now
     if not plan.wants(request_id, decision):
         return None
     plan.on_held(request_id, decision.worker)
@@ -150,7 +150,7 @@ def ask_sent(
 ) -> WorkerWithDpRank | None:
     """The worker to ask for a request that was booked there: the same, if it has to wait there.
 
-    None: nobody. The plan is told of the booking in any case.
+    None: no worker. The plan gets the booking in any case.
     """
     worker = decision.worker
     if plan.held:  # else no booking is of interest to it

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.package_version import package_version
 from ...router.policy import Decision
 from ...router.prompt import Prompt
-from ..dispatch import told_totals
+from ..dispatch import totals_of
 from ..record_format import FORMAT, VERSION, Header
 from ._salting import json_of_salted, siphash_of
 
@@ -124,7 +124,7 @@ _encode = msgspec.json.Encoder().encode
 def encode_line(ended: EndedRequest, salt: Salt, step: int, unique: int) -> bytes:
     """A request as a line, newline included. What is not known has no field."""
     prompt, chosen, first_at = ended.prompt, ended.decision, ended.first_at
-    output, cached = told_totals(ended.last_message)
+    output, cached = totals_of(ended.last_message)
     if not output and ended.streaming:
         output = ended.messages  # of an engine that does not count in its chunks
     line = _Line(

@@ -59,7 +59,7 @@ def write_selection(
     cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(message)
     if worker_size:
         at = put_delimited(at, WORKER, worker, worker_size)
-    else:  # it is said, though all of it is 0
+    else:  # it is written, though all of it is 0
         at[0] = WORKER << 3 | DELIMITED
         at = put_varint(at + 1, 0)
     at = put_delimited(at, ADDRESS, text, address_size)

@@ -27,7 +27,7 @@ class ConnectionPlan(NamedTuple):
 
 
 def plan_connections(limits: CallerLimits, workers: int) -> ConnectionPlan:
-    """What this process, as it is now, can give to callers beside so many engines."""
+    """What this process, as it is now, can give to callers beside `workers` engines."""
     in_use, allowed = open_files()
     return share_descriptors(limits, allowed=allowed, in_use=in_use, workers=workers)
 
@@ -49,7 +49,7 @@ def share_descriptors(
 
 
 def share_of(most: int, share: float) -> int:
-    """How many of so many connections one address may have."""
+    """How many of `most` connections one address may have."""
     return most if share >= 1 else max(LEAST, int(most * share))
 
 
@@ -85,7 +85,7 @@ class HttpConnections:
             _least_wanted(self._open).abort()
         self._open[connection] = None
 
-    def on_heard(self, connection: "BoundedConnection") -> None:
+    def on_data(self, connection: "BoundedConnection") -> None:
         if connection in self._open:
             self._open.move_to_end(connection)
 
@@ -103,7 +103,7 @@ def _least_wanted(found: "Collection[BoundedConnection]") -> "BoundedConnection"
 
 
 class BoundedConnection(asyncio.Protocol):
-    """Passes everything on to the protocol that serves the connection, and tells who counts."""
+    """Passes everything on to the protocol that serves the connection, and counts."""
 
     def __init__(self, inner: Any, connections: HttpConnections) -> None:
         self._inner = inner
@@ -111,7 +111,7 @@ class BoundedConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = self._loop.time()
+        self._last_read = self._loop.time()
         self.peer = ""
         """whose it is, as far as shares of connections go"""
 
@@ -128,8 +128,8 @@ class BoundedConnection(asyncio.Protocol):
         self._wait(self._connections.idle_s)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
-        self._connections.on_heard(self)
+        self._last_read = self._loop.time()
+        self._connections.on_data(self)
         self._inner.data_received(data)
 
     def eof_received(self) -> Any:
@@ -158,8 +158,8 @@ class BoundedConnection(asyncio.Protocol):
 
     def _look(self) -> None:
         if self.busy:
-            self._heard = self._loop.time()
-        left = self._heard + self._connections.idle_s - self._loop.time()
+            self._last_read = self._loop.time()
+        left = self._last_read + self._connections.idle_s - self._loop.time()
         if left > 0:
             self._wait(left)
         else:

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 REFUSALS = 64
 """Calls of one connection beyond what its caller may have, that may be refused at a time."""
 MORE_METADATA = 2
-"""So much more metadata than we take come as far as to be refused by us, and counted."""
+"""Metadata up to this many times our limit arrive, to be refused by us, and counted."""
 
 
 class GrpcServer:
@@ -120,7 +120,7 @@ class GrpcServer:
         self.update()
 
     def update(self) -> None:
-        """Tell grpc.health.v1 whether a request can be served now."""
+        """Set grpc.health.v1 to whether a request can be served now."""
         if self._serving is not None and self._serving != (ready := self._is_ready()):
             self._report(ready)
 

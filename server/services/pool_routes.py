@@ -79,9 +79,9 @@ class PoolRoutes:
         }
 
     async def _on_overlaps(self, call: HttpCall) -> None:
-        await call.client.unless_gone(self._tell_overlaps(call))
+        await call.client.unless_gone(self._answer_overlaps(call))
 
-    async def _tell_overlaps(self, call: HttpCall) -> None:
+    async def _answer_overlaps(self, call: HttpCall) -> None:
         try:
             tokens, rest = await self._reader.json_tokens(call.body, b"token_ids")
             body = _OVERLAPS.decode(rest)
@@ -90,8 +90,8 @@ class PoolRoutes:
             found: Mapping[WorkerWithDpRank, TierOverlap | int] = overlaps(prompt)
         except (*UNREADABLE, RouterError) as error:
             raise _bad_request(error) from None
-        told = {_name(worker): _blocks(found[worker]) for worker in sorted(found)}
-        await answer_json(call, told)
+        blocks = {_name(worker): _blocks(found[worker]) for worker in sorted(found)}
+        await answer_json(call, blocks)
 
     async def _on_thresholds(self, call: HttpCall) -> None:
         config = self._router.limits.config

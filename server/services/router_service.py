@@ -216,7 +216,7 @@ class RouterService(WorkerRpcs):
         try:
             request = pb.BookedRequest.FromString(body)
         except DecodeError:
-            return None  # whoever decodes it then says what is wrong
+            return None  # the decoder then reports what is wrong
         known = change(_booking(request.request_id))
         return _KNOWN[known] if known or self._booked_elsewhere is None else None
 

@@ -39,15 +39,15 @@ class HealthService:
     def set(self, service: str, *, serving: bool) -> None:
         if not self._is_shut:
             self._states[service] = _States.SERVING if serving else _States.NOT_SERVING
-            self._tell()
+            self._notify()
 
     def shut_down(self) -> None:
         """Nothing is served any more, whatever is set later."""
         self._is_shut = True
         self._states = dict.fromkeys(self._states, _States.NOT_SERVING)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -69,7 +69,7 @@ class HealthService:
 
 
 def reflection_methods(services: Iterable[str]) -> Methods:
-    """What tells clients of these services, and of reflection itself."""
+    """The reflection methods for these services, and for reflection itself."""
     names = (*services, *REFLECTION)
     servicer = cast(Any, reflection).aio.ReflectionServicer(names)
 

@@ -27,7 +27,7 @@ from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import PREFILL_WORKER_ID_KEY, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import Caller, current_account, current_caller
-from ..dispatch import ClientGoneError, Dispatcher, status_of
+from ..dispatch import NO_WORKER, ClientGoneError, Dispatcher, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""
@@ -149,7 +149,7 @@ class TrtllmService:
 
     async def _require_ready(self, context: ServerCall) -> None:
         if not self._monitor.any_ready:
-            await abort_with(context, NoWorkersError("no workers ready"))
+            await abort_with(context, NoWorkersError(NO_WORKER))
 
     def _handlers(self) -> dict[str, Method]:
         return {

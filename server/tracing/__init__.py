@@ -1,6 +1,6 @@
 """OpenTelemetry: spans of requests, exported over OTLP. Entered by `serve`.
 
-Needs the packages of the extra `otel`, and imports them only where somebody asks for spans.
+Needs the packages of the extra `otel`, and imports them only where spans are asked for.
 """
 
 import os
@@ -28,7 +28,7 @@ def span_export_of(
     say; None if neither names one, or they switch it off.
 
     ConfigError if an endpoint is given and the packages are not installed; a variable alone, which
-    may be meant for others, is told of in the log.
+    may be meant for others, is named in the log.
     """
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -96,14 +96,14 @@ class _ServerSpan:
             span.set_status(Status(SpanStatus.ERROR, failure.details[:200]))
         span.end()
 
-    def _ended(self, code: StatusCode, said: str) -> None:
+    def _ended(self, code: StatusCode, details: str) -> None:
         span = self._span
         if self._is_http:
             return
         if span.is_recording():
             span.set_attribute("rpc.grpc.status_code", int(code))
             if code is not StatusCode.OK and code not in _CLIENTS_DOING:
-                span.set_status(Status(SpanStatus.ERROR, said[:200]))
+                span.set_status(Status(SpanStatus.ERROR, details[:200]))
         span.end()
 
 
@@ -133,10 +133,10 @@ class _CallTrace(_ServerSpan):
             self._failed.append(f"{failure.worker_id}:{failure.verdict.cause}")
         self._span.set_attribute("dynamo.messages", messages)
 
-    def ended(self, code: StatusCode, said: str) -> None:
+    def ended(self, code: StatusCode, details: str) -> None:
         if self._failed:
             self._span.set_attribute("dynamo.failed_attempts", self._failed)
-        self._ended(code, said)
+        self._ended(code, details)
 
 
 class _RequestTrace(_ServerSpan):
@@ -145,7 +145,7 @@ class _RequestTrace(_ServerSpan):
     def __init__(self, spans: RequestSpans, span: Span, is_http: bool) -> None:
         super().__init__(spans, span, is_http)
         self._began = time.time_ns()
-        self._failed = 0  # attempts whose failure a span has told of
+        self._failed = 0  # attempts whose failure has a span
 
     def decided(self, request: Request, attempt: Attempt) -> None:
         if not self._span.is_recording():
@@ -187,10 +187,10 @@ class _RequestTrace(_ServerSpan):
             failure = request.failures.last
         self._attempt_ended(attempt.messages, failure)
 
-    def ended(self, request: Request | None, code: StatusCode, said: str) -> None:
+    def ended(self, request: Request | None, code: StatusCode, details: str) -> None:
         if self._span.is_recording() and request is not None:
             self._describe(request)
-        self._ended(code, said)
+        self._ended(code, details)
 
     def _describe(self, request: Request) -> None:
         span, decision = self._span, request.decision

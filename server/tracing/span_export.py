@@ -36,7 +36,7 @@ class SpanExport:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send what is there, as long as that may take, and end the threads."""
-        # A thread of its own, which nobody waits for at the end of the process.
+        # A thread of its own, which the end of the process does not wait for.
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         ending.start()
         end = monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Routers that share their load: what each tells of its bookings, and what the others count.
+"""Routers that share their load: what each reports of its bookings, and what the others count.
 
 Pure: messages and `now` go in, messages and changes of load come out.
 """

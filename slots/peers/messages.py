@@ -1,4 +1,4 @@
-"""What routers tell each other of their bookings: msgpack arrays, each with its tag first.
+"""Messages between routers on their bookings: msgpack arrays, each with its tag first.
 
 A router is known by a random id, new with each of its processes. It numbers its batches from 0.
 """
@@ -48,7 +48,7 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
 
 @final
 class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
-    """Its first token is out; `cached_tokens` of its prompt were cached, -1: not told."""
+    """Its first token is out; `cached_tokens` of its prompt were cached, -1: not reported."""
 
     request_id: _Id
     cached_tokens: int = -1

@@ -1,4 +1,4 @@
-"""OwnBookings: what this router has booked, as it tells the others."""
+"""OwnBookings: what this router has booked, as it reports to the others."""
 
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -24,7 +24,7 @@ E = TypeVar("E", Event, Booked)
 MAX_BYTES = 256 << 10
 """Of hashes in a message, unless one booking alone has more."""
 MAX_PENDING = 100_000
-"""Events that wait to be taken; beyond, they are dropped, and a picture has to tell."""
+"""Events that wait to be taken; beyond, they are dropped, and a picture has to replace them."""
 
 
 class OwnBookings:

@@ -1,4 +1,4 @@
-"""PeerBook: what the other routers have booked, from what they tell.
+"""PeerBook: what the other routers have booked, from their messages.
 
 Each router numbers its batches. Those behind a gap are held back until the missing ones came, or
 the router's picture did, which it is asked for. So what is counted of a router is what it had
@@ -18,7 +18,7 @@ from ...base.identity import WorkerWithDpRank
 from .messages import HASH_BYTES, Batch, Beat, Booked, Event, Picture, Prefilled
 
 GONE_S = 3.0
-"""A router that was not heard of for so long is gone."""
+"""A router that has sent nothing for this long is gone."""
 GAP_S = 0.05
 """How long missing batches may take until the picture is asked for,"""
 ASK_S = 0.25
@@ -77,7 +77,7 @@ class _Peer:
         self.mark = f"{router_id:x}/"
         self.settled_at = float("-inf")  # when all that it had sent was last known to be here
         self.name = ""
-        self.heard_at = now
+        self.last_message_at = now
         self.following: int | None = None  # the next batch; None: its picture is awaited
         self.ahead: dict[int, list[Event]] = {}
         self.bookings: dict[str, Booked] = {}
@@ -90,7 +90,7 @@ class _Peer:
 
 
 class PeerBook:
-    """The bookings of the others, told to a sink as they change. `own_id` is ignored."""
+    """The bookings of the others, passed to a sink as they change. `own_id` is ignored."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class PeerBook:
         return [peer.mark + name for peer in self._peers.values() for name in peer.bookings]
 
     def on_batch(self, batch: Batch, now: float) -> None:
-        peer = self._heard(batch.router_id, now)
+        peer = self._sender(batch.router_id, now)
         if peer is None:
             return
         sequence = batch.sequence
@@ -163,7 +163,7 @@ class PeerBook:
         peer = self._peers.get(beat.router_id)
         if peer is not None and (peer.following or 0) > beat.following + MAX_AHEAD:
             self._forget(beat.router_id)  # a number that it did not give has moved us ahead of it
-        peer = self._heard(beat.router_id, now)
+        peer = self._sender(beat.router_id, now)
         if peer is not None:
             peer.name = beat.name
             if peer.following is None or beat.following > peer.following:
@@ -172,7 +172,7 @@ class PeerBook:
                 peer.settled_at = now
 
     def on_picture(self, picture: Picture, now: float) -> None:
-        peer = self._heard(picture.router_id, now)
+        peer = self._sender(picture.router_id, now)
         if peer is None or peer.missing_since is None:
             return
         if peer.following is not None and picture.following <= peer.following:
@@ -194,7 +194,7 @@ class PeerBook:
         """Forget who is silent; the ids of those whose pictures are to be asked for."""
         wanted = []
         for router_id, peer in list(self._peers.items()):
-            if now - peer.heard_at >= GONE_S:
+            if now - peer.last_message_at >= GONE_S:
                 self.counts.gone += 1
                 self._forget(router_id)
             elif peer.missing_since is not None and now - peer.asked_at >= ASK_S:
@@ -213,7 +213,7 @@ class PeerBook:
         for router_id in [known for known, peer in self._peers.items() if peer.name == name]:
             self._forget(router_id)
 
-    def _heard(self, router_id: int, now: float) -> _Peer | None:
+    def _sender(self, router_id: int, now: float) -> _Peer | None:
         if router_id == self.own_id:
             return None
         peer = self._peers.get(router_id)
@@ -222,7 +222,7 @@ class PeerBook:
                 self.counts.refused += 1
                 return None
             peer = self._peers[router_id] = _Peer(router_id, now)
-        peer.heard_at = now
+        peer.last_message_at = now
         return peer
 
     def _miss(self, peer: _Peer, now: float) -> None:
@@ -236,7 +236,7 @@ class PeerBook:
         while (events := self._take_ahead(peer, peer.following)) is not None:
             self._apply(peer, events)
         if not peer.ahead:
-            # What a beat has told of may still be missing: the next beat will tell it again.
+            # Batches that a beat has announced may still be missing: the next one names them.
             peer.missing_since = None
 
     def _apply(self, peer: _Peer, events: Iterable[Event]) -> None:

@@ -46,7 +46,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_cancelled_and_no_e
                 (request,) = rig.dispatcher.requests
                 attempt = request.attempt
                 assert attempt is not None
-                await until(lambda sent=attempt: sent.owes_since is None)  # its window is full
+                await until(lambda sent=attempt: sent.silent_since is None)  # its window is full
                 call.cancel()
                 await rig.settled()
         assert ends.codes == [StatusCode.CANCELLED] * 8

@@ -9,17 +9,17 @@ class ResidualsOracle:
     def __init__(self, window: int, slack_s: float, least: int) -> None:
         self._window, self._slack_s, self._least = window, slack_s, least
         self._kept: list[tuple[float, float]] = []  # foreseen and seen, in seconds
-        self.told = 0
+        self.count = 0
 
     def add(self, foreseen_s: float, took_s: float) -> None:
-        self.told += 1
+        self.count += 1
         self._kept = [*self._kept, (foreseen_s, took_s)][-self._window :]
 
     def scatter(self) -> float:
-        return 0.0 if self.told < self._least else scatter_of(self._residuals())
+        return 0.0 if self.count < self._least else scatter_of(self._residuals())
 
     def skill(self) -> float:
-        if self.told < self._least:
+        if self.count < self._least:
             return 1.0
         usual = scatter_of([self._log(took) for _, took in self._kept])
         return 1.0 - self.scatter() / usual if usual > 0 else -math.inf

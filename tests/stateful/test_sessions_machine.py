@@ -66,7 +66,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(side=SIDES, lost=st.booleans(), shuffled=st.randoms(use_true_random=False))
     def tell(self, side, lost, shuffled):
-        told = self.tables[side].take_untold(4, self.now)
+        told = self.tables[side].take_unsent(4, self.now)
         if not lost:
             self.on_its_way[1 - side] += told
             shuffled.shuffle(self.on_its_way[1 - side])
@@ -74,7 +74,7 @@ class Tables(RuleBasedStateMachine):
     @rule(side=SIDES)
     def hear(self, side):
         for binding in self.on_its_way[side]:
-            self.tables[side].hear(binding, self.now)
+            self.tables[side].merge(binding, self.now)
         self.on_its_way[side] = []
 
     @rule()
@@ -82,10 +82,10 @@ class Tables(RuleBasedStateMachine):
         """Each tells all it has, in both directions: who knows a session at all says the same."""
         for _ in range(2):
             for side, table in enumerate(self.tables):
-                table.tell_all()
-                while told := table.take_untold(MOST, self.now):
+                table.send_all()
+                while told := table.take_unsent(MOST, self.now):
                     for binding in told:
-                        self.tables[1 - side].hear(binding, self.now)
+                        self.tables[1 - side].merge(binding, self.now)
         one, other = self.tables
         for key in {f"s{number}" for number in range(9)}:
             workers = {one.worker_of(key, self.now), other.worker_of(key, self.now)} - {None}

@@ -59,7 +59,7 @@ class ChoiceMachine(RuleBasedStateMachine):
             self.now += TICK_S
             heard = self.connected and self.speaks
             self.seen_up[EventSource.NATS] |= heard
-            self.choice.on_plane(self.now, connected=self.connected, heard=heard, beats=True)
+            self.choice.on_plane(self.now, connected=self.connected, published=heard, beats=True)
             self.follow()
 
     def follow(self) -> None:
@@ -117,16 +117,16 @@ TestSourceChoice.settings = settings(stateful_step_count=25, deadline=None)
 
 def test_a_better_source_must_last_before_it_takes_over() -> None:
     choice = choice_of(*SOURCES, announced=False)
-    choice.on_plane(1.0, connected=True, heard=False, beats=False)
+    choice.on_plane(1.0, connected=True, published=False, beats=False)
     assert choice.wants_stream and choice.current is None
     choice.on_stream(True, 1.1)
     assert choice.current is EventSource.GRPC
-    choice.on_plane(2.0, connected=True, heard=True, beats=False)
+    choice.on_plane(2.0, connected=True, published=True, beats=False)
     assert choice.current is EventSource.GRPC
-    choice.on_plane(2.0 + HOLD_S, connected=True, heard=True, beats=False)
+    choice.on_plane(2.0 + HOLD_S, connected=True, published=True, beats=False)
     assert choice.current is EventSource.NATS and not choice.wants_stream
     choice.on_stream(False, 5.0)
-    choice.on_plane(10.0, connected=False, heard=False, beats=False)
+    choice.on_plane(10.0, connected=False, published=False, beats=False)
     choice.look(9.9 + AWAY_S)
     assert not choice.wants_stream
     choice.look(10.0 + AWAY_S)

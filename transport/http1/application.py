@@ -61,11 +61,11 @@ class HttpCall(NamedTuple):
 
     @property
     def record(self) -> RequestRecord:
-        """What is noted of it; nobody reads it where no connection has made it."""
+        """What is noted of it; not read where no connection has made it."""
         return current_record() or RequestRecord()
 
     @property
-    def told(self) -> dict[str, str]:
+    def answer_headers(self) -> dict[str, str]:
         """Headers of every answer."""
         return {"x-request-id": self.request_id, **self.more_headers}
 
@@ -251,20 +251,20 @@ class Application:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else next(self._ids)
         path, count, whole = scope["path"], None, True
-        told = {"x-request-id": request_id}
+        more_headers = {"x-request-id": request_id}
         record = current_record() or RequestRecord()
         record.request_id = request_id
         try:
             if scope["method"] == "OPTIONS":
                 if (allowed := self._preflight(scope, headers)) is not None:
-                    await send_whole(send, 200, b"", {**allowed, **told})
+                    await send_whole(send, 200, b"", {**allowed, **more_headers})
                     return
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             record.route = route.path
             more: Mapping[str, str] = {}
             if self._origins is not None:
                 more = self._origins.headers(route.name, headers.get("origin"))
-                told.update(more)
+                more_headers.update(more)
             caller = self._admit(Asked(route.name, scope, headers, names))
             coding = coding_of(headers) if "content-encoding" in headers else ""
             most = self._max_body_bytes
@@ -283,7 +283,7 @@ class Application:
         except Exception as error:
             answer = self._form_of(path)(error)
             record.error = str(error) if answer.foreseen else type(error).__name__
-            told = {**answer.headers, **told}
+            more_headers = {**answer.headers, **more_headers}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
             elif answer.status == 500:  # an engine's fault: its stack is of no use
@@ -291,8 +291,8 @@ class Application:
             if isinstance(error, HttpError) and error.status == 413:
                 self._on_long_body()
             if not whole:
-                told["connection"] = "close"  # the rest of the body is not read
-            await send_whole(send, answer.status, answer.body, told)
+                more_headers["connection"] = "close"  # the rest of the body is not read
+            await send_whole(send, answer.status, answer.body, more_headers)
         finally:
             if count is not None:
                 count.close()
@@ -308,7 +308,7 @@ class Application:
 
 async def answer_json(call: HttpCall, value: Any, *, status: int = 200) -> None:
     """With whatever msgspec can encode."""
-    await send_json(call.send, value, call.told, status=status)
+    await send_json(call.send, value, call.answer_headers, status=status)
 
 
 async def answer_whole(
@@ -321,4 +321,4 @@ async def answer_whole(
 ) -> None:
     """With bytes; `headers` name their type, if it is not JSON. Or with the first of them, of an
     answer of this `length`: the others are sent by `call.send`."""
-    await send_whole(call.send, status, body, {**headers, **call.told}, length)
+    await send_whole(call.send, status, body, {**headers, **call.answer_headers}, length)

@@ -63,8 +63,8 @@ async def send_whole(
 ) -> None:
     """An answer in one piece, or, with the `length` of all of it, its first piece."""
     length = len(body) if length is None else length
-    told = {"content-type": JSON, "content-length": str(length), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": encoded(told)})
+    all_headers = {"content-type": JSON, "content-length": str(length), **headers}
+    await send({"type": "http.response.start", "status": status, "headers": encoded(all_headers)})
     more = len(body) < length
     await send({"type": "http.response.body", "body": body, "more_body": more})
 

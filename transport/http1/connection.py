@@ -72,7 +72,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(
         self, new_app: NewApp, connections: OpenConnections, form: ErrorForm = plain_error
     ) -> None:
-        """`form`: how a client is told that what it sends is no request."""
+        """`form`: the answer to a client that sends no valid request."""
         self._new_app, self._form = new_app, form
         self._connections, self._limits = connections, connections.limits
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
         self._silent_bytes = 0  # that made no head or body yet
-        self._began = self._heard = 0.0
+        self._began = self._last_read = 0.0
         self._came = 0
         self._slow: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -121,7 +121,7 @@ class HttpConnection(asyncio.Protocol):
         if self._closing or self._refusal is not None:
             return  # of a client that lingers
         self._came += len(data)
-        self._heard = self._loop.time()
+        self._last_read = self._loop.time()
         self._silent_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -218,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # behind the body: whoever guards us by its headers would not know them
+            return  # behind the body: a proxy that guards us by headers does not see these
         if len(self._headers) >= self._limits.headers:
             self._stop(self._too_long())
         name = name.lower()
@@ -280,7 +280,7 @@ class HttpConnection(asyncio.Protocol):
         self._silent_bytes = 0
         exchange.on_body(data)
         if exchange.ended and exchange.unread > self._limits.unread_bytes:
-            self._linger()  # nobody will ask for it
+            self._linger()  # the application will not read it
         elif self._is_full():
             self._read_no_more()
 
@@ -410,7 +410,7 @@ class HttpConnection(asyncio.Protocol):
         """The request that is being read takes long."""
         self._slow = None
         if self._paused:  # it is we who do not read
-            self._began = self._heard = self._loop.time()
+            self._began = self._last_read = self._loop.time()
         left = self._seconds_left()
         if left > 0:
             self._slow = self._loop.call_later(left, self._on_slow)
@@ -422,7 +422,7 @@ class HttpConnection(asyncio.Protocol):
         """Until the request that is being read takes too long, if nothing more comes of it."""
         limits = self._limits
         in_all = self._began + limits.request_s + self._came / limits.least_bytes_per_s
-        return min(in_all, self._heard + limits.silence_s) - self._loop.time()
+        return min(in_all, self._last_read + limits.silence_s) - self._loop.time()
 
     def _stop_watching(self) -> None:
         if self._slow is not None:
@@ -437,7 +437,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         if self._paused and not self._transport.is_closing():
-            self._paused, self._heard = False, self._loop.time()
+            self._paused, self._last_read = False, self._loop.time()
             self._stop_looking()
             self._transport.resume_reading()
 

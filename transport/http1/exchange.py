@@ -33,7 +33,7 @@ class Exchange:
 
     An answer of no length goes in chunks; to a client of HTTP/1.0, which knows none, until the
     connection ends. Its head goes with the first of its body. RuntimeError for an answer that is
-    none: headers with line breaks, or a body that is not as long as they said.
+    none: headers with line breaks, or a body of another length than they give.
     """
 
     __slots__ = (
@@ -68,12 +68,12 @@ class Exchange:
         expects: bool = False,
     ) -> None:
         """`record` gets the status of a head that is sent. `expects`: the client sends no body
-        before it is told to go on."""
+        before a 100 Continue."""
         self._carrier, self._transport = carrier, transport
         self._chunked = False
         self._expects = expects
         self._head = b""
-        self._left: int | None = None  # of a body whose length was told
+        self._left: int | None = None  # of a body whose length is known
         self._parts: list[bytes] = []
         self._status = 0
         self._taken = False  # all of the body
@@ -105,7 +105,7 @@ class Exchange:
 
     @property
     def _has_more(self) -> bool:
-        """Whether the application can be told something of the body."""
+        """Whether there is a part of the body for the application."""
         return bool(self._parts) or (self.body_ended and not self._taken)
 
     # The application's side

@@ -33,7 +33,7 @@ class HttpLimits:
 def has_left(transport: asyncio.BaseTransport) -> bool:
     """Whether the client ended its side: seen also behind unread bytes.
 
-    False where the system does not tell (only Linux does), or where it has no room for those bytes.
+    False where the system does not report it (only Linux does), or has no room for those bytes.
     """
     info = getattr(socket, "TCP_INFO", None)
     found = transport.get_extra_info("socket")

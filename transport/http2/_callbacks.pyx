@@ -1,6 +1,6 @@
-"""What nghttp2 tells of a session's frames: its callbacks, which make the session's events.
+"""nghttp2's callbacks for the frames of a session, which make the session's events.
 
-None of the callbacks runs Python code of anybody else.
+No callback runs Python code of another module.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -92,7 +92,7 @@ cdef Py_ssize_t on_read(
             return have
         if stream.out_at:
             stream.forget_output()
-            if stream.tell_drained and have:
+            if stream.wants_drained and have:
                 self.events.append((stream, DRAINED, None))
         if not stream.output_ends:
             return have if have else DEFERRED
@@ -150,7 +150,7 @@ cdef int on_unknown_frame(
 
 
 cdef inline bint is_gone(Streams self, int32_t number) noexcept:
-    """Whether a client still sends for a call that has ended. (Data of one nghttp2 drops untold.)
+    """Whether a client still sends for a call that has ended. (nghttp2 drops data of one silently.)
     """
     return self.server and self.ng.session_get_stream_user_data(self.session, number) == NULL
 
@@ -215,7 +215,7 @@ cdef int on_header(
             PyBytes_FromStringAndSize(<const char*>name, name_size),
             PyBytes_FromStringAndSize(<const char*>value, value_size),
         )
-        if stream.told_headers:
+        if stream.headers_given:
             stream.trailers.append(pair)
         else:
             stream.headers.append(pair)
@@ -290,8 +290,8 @@ cdef int on_frame_recv(
             self.events.append((None, PONG if frame.hd.flags & FLAG_ACK else PING, None))
             return 0
         if kind == FRAME_GOAWAY:
-            told = (frame.goaway.last_stream_id, frame.goaway.error_code)
-            self.events.append((None, GOAWAY, told))
+            detail = (frame.goaway.last_stream_id, frame.goaway.error_code)
+            self.events.append((None, GOAWAY, detail))
             return 0
         if kind > FRAME_HEADERS or frame.hd.stream_id == 0:
             return 0
@@ -302,7 +302,7 @@ cdef int on_frame_recv(
         if found == NULL:
             return 0
         stream = <Stream>found
-        if kind == FRAME_HEADERS and not stream.told_headers:
+        if kind == FRAME_HEADERS and not stream.headers_given:
             stream.header_bytes = 0
             if not self.server and is_informational(stream.headers):
                 stream.headers = []
@@ -310,7 +310,7 @@ cdef int on_frame_recv(
             else:
                 if not self.server:
                     add_credit(self)
-                stream.told_headers = True
+                stream.headers_given = True
                 self.events.append((stream, HEADERS, stream.headers))
         if kind == FRAME_HEADERS and self.server and stream.violation == HAS_LONG_HEADERS:
             self.events.append((stream, VIOLATION, HAS_LONG_HEADERS))
@@ -345,7 +345,7 @@ cdef int on_frame_send(
     if frame.hd.type == FRAME_DATA:
         add_credit(self)
     elif frame.hd.type >= FRAME_RST_STREAM:
-        return tell_refusal(self, frame)
+        return note_refusal(self, frame)
     if frame.hd.type > FRAME_HEADERS or (self.server and not frame.hd.flags & FLAG_END_STREAM):
         return 0
     found = self.ng.session_get_stream_user_data(session, frame.hd.stream_id)
@@ -359,8 +359,8 @@ cdef int on_frame_send(
     return 0
 
 
-cdef int tell_refusal(Streams self, const nghttp2_frame* frame) noexcept:
-    """What this side says by itself to a peer that breaks the rules."""
+cdef int note_refusal(Streams self, const nghttp2_frame* frame) noexcept:
+    """Make events of the refusals that nghttp2 itself sends to a peer that breaks the rules."""
     cdef int kind = frame.hd.type
     try:
         if kind == FRAME_GOAWAY and frame.goaway.error_code:

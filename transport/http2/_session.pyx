@@ -2,8 +2,8 @@
 
 No socket, no clock, no callbacks. Events come in the order of the bytes (_streams.pyx names them).
 
-Invariants: a stream that was told of ends with exactly one END, unless it was dropped. A stream's
-window opens only by what was taken of it: what nobody reads is at most the window and one message.
+Invariants: a stream that had an event ends with exactly one END, unless it was dropped. A stream's
+window opens only by what was taken of it: what is unread is at most the window and one message.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
@@ -31,7 +31,7 @@ cdef enum:
     PIECE = 16384  # after this many bytes it is checked whether these were too many frames,
     ANSWERS_PIECE = 512  # and after this many of a server's: its frames are small, and cost more
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
-    # Streams that a client resets: a burst, and each second. Whoever serves them looks closer.
+    # Streams that a client resets: a burst, and each second. The server's flood guard is stricter.
     RESETS = 20000
     RESETS_EACH_S = 2000
     TOO_MANY_SETTINGS = -537
@@ -119,7 +119,7 @@ cdef class Session(Streams):
         return [each for each in self.streams.values() if not (<Stream>each).dropped]
 
     def close(self) -> list:
-        """End the session; the streams that had not ended, which hear nothing any more."""
+        """End the session; the streams that had not ended, which get no more events."""
         left = self.open_streams
         if self.session != NULL:
             self.ng.session_del(self.session)
@@ -131,7 +131,7 @@ cdef class Session(Streams):
     # Bytes
 
     def receive(self, data, Py_ssize_t size) -> int:
-        """Take in the first `size` bytes of a buffer; SessionError if they are no good HTTP/2.
+        """Take in the first `size` bytes of a buffer; SessionError if they are no valid HTTP/2.
 
         How many were taken: less if `most_new` calls began, or `most_frames` frames were read. The
         others are to be given again.
@@ -278,7 +278,7 @@ cdef class Session(Streams):
         self.ng.submit_response2(self.session, stream.id, pairs, n, NULL)
 
     def write(self, Stream stream, bytes message) -> None:
-        """One more message of the answer; nothing, if nobody waits for it."""
+        """One more message of the answer; nothing, if the peer has ended it."""
         cdef int64_t before = stream.queued
         if self._is_gone(stream) or stream.output_ends:
             return
@@ -297,7 +297,7 @@ cdef class Session(Streams):
     # Calls of both
 
     def take(self, Stream stream, Py_ssize_t size) -> bool:
-        """A message of so many bytes was read: the peer may send as many more. Whether there is
+        """A message of `size` bytes was read: the peer may send as many more. Whether there is
         something to send now."""
         cdef int64_t back
         stream.unread -= 1
@@ -311,7 +311,7 @@ cdef class Session(Streams):
         return self.ng.session_want_write(self.session) != 0
 
     def drop(self, Stream stream, uint32_t code=RST_CANCEL) -> None:
-        """End a stream, of which nothing is told any more."""
+        """End a stream, which gets no more events."""
         cdef int64_t before = stream.queued
         if self._is_gone(stream):
             return
@@ -327,7 +327,7 @@ cdef class Session(Streams):
             self.ng.submit_ping(self.session, 0, NULL)
 
     def announce_goaway(self) -> None:
-        """Tell a client that this connection will close, before any of its calls are refused."""
+        """Announce to a client that its connection will close, before any of its calls are refused."""
         if self.session != NULL:
             self.ng.submit_shutdown_notice(self.session)
 

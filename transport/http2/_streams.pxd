@@ -13,7 +13,7 @@ cdef enum:
 cdef class Stream:
     cdef readonly int32_t id
     cdef public object owner
-    cdef public bint tell_drained
+    cdef public bint wants_drained
     cdef readonly list headers
     cdef readonly list trailers
     cdef readonly int violation
@@ -29,11 +29,11 @@ cdef class Stream:
     cdef Py_ssize_t out_sent      # how much of it was
     cdef MessageReader reader
     cdef int64_t received         # bytes that were not given back to the peer's window
-    cdef int64_t unread           # messages that nobody took
+    cdef int64_t unread           # messages that were not taken
     cdef int64_t unread_bytes     # of those, with what each costs beside
     cdef int64_t held             # bytes of messages that are kept for it
     cdef size_t header_bytes
-    cdef bint told_headers
+    cdef bint headers_given
     cdef bint half_closed         # the peer will send no more
     cdef void put(self, bytes message)
     cdef void forget_output(self) noexcept

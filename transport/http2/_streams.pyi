@@ -22,7 +22,7 @@ MESSAGE_CUT: int
 
 class Stream:
     owner: Any
-    tell_drained: bool
+    wants_drained: bool
     @property
     def id(self) -> int: ...
     @property

@@ -14,7 +14,7 @@ from ._nghttp2 cimport nghttp2_nv
 HEADERS = 1  # a list of (name, value): of a request, or the initial ones of an answer
 MESSAGE = 2  # bytes
 HALF_CLOSED = 3  # None: the client of this stream has sent all it will
-DRAINED = 4  # None: all that was written to the stream has left, if `tell_drained`
+DRAINED = 4  # None: all that was written to the stream has left, if `wants_drained`
 END = 5  # the code of the RST_STREAM that ended it, 0 without one
 SETTINGS = 6  # None; of no stream: the peer's settings came
 PONG = 7  # None; of no stream: a ping of ours was answered
@@ -77,7 +77,7 @@ cdef class Stream:
 
 
 cdef class Streams:
-    """What the callbacks of a session know and tell."""
+    """The state of a session that its callbacks share, and their events."""
 
     def __cinit__(self):
         self.streams = {}

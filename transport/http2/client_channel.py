@@ -36,7 +36,7 @@ class ChannelLimits:
     max_backoff_s: float = 2.0
     window_bytes: int = 64 << 10
     """Of each stream. A server like gRPC's sends this much of one before it turns to the next: the
-    first byte of a short answer comes behind so much of each long one."""
+    first byte of a short answer comes behind that part of each long one."""
     max_message_bytes: int = 32 << 20
     max_header_bytes: int = 16 << 10
 
@@ -51,7 +51,7 @@ class Tls:
 
 class ClientConnection(Connection):
     """Calls are `request`ed once `ready` is done. `on_leaving` is called when it takes no more,
-    because the peer said so or it is lost; calls under way go on, or hear that it is lost.
+    because the peer is closing it or it is lost; calls under way go on, or fail if it is lost.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class ClientConnection(Connection):
         stream.owner = call
         call.on_begun(self, stream)
         if self._look_timer is None:
-            self._heard = self.loop.time()
+            self._last_read = self.loop.time()
             self._look_after(self._keepalive.after_s)
         self.flush()
 
     def drop(self, stream: Stream) -> None:
-        """End a stream; its call hears nothing more."""
+        """End a stream; its call gets nothing more."""
         stream.owner = None
         self._session.drop(stream)
         self.flush()
@@ -92,7 +92,7 @@ class ClientConnection(Connection):
         self.flush()
 
     def abort(self, why: str) -> None:
-        """Close at once; calls under way hear why."""
+        """Close at once; calls under way fail with the reason."""
         self._leaves()
         super().abort(why)
 
@@ -306,7 +306,7 @@ class ClientChannel:
         except asyncio.CancelledError:
             self._connecting = None
             raise
-        except Exception as error:  # a mistake of ours: calls hear of it, and so does the log
+        except Exception as error:  # a mistake of ours: calls fail with it, and it is logged
             self._failed(repr(error))
             raise
         else:

@@ -11,28 +11,28 @@ from .flood_guard import IDLE_BURST, IDLE_EACH_S, Allowance
 from .keepalive import Keepalive
 
 SEND_BYTES = 64 << 10
-"""So much is handed to the transport at once; then it is asked whether it takes more."""
+"""This many are handed to the transport at once; then it is asked whether it takes more."""
 
 
 class Turn:
-    """What is told in one turn of the event loop may wake tasks; who waits for it to be over is
+    """Events of one turn of the event loop may wake tasks; callers that wait for its end are
     called behind those."""
 
     __slots__ = ("depth", "waiting")
 
     def __init__(self) -> None:
         self.depth = 0
-        """connections that tell what happened now, one because of another"""
+        """connections that deliver events now, one because of another"""
         self.waiting: list[Callable[[], None]] = []
 
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing more is told: `depth` is 0 again."""
+        """No event is left to deliver: `depth` is 0 again."""
         waiting, self.waiting = self.waiting, []
         for call in waiting:
             loop.call_soon(call)
 
     def call_after(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        """Have it called soon: behind the tasks that what is told now wakes."""
+        """Have it called soon: behind the tasks that the events of now wake."""
         if self.depth:
             self.waiting.append(call)
         else:
@@ -53,9 +53,9 @@ _shared = _OfThread()
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Feeds the session, tells what comes of it to `_on_events`, and sends what it has to send.
+    """Feeds the session, passes its events to `_on_events`, and sends what it has to send.
 
-    Whatever is done to the session while events are told is sent after them.
+    Whatever is done to the session while events are delivered is sent after them.
     """
 
     def __init__(self, session: Session, keepalive: Keepalive) -> None:
@@ -66,10 +66,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._paused = False
-        self._busy = False  # events are being told
+        self._busy = False  # events are being delivered
         self._rest = b""  # what came and is still to be taken in
         self._idle_frames = Allowance(IDLE_BURST, IDLE_EACH_S)
-        self._heard = 0.0  # when bytes came last
+        self._last_read = 0.0  # when bytes came last
         self._why = ""
         self.closed: asyncio.Future[None] = self.loop.create_future()
         """ends when the connection has"""
@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keepalive.answered()
 
     def _on_broken(self, error: SessionError) -> None:
-        """The peer breaks the rules: the connection is given up once events were told."""
+        """The peer breaks the rules: the connection is given up once its events were delivered."""
         self._why = f"it does not speak HTTP/2 as it should: {error}"
 
     def _on_flood(self, why: str) -> None:
@@ -121,14 +121,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._heard = self.loop.time()
+        self._last_read = self.loop.time()
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = self.loop.time()
+        self._last_read = self.loop.time()
         self._feed(self._buffer, nbytes)
 
     def eof_received(self) -> bool:
@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = self._why or self._session.complaint or str(exc or "Socket closed")
-        self._tell()  # what had come before it
+        self._deliver_events()  # what had come before it
         if self._look_timer is not None:
             self._look_timer.cancel()
         self._on_lost(why)
@@ -153,16 +153,16 @@ class Connection(asyncio.BufferedProtocol):
     # Between the two
 
     def _feed(self, data: memoryview | bytes, size: int) -> int:
-        """Give bytes to the session, and tell what comes of them; how many it took."""
+        """Give bytes to the session, and deliver the events; how many bytes it took."""
         taken, session = size, self._session
         try:
             taken = session.receive(data, size)
         except SessionError as error:
             self._on_broken(error)
-        if session.idle and not self._idle_frames.take(self._heard, session.take_idle()):
+        if session.idle and not self._idle_frames.take(self._last_read, session.take_idle()):
             self._on_flood("it sends too many frames that bring nothing")
         if session.has_events:
-            self._tell()
+            self._deliver_events()
         if session.is_due:
             self.flush()
         if self._why:
@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
                 data = session.send(SEND_BYTES)
                 if data:
                     transport.write(data)
-                if not (session.has_events and self._tell()) and len(data) < SEND_BYTES:
+                if not (session.has_events and self._deliver_events()) and len(data) < SEND_BYTES:
                     break
         except SessionError as error:
             self.abort(str(error))
@@ -213,8 +213,8 @@ class Connection(asyncio.BufferedProtocol):
         if session.is_over:
             transport.close()
 
-    def _tell(self) -> bool:
-        """Tell what happened; whether anything did."""
+    def _deliver_events(self) -> bool:
+        """Deliver the session's events; whether there were any."""
         if self._busy:
             return False
         events = self._session.take_events()
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
             if turn.waiting and not turn.depth:
                 turn.end(self.loop)
         if concerns_calls and self._keepalive.row:
-            self._keepalive.heard()
+            self._keepalive.on_call_frame()
         return True
 
     def _look_after(self, seconds: float) -> None:
@@ -245,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep_alive(self) -> float | None:
         """Ping the peer if it is time; in how many seconds to look again, None: it is lost."""
-        verdict = self._keepalive.look(self.loop.time(), self._heard)
+        verdict = self._keepalive.look(self.loop.time(), self._last_read)
         if verdict.lost:
             self.abort("ping timeout")
             return None

@@ -14,7 +14,7 @@ class Step(enum.Enum):
 
     STAY = "stay"
     LEAVE = "leave"
-    """tell the client to make no more calls on it"""
+    """send GOAWAY: the client makes no more calls on it"""
     CLOSE = "close"
     """at once, whatever goes on"""
 

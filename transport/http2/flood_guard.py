@@ -8,7 +8,7 @@ are seen by nghttp2 itself. Times are seconds of one monotonic clock.
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 """HTTP/2's codes with which a connection ends."""
 PING_STRIKES = 2
-"""So many pings may come too soon; as many as gRPC's own servers suffer."""
+"""Pings that may come too soon; as many as gRPC's own servers suffer."""
 SETTINGS_BURST, SETTINGS_EACH_S = 100, 10.0
 """gRPC's clients send some while they look for the best window."""
 RESETS_BURST, RESETS_EACH_S = 1000, 200.0
@@ -26,7 +26,7 @@ def limit_of(code: int) -> str:
 
 
 class Allowance:
-    """So many at once, and so many more each second."""
+    """A burst at once, and more each second."""
 
     __slots__ = ("_at", "_burst", "_each_s", "_left")
 
@@ -36,7 +36,7 @@ class Allowance:
         self._at = 0.0
 
     def take(self, now: float, amount: int = 1) -> bool:
-        """Whether there were so many left."""
+        """Whether `amount` was left, which is taken."""
         self._left = min(self._burst, self._left + (now - self._at) * self._each_s)
         self._at = now
         if self._left < amount:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 MOST_PINGS = 2
-"""So many pings in a row, if nothing but their answers comes: servers of gRPC close connections
+"""Pings in a row, if nothing but their answers comes: servers of gRPC close connections
 whose clients ping for long, and they count from the last thing that they sent themselves."""
 SELDOM_S = 300.0
 """Between those that follow; as often as a server of gRPC suffers by default."""
@@ -32,7 +32,7 @@ class Keepalive:
         self.row = 0
         """pings since something else came than their answers"""
 
-    def heard(self) -> None:
+    def on_call_frame(self) -> None:
         """Something came that concerns a call."""
         self.row = 0
 
@@ -40,14 +40,14 @@ class Keepalive:
         """A ping was answered, or no call waits any more."""
         self._pinged = None
 
-    def look(self, now: float, heard: float) -> Verdict:
-        """Decide. `heard`: when bytes came last."""
-        if self._pinged is not None and heard > self._pinged:
+    def look(self, now: float, last_read: float) -> Verdict:
+        """Decide. `last_read`: when bytes came last."""
+        if self._pinged is not None and last_read > self._pinged:
             self._pinged = None
         if self._pinged is not None:
             left = self._pinged + self._timeout_s - now
             return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
-        due = heard + self.after_s
+        due = last_read + self.after_s
         if self.row >= self._most_pings:
             due = max(due, self._last + SELDOM_S)
         if now < due:

@@ -74,9 +74,9 @@ def check_exchange() -> None:
     )
     call = client.request(head, ((b"x", b"1"),), b"question")
     _carry(client, server)
-    heard = [event for event in server.take_events() if event[0] is not None]
-    assert [event[1] for event in heard] == [HEADERS, MESSAGE, HALF_CLOSED], "a request"
-    (asked, _, _), *rest = heard
+    arrived = [event for event in server.take_events() if event[0] is not None]
+    assert [event[1] for event in arrived] == [HEADERS, MESSAGE, HALF_CLOSED], "a request"
+    (asked, _, _), *rest = arrived
     assert asked.headers == [*head, (b"x", b"1")], "headers"
     assert rest == [(asked, MESSAGE, b"question"), (asked, HALF_CLOSED, None)], "messages"
     server.respond(asked, ((b":status", b"200"),))
@@ -86,12 +86,12 @@ def check_exchange() -> None:
     for _ in range(4):  # the answer is larger than a frame
         _carry(server, client)
         _carry(client, server)
-    told = client.take_events()
-    of_call = [event[1:] for event in told if event[0] is call]
+    events = client.take_events()
+    of_call = [event[1:] for event in events if event[0] is call]
     answered = [(HEADERS, [(b":status", b"200")]), (MESSAGE, b"answer" * 10_000), (END, 0)]
     assert of_call == answered, "the answer"
     assert call.trailers == [(b"grpc-status", b"0")], "trailers"
-    assert (None, GOAWAY, (asked.id, 7)) in told, "GOAWAY"
+    assert (None, GOAWAY, (asked.id, 7)) in events, "GOAWAY"
 
 
 def make_session(

@@ -82,12 +82,12 @@ def outcome_of(stream: Stream, reset: int, max_message_bytes: int) -> Outcome:
         return Outcome(Fault.STATUS, StatusCode.INTERNAL, text)
     if violation not in (SOUND, MESSAGE_CUT):
         return Outcome(Fault.STATUS, StatusCode.RESOURCE_EXHAUSTED, "no memory for the answer")
-    said = find(stream.trailers, b"grpc-status")
+    status = find(stream.trailers, b"grpc-status")
     rest = stream.trailers
-    if said is None:
-        said, rest = find(stream.headers, b"grpc-status"), stream.headers
-    if said is not None:
-        return _as_said(said, rest, violation == MESSAGE_CUT)
+    if status is None:
+        status, rest = find(stream.headers, b"grpc-status"), stream.headers
+    if status is not None:
+        return _from_status(status, rest, violation == MESSAGE_CUT)
     if reset:
         code = _OF_RESET.get(reset, StatusCode.INTERNAL)
         return Outcome(Fault.STATUS, code, f"Received RST_STREAM with error code {reset}")
@@ -106,7 +106,7 @@ def find(headers: Iterable[Header], name: bytes) -> bytes | None:
     return None
 
 
-def _as_said(status: bytes, trailers: list[Header], cut: bool) -> Outcome:
+def _from_status(status: bytes, trailers: list[Header], cut: bool) -> Outcome:
     number = int(status) if status.isdigit() and len(status) <= 2 else -1
     code = StatusCode(number) if 0 <= number <= LAST_CODE else StatusCode.UNKNOWN
     if code is StatusCode.OK:

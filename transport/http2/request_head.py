@@ -74,14 +74,14 @@ def status_trailers(code: int, text: str, more: tuple[Header, ...] = ()) -> tupl
     """The end of an answer."""
     if not code and not text:
         return (*DONE, *more) if more else DONE
-    said: tuple[Header, ...] = ((b"grpc-status", _STATUS[code]),)
+    trailers: tuple[Header, ...] = ((b"grpc-status", _STATUS[code]),)
     if text:
-        said += ((b"grpc-message", encode_message(text)),)
-    return (*said, *more) if more else said
+        trailers += ((b"grpc-message", encode_message(text)),)
+    return (*trailers, *more) if more else trailers
 
 
 def http1_refusal(data: bytes) -> bytes:
-    """What a client hears whose first bytes are these, if they are no HTTP/2; empty: nothing."""
+    """The answer to a client whose first bytes are these, if they are no HTTP/2; empty: none."""
     line = data.partition(b"\r\n")[0]
     if b"HTTP/1." not in line:
         return b""

@@ -194,8 +194,8 @@ class Http2Server:
             self._begun.append((call, serve, at_once.finish))
 
     def settle(self) -> None:
-        """What came was told: serve calls that were not answered at once, and see to answers that
-        wait for their clients to read. For connections."""
+        """All events of this turn are delivered: serve calls that were not answered at once, and
+        see to answers that wait for their clients to read. For connections."""
         if self._begun:
             begun, self._begun = self._begun, []
             for call, serve, finish in begun:
@@ -252,7 +252,7 @@ class Http2Server:
             self.on_limit("max_connections", host)
             accepted.close()
         elif self._share is not None and not self._share.add(number, host):
-            self._limit_log.tell("max_connection_share", host)
+            self._limit_log.note("max_connection_share", host)
             accepted.close()
         else:
             accepted.setblocking(False)

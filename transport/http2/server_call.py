@@ -24,7 +24,7 @@ CANCEL = 8
 MESSAGE_HEAD = 5
 """Bytes that gRPC puts before each message."""
 LATE_S = 0.02
-"""A call ends by its client's own clock, in its words; so much later it ends by ours."""
+"""A call ends by its client's own clock, in its words; this much later it ends by ours."""
 
 
 class PeerGoneError(Exception):
@@ -73,7 +73,7 @@ class Host(Protocol):
         ...
 
     def settle(self) -> None:
-        """What came was told: have calls served that might have been answered at once."""
+        """All events of this turn are delivered: serve calls not yet answered."""
         ...
 
 
@@ -109,7 +109,7 @@ class ServerCall:
         self.loop = loop = connection.loop
         self.began = monotonic()  # the loop's own time is that of its last wait
         self.ended = False
-        """its status was said, or it was given up"""
+        """its status was sent, or it was given up"""
         self.over = False
         """its stream has ended"""
         self.at_once: AnswerNow | None = None
@@ -200,7 +200,7 @@ class ServerCall:
         self._add(message)
         self._connection.flush()
         if self._stream.queued and not self.over:
-            self._stream.tell_drained = True
+            self._stream.wants_drained = True
             await self._wait()
         if self.over:
             raise PeerGoneError("the call has ended")
@@ -258,7 +258,7 @@ class ServerCall:
         self._connection.flush_soon()
 
     def linger(self) -> None:
-        """Nobody serves it any more: what is left of its answer may take so long to leave."""
+        """Its handler has ended: the rest of its answer has a bounded time to leave."""
         if not self.over and self._timer is None:
             linger_s = self._connection.limits.linger_s
             self._timer = self.loop.call_later(linger_s, self._on_deadline)
@@ -281,7 +281,7 @@ class ServerCall:
             self._wake(self._reader)
 
     def on_drained(self) -> None:
-        self._stream.tell_drained = False
+        self._stream.wants_drained = False
         if not self.ended and self._waiter is not None:
             self._wake(self._waiter)
 
@@ -386,12 +386,12 @@ class AtOnce(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _encoded(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[Header, ...]:
-    """For what the server itself says, which it says again and again. Not for what it was told."""
+    """For metadata of the server itself, which repeats. Not for metadata of callers."""
     return encode_metadata(metadata)
 
 
 def _fitting(metadata: Iterable[Any]) -> tuple[Header, ...]:
-    """Metadata that somebody else made; none of it if a part cannot be sent."""
+    """Metadata of a caller or an engine; none of it if a part cannot be sent."""
     try:
         return encode_metadata(metadata)
     except ValueError:

@@ -32,13 +32,13 @@ from .server_limits import CountedBytes
 from .wire import peer_name
 
 LAST_WORDS_S = 1.0
-"""How long a client has to take what is said to it before its connection is closed."""
+"""How long a client has to take the last frames before its connection is closed."""
 NOTICE_S = 1.0
 """Between the notice that a connection is left and its last call, if the client answers no ping."""
 NEW_CALLS_AT_ONCE = 16
 """Of one connection; then it is the turn of the others. Each may cost some 0.2 ms."""
 INPUT_STEP, OUTPUT_STEP = 16 << 10, 64 << 10
-"""What waits of requests, and of answers, is counted in steps of so many bytes."""
+"""What waits of requests, and of answers, is counted in steps of this many bytes."""
 PREFACE = b"PRI * HTTP/2.0"
 
 
@@ -109,7 +109,7 @@ class ServerConnection(Connection):
         return self._leaving
 
     def close(self, why: str) -> None:
-        """Close as soon as what is said has left."""
+        """Close as soon as the output has left."""
         self._why = self._why or why
         transport = self._transport
         if transport is not None and not transport.is_closing():
@@ -136,8 +136,8 @@ class ServerConnection(Connection):
     def buffer_updated(self, nbytes: int) -> None:
         if not self._begun:
             self._begun = True
-            said = bytes(self._buffer[: min(nbytes, 4096)])
-            if not said.startswith(PREFACE[: len(said)]) and (answer := http1_refusal(said)):
+            first = bytes(self._buffer[: min(nbytes, 4096)])
+            if not first.startswith(PREFACE[: len(first)]) and (answer := http1_refusal(first)):
                 assert self._transport is not None
                 self._transport.write(answer)
                 self.on_limit("client_violations")
@@ -212,7 +212,7 @@ class ServerConnection(Connection):
         """Have what waits of its requests counted; one for which there is no room is refused."""
         if not self._input.count(self._client, self.session.held):
             self.session.shed()
-            self._tell()
+            self._deliver_events()
 
     def _count_output(self) -> None:
         """The same of its answers; where there is no room, the one that holds most is cut short."""
@@ -266,8 +266,8 @@ class ServerConnection(Connection):
         call: ServerCall | None = stream.owner
         if kind == END:
             stream.owner = None
-            told = call is not None and call.ended
-            if stream.violation == HEADERS_TOO_LONG and not told:  # they were not read to the end
+            answered = call is not None and call.ended
+            if stream.violation == HEADERS_TOO_LONG and not answered:  # not read to the end
                 self.on_limit("max_metadata_bytes")
             self._on_stream_end(call, value)
         elif call is None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """Times in seconds; infinite: no limit. ENHANCE_YOUR_CALM is what a client hears that sends
+    """Times in seconds; infinite: no limit. ENHANCE_YOUR_CALM is the error of a client that sends
     more pings, settings or resets than a sound one does (flood_guard.py).
     """
 
@@ -26,7 +26,7 @@ class ServerLimits:
     ping_interval_s: float = 10.0
     """between a client's pings while nothing is sent to it"""
     max_calls: int = 1 << 14
-    """at once of all connections; whoever serves them refuses what is more"""
+    """at once of all connections; the server refuses more"""
     max_streams: int = 1 << 13
     """calls at once of one connection, which wait at its client beyond that"""
     max_frames: int = 1000
@@ -39,7 +39,7 @@ class ServerLimits:
     max_header_bytes: int = 16 << 10
     """of a request, as HTTP/2 counts them: 32 more for each header"""
     send_buffer_bytes: int = 64 << 10
-    """of an answer that its client does not read; beyond, whoever writes waits"""
+    """of an answer that its client does not read; beyond, the writer waits"""
     connection_send_bytes: int = 16 << 20
     """of all answers of a connection; beyond, each has no more than one message that waits"""
     linger_s: float = 30.0
@@ -59,18 +59,18 @@ class ConnectionShare(Protocol):
 
 
 OnLimit = Callable[[str], None]
-"""Hears the name of a limit each time a client has hit it."""
+"""Called with the name of a limit each time a client has hit it."""
 
 
 class ByteBound(Protocol):
     """How many bytes may wait, of requests or of answers, of all clients and of each."""
 
     def take(self, caller: str, amount: int) -> str | None:
-        """So many more: what stands in the way if there is no room, and nothing is taken."""
+        """Take `amount` more; if there is no room, the name of the limit, and nothing is taken."""
         ...
 
     def give_back(self, caller: str, amount: int) -> None:
-        """So many less."""
+        """Return `amount`."""
         ...
 
 
@@ -86,7 +86,7 @@ class CountedBytes:
         self._bound, self._step, self.steps = bound, step, 0
 
     def count(self, client: str, amount: int) -> bool:
-        """So much waits now; False: there is no room for it, and what was counted stays."""
+        """`amount` waits now; False: there is no room for it, and the count stays."""
         steps = amount // self._step
         if self._bound is not None:
             more = (steps - self.steps) * self._step

@@ -34,7 +34,7 @@ MAX_UNSENT_BYTES = 1 << 20
 MESSAGES_A_TURN = 64
 """Read, or handed to a handler, before whatever else is due on the loop gets its turn."""
 AT_ONCE = 16
-"""So many of them as they are read; what more comes in a turn waits for a task, within bounds."""
+"""This many are handled as they are read; more in one turn waits for a task, within bounds."""
 Handler: TypeAlias = Callable[[str, bytes], None]
 """Takes a subject and a payload. Raises nothing."""
 _NEVER_S = 10**6
@@ -43,7 +43,7 @@ _NO_LIMIT = 1 << 62
 
 class _Client(Client):
     """nats-py's client, which would send its credentials in the clear if a server at a tls://
-    address, or somebody in between, says that it has no TLS; would read all that has come in
+    address, or a machine in between, says that it has no TLS; would read all that has come in
     one go, however much that is; would wake a task for each message of a subscription; would
     stop reading for good at a message whose subject or headers it cannot read; and would have
     asyncio write to a lost connection."""
@@ -111,7 +111,7 @@ class _Client(Client):
             is_idle()  # is all there that it looks at?
             shortcut = NatsShortcut(self.take, is_idle, socket.get_protocol())
         except AttributeError as error:
-            _tell_of_the_long_way(str(error))
+            _log_slow_reading(str(error))
         else:
             socket.set_protocol(shortcut)
 
@@ -219,7 +219,7 @@ class NatsLink:
         max_bytes: int,
         group: str = "",
     ) -> Callable[[], Awaitable[None]]:
-        """Deliver to `handler`, keeping at most so much waiting; the result ends it. Of a `group`
+        """Deliver to `handler`, while at most this much waits; the result ends it. Of a `group`
         one gets each message."""
 
         def on_message(message: Msg) -> None:
@@ -306,7 +306,7 @@ class NatsLink:
             _stop(subscription)
         self._subscriptions.clear()
         if not self._opened:
-            # What a failed handshake leaves behind is never told that it is closed, and nats-py
+            # What a failed handshake leaves behind never learns that it is closed, and nats-py
             # would wait for that.
             self._client._transport = None
         # A task of its own: nats-py's close may raise, for its backlog has lost its socket, or end
@@ -324,7 +324,7 @@ class NatsLink:
             # come back they are written, so that the second is behind them.
             for _ in range(2):
                 reader = self._client._reading_task
-                if reader is None or reader.done():  # then nats-py's flush asks nobody
+                if reader is None or reader.done():  # then nats-py's flush would wait for no answer
                     raise ConnectionError("the reader of the connection has ended")
                 await self._client.flush(timeout=FLUSH_TIMEOUT_S)
         except Exception as error:  # no answer, for whatever reason
@@ -365,7 +365,7 @@ class NatsLink:
 
 
 @cache
-def _tell_of_the_long_way(reason: str) -> None:
+def _log_slow_reading(reason: str) -> None:
     """Once, not for each connection."""
     log.warning("this version of nats-py reads each message itself, which is slower", reason=reason)
 

@@ -20,7 +20,7 @@ class KeyPair(NamedTuple):
 
 
 def load_key_pair(context: ssl.SSLContext, cert: str, key: str, section: str) -> KeyPair:
-    """Load two PEM files into a context. ConfigError, naming the setting, if they are no good.
+    """Load two PEM files into a context. ConfigError, naming the setting, if they cannot be used.
 
     `section` leads the names of the settings: "tls" for tls.cert and tls.key.
     """

@@ -14,9 +14,9 @@ class _Material(NamedTuple):
 
 
 class ClientTls:
-    """How engines are believed, and what they are shown. ConfigError if the files are no good.
+    """How engines are believed, and what they are shown. ConfigError if the files cannot be used.
 
-    After a change connections are made anew: `files.listeners` hear of it.
+    After a change connections are made anew: `files.listeners` are called.
     """
 
     def __init__(self, config: WorkerTlsConfig) -> None:

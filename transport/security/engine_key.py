@@ -14,7 +14,7 @@ _KEY = re.compile(r"[\x21-\x7e]+")  # what a header can carry, without blanks
 
 
 class EngineKey:
-    """`value` is the key as it is now. ConfigError, without the key in it, if it is no good.
+    """`value` is the key as it is now. ConfigError, without the key in it, if it cannot be used.
 
     `files`: what it is read from, and read again; None if it is in the environment.
     """
@@ -32,9 +32,9 @@ class EngineKey:
     def value(self) -> str:
         return self._value if self.files is None else self.files.value
 
-    def hidden_in(self, said: bytes) -> bytes:
-        """An engine's words without the key, which some repeat to who shows a wrong one."""
-        return said.replace(self.value.encode(), b"***")
+    def hidden_in(self, text: bytes) -> bytes:
+        """An engine's words without the key, which some engines repeat when it is wrong."""
+        return text.replace(self.value.encode(), b"***")
 
 
 def read_engine_key(path: str | None) -> EngineKey | None:

@@ -18,7 +18,7 @@ class _Material:
 
 
 class ServerTls:
-    """What listeners of a process show, and whom they let in. ConfigError if the files are no good.
+    """What listeners of a process show, and whom they let in. ConfigError if a file cannot be used.
 
     New connections see a new certificate, or another list of authorities, as soon as `files` was
     polled after the change; those that are open go on.

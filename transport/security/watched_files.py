@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """What tells one version of a file from another, links followed."""
+    """Distinguishes one version of a file from another, links followed."""
 
     mtime_ns: int
     size: int
@@ -44,7 +44,7 @@ def stamp_of(path: str) -> FileStamp | None:
 class WatchedFiles(Generic[T]):
     """A value that is read from files, and read again once one of them changed.
 
-    `read` raises ConfigError if the files are no good: from the constructor that is passed on;
+    `read` raises ConfigError if the files cannot be used: from the constructor that is passed on;
     later the value stays what it was, and the error is logged, once for each change, and kept in
     `error`. `listeners` are called with each new value.
     """

@@ -70,14 +70,14 @@ def checksum_bytes(card: Mapping[str, Any]) -> bytes:
 
 
 def context_length(card: Mapping[str, Any]) -> int:
-    """Most tokens of prompt and answer, by the field that goes before the others; 0: not said."""
+    """Most tokens of prompt and answer, by the field that goes before the others; 0: not given."""
     runtime = card.get("runtime_config") or {}
-    said = (
+    lengths = (
         runtime.get("context_length"),
         card.get("architectural_max_context_length"),
         card.get("context_length"),
     )
-    return next((length for length in said if isinstance(length, int)), 0)
+    return next((length for length in lengths if isinstance(length, int)), 0)
 
 
 def named_files(named: Any) -> list[Mapping[str, Any]]:

@@ -47,7 +47,7 @@ class DiscoveryConfig:
         return self._named
 
     def open(self, backend: str) -> KeyValueStore | None:
-        """The store of that name; None for static. ConfigError if its address is no good."""
+        """The store of that name; None for static. ConfigError if its address cannot be used."""
         return None if backend == STATIC else kv_stores.open_store(backend)
 
 

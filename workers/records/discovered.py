@@ -1,4 +1,4 @@
-"""The workers that the store tells of: instances, cards and event sources put together. Pure."""
+"""The workers that the store lists: instances, cards and event sources put together. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Where a worker says how its KV events are heard, and whom to ask for those that were missed.
+"""Where a worker says how to receive its KV events, and whom to ask for those that were missed.
 
 | key | what it says |
 |---|---|
-| `v1/event_channels/{scope}/topic/{topic}/{publisher}` | how a publisher is heard |
+| `v1/event_channels/{scope}/topic/{topic}/{publisher}` | how to receive from a publisher |
 | `v1/event_sources/{scope}/topic/kv-events/{publisher}` | of whose cache; who repeats it |
 
 A scope is `namespace/{namespace}/component/{component}/endpoint/{endpoint}`.

@@ -139,23 +139,23 @@ class _Value(msgspec.Struct):
 def decode_card(entry: Entry) -> ModelCard:
     """ValueError for what is no card."""
     try:
-        said = msgspec.json.decode(entry.value, type=_Value).card_json
-        card = msgspec.convert(said, type=_Card)
+        card_json = msgspec.json.decode(entry.value, type=_Value).card_json
+        card = msgspec.convert(card_json, type=_Card)
     except UNREADABLE as error:
         raise ValueError(f"not a model card: {error}") from None
     runtime, kind = card.runtime_config, card.worker_type or AGGREGATED
     dp_size, dp_start = runtime.data_parallel_size or 1, runtime.data_parallel_start_rank or 0
     if not (1 <= dp_size <= MAX_RANKS and 0 <= dp_start < 2**31):
-        raise ValueError("a card with impossible ranks")
+        raise ValueError(f"{dp_size} ranks from {dp_start} on: 1 to {MAX_RANKS} are possible")
     if not 1 <= card.kv_cache_block_size < 2**31:
-        raise ValueError("a card with impossible blocks")
+        raise ValueError(f"blocks of {card.kv_cache_block_size} tokens are not possible")
     if not card.display_name:
-        raise ValueError("a card without a name")
+        raise ValueError("the card has no display_name")
     return ModelCard(
         card.display_name,
         card.kv_cache_block_size,
         kind,
-        max(0, context_length(said)),
+        max(0, context_length(card_json)),
         runtime.total_kv_blocks,
         runtime.max_num_seqs,
         runtime.max_num_batched_tokens,
@@ -166,9 +166,9 @@ def decode_card(entry: Entry) -> ModelCard:
         card.model_type or "",
         card.model_input or "Tokens",
         card.needs or (),
-        files_of(said),
-        card_checksum(said),
-        partner_checksum(said),
+        files_of(card_json),
+        card_checksum(card_json),
+        partner_checksum(card_json),
         runtime.reasoning_parser or "",
         runtime.tool_call_parser or "",
         *_transfer(runtime, kind),

@@ -1,1 +1,1 @@
-"""dynamo-router bench hostile: what one peer that does not cooperate costs everybody else."""
+"""dynamo-router bench hostile: what one peer that does not cooperate costs all others."""

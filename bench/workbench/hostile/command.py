@@ -86,8 +86,8 @@ async def _measure(config: HostileBenchConfig) -> list[Cell]:
         with tempfile.TemporaryDirectory(prefix="dynamo-router-") as folder:
             async with _trial(config, kind, Path(folder)) as trial:
                 cells.append(cell := await trial.measure(config))
-        said = f"p99 ratio {cell.ratio:.1f}, net {cell.net_ratio:.1f}"
-        print(f"{kind}: {said}", file=sys.stderr, flush=True)
+        line = f"p99 ratio {cell.ratio:.1f}, net {cell.net_ratio:.1f}"
+        print(f"{kind}: {line}", file=sys.stderr, flush=True)
     return cells
 
 
@@ -160,8 +160,8 @@ async def _child(
     try:
         await child.start(bool, START_TIMEOUT_S)
     except ChildError as error:
-        said = "\n".join(error.output)
-        raise RouterError(f"{' '.join(arguments[:2])} {error.reason}\n{said}") from None
+        printed = "\n".join(error.output)
+        raise RouterError(f"{' '.join(arguments[:2])} {error.reason}\n{printed}") from None
     if nice and child.pid is not None:
         _make_nice(child.pid)
     return child, child.output[0]
@@ -230,13 +230,13 @@ class _Trial:
         self._phases.append(Phase(name, began, time.monotonic()))
         for child in self._children:
             if not child.running:
-                said = "\n".join(child.output)
-                raise RouterError(f"{self._kind}: a process of the bench ended:\n{said}")
+                printed = "\n".join(child.output)
+                raise RouterError(f"{self._kind}: a process of the bench ended:\n{printed}")
 
 
 @contextlib.asynccontextmanager
 async def _burning(cores: float) -> AsyncIterator[None]:
-    """So much CPU is used meanwhile, as nicely as the peers use it."""
+    """`cores` of CPU are used meanwhile, as nicely as the peers use it."""
     children = []
     try:
         while cores > 0.01:

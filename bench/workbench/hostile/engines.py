@@ -1,5 +1,5 @@
 """The engines of the hostile benchmark, as a process: each answers at a steady pace, however many
-it serves, until it is told to misbehave.
+it serves, until a signal makes it misbehave.
 
 Run with BEHAVIOUR COUNT. Prints the addresses of COUNT engines. SIGUSR1 has them misbehave from now
 on, SIGUSR2 no longer.
@@ -19,7 +19,7 @@ from ....workers.trtllm_proto import pb
 from ...load import engine_methods, serve_until_killed
 
 ON, OFF = signal.SIGUSR1, signal.SIGUSR2
-"""tell a process to misbehave, and not to"""
+"""make a process misbehave, and stop that"""
 
 STEADY = "steady"
 TOKENS = 8
@@ -66,7 +66,7 @@ async def _fail(context: Any) -> None:
 
 
 async def _empty(context: Any) -> None:
-    """OK, and nothing said."""
+    """OK, and an empty answer."""
 
 
 async def _hang(context: Any) -> None:

@@ -127,7 +127,7 @@ async def limits(target: Target) -> None:
 
 
 async def selections(target: Target) -> None:
-    """Bookings of long prompts that nobody releases, until there is no room for more."""
+    """Bookings of long prompts that are never released, until there is no room for more."""
 
     async def book(stub: Any, caller: int) -> None:
         for turn in itertools.count():
@@ -206,7 +206,7 @@ async def slow_scrapers(target: Target) -> None:
 
 
 async def connections(target: Target) -> None:
-    """Connections to both servers over which nothing is said."""
+    """Connections to both servers over which nothing is sent."""
     async with contextlib.AsyncExitStack() as stack:
         for address in itertools.cycle((target.grpc, target.http)):
             host, _, port = address.rpartition(":")
@@ -229,7 +229,7 @@ async def _publish(target: Target, messages: Iterator[bytes]) -> None:
 
 
 async def strangers(target: Target) -> None:
-    """Events of workers that nobody knows, a new one each time."""
+    """Events of unknown workers, a new one each time."""
     numbers = random.Random(1)
 
     def messages() -> Iterator[bytes]:
@@ -271,7 +271,7 @@ PEERS: dict[str, Callable[[Target], Awaitable[None]]] = {
 
 
 async def main(kind: str, grpc: str, http: str, nats: str, token_file: str, openai: str) -> None:
-    """Misbehave when told to, until the process is ended."""
+    """Misbehave on a signal, until the process is ended."""
     switch = Switch()
     access = TargetAccess(token_file=token_file)
     misbehave: Callable[[], Awaitable[None]]

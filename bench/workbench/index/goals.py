@@ -9,7 +9,7 @@ from ...results import figure_of
 Row = Mapping[str, Any]
 Results = Mapping[str, Sequence[Row]]
 SETTING = ("block_size", "workers", "phase", "kind", "blocks", "held_by", "contender")
-"""What tells the rows of a part apart."""
+"""What distinguishes the rows of a part."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def measure_growth(config: IndexBenchConfig) -> list[dict[str, Any]]:
 
 
 def available_bytes() -> int:
-    """Memory that the system can still give out; without a limit to tell, 4 GiB."""
+    """Memory that the system can still give out; without a known limit, 4 GiB."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -71,7 +71,7 @@ def available_bytes() -> int:
 
 
 def invent_prompts(rng: np.random.Generator, blocks: int) -> Iterator[Prompt]:
-    """Prompts that come to about so many different blocks: tenants of TENANT prompts each."""
+    """Prompts that come to about `blocks` different blocks: tenants of TENANT prompts each."""
     made = 0
     while made < blocks:
         system = _invent(rng, SHARED)

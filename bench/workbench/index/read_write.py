@@ -24,7 +24,7 @@ PROMPTS = 256
 PROMPT_BLOCKS = 64
 SHARED_BLOCKS = 48  # of a prompt, with the other prompts of its family
 FAMILIES = 16
-HOLDERS = 4  # one in so many workers holds a prompt
+HOLDERS = 4  # one in this many workers holds a prompt
 MAX_READS = 1 << 20
 IDLE_READS = 100_000
 
@@ -144,7 +144,7 @@ def _read(
     capacity: int,
     write: Callable[[], float] | None,
 ) -> tuple[NDArray[np.float64], float]:
-    """The ns of every read of so many threads: beside a writer, or until each has `capacity`."""
+    """The ns of every read of `readers` threads: beside a writer, or until each has `capacity`."""
     stop = np.zeros(1, np.uint32)
     times = [np.zeros(capacity, np.uint32) for _ in range(readers)]
     counts = [0] * readers

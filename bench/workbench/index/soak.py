@@ -23,7 +23,7 @@ SLACK = 1.05  # how much more than that still counts as flat
 
 
 class _Traffic:
-    """Random events of workers that cache and evict chains; content is new once nobody holds it."""
+    """Random events of workers that cache and evict; content is new once none holds it."""
 
     def __init__(self, seed: int, chains: int, workers: int) -> None:
         self._random = Random(seed)
@@ -70,7 +70,7 @@ class _Traffic:
 def measure_soak(
     events: int, seed: int, *, chains: int = CHAINS, workers: int = WORKERS
 ) -> dict[str, Any]:
-    """Apply so many stored and removed events, half of them without a budget, half with one;
+    """Apply `events` stored and removed events, half of them without a budget, half with one;
     figures of every window, and whether memory stayed flat in each phase.
 
     A phase is flat if neither the tree's own count nor the process's resident set ever rose more

@@ -7,11 +7,11 @@ class Residuals:
     """The latest predictions of one kind: how well they did."""
 
     def __new__(cls, window: int, slack_s: float, least: int) -> Self:
-        """As many as `window` count, and nothing is said of fewer than `least`. Differences that
+        """As many as `window` count, and fewer than `least` have no scatter. Differences that
         are small beside the slack, in seconds, are none. ValueError if those cannot be."""
 
     @property
-    def told(self) -> int:
+    def count(self) -> int:
         """Predictions, ever."""
 
     def add(self, foreseen_s: float, took_s: float) -> None:

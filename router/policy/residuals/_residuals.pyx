@@ -21,7 +21,7 @@ cdef class Residuals:
     cdef uint32_t window
     cdef uint32_t least
     cdef double slack_s
-    cdef readonly uint64_t told
+    cdef readonly uint64_t count
 
     def __cinit__(self, uint32_t window, double slack_s, uint32_t least):
         if not 0 < least <= window:
@@ -37,20 +37,20 @@ cdef class Residuals:
         free(self.ordered)
 
     def add(self, double foreseen_s, double took_s):
-        cdef Prediction* one = &self.kept[self.told % self.window]
+        cdef Prediction* one = &self.kept[self.count % self.window]
         one.took = log(max(0.0, took_s) + self.slack_s)
         one.residual = one.took - log(max(0.0, foreseen_s) + self.slack_s)
         one.foreseen_s, one.took_s = foreseen_s, took_s
-        self.told += 1
+        self.count += 1
 
     def scatter(self):
-        if self.told < self.least:
+        if self.count < self.least:
             return 0.0
         return self.scatter_of(False)
 
     def skill(self):
         cdef double usual
-        if self.told < self.least:
+        if self.count < self.least:
             return 1.0
         usual = self.scatter_of(True)
         return 1.0 - self.scatter_of(False) / usual if usual > 0.0 else -INFINITY
@@ -65,14 +65,14 @@ cdef class Residuals:
         middle = self.ordered[size // 2]
         scatter = self.scatter()
         for age in range(1, size + 1):
-            one = &self.kept[(self.told - age) % self.window]
+            one = &self.kept[(self.count - age) % self.window]
             if fabs(one.residual - middle) >= scatter:
                 break
         return one.foreseen_s, one.took_s
 
     cdef uint32_t size(self) noexcept nogil:
         """Of the predictions that are kept."""
-        return <uint32_t>min(self.told, <uint64_t>self.window)
+        return <uint32_t>min(self.count, <uint64_t>self.window)
 
     cdef void sort(self, bint of_times) noexcept nogil:
         """Order what is kept, by the times or else by the residuals."""

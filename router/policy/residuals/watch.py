@@ -1,9 +1,9 @@
-"""ResidualWatch: whether what a policy foresees comes true. Pure: it is told, and says.
+"""ResidualWatch: whether what a policy foresees comes true. Pure: predictions and outcomes go in.
 
 A prediction's residual is the logarithm of how many times longer it took than was foreseen. That
 all take longer by the same factor changes no choice between workers; what counts is how far the
 residuals scatter around their median, beside how far the times themselves scatter around theirs: a
-forecast whose residuals scatter as much as the times do tells no more than the usual time would.
+forecast whose residuals scatter as much as the times do is worth no more than the usual time would.
 The predictions themselves are kept by the kernel `_residuals`.
 """
 
@@ -13,7 +13,7 @@ from ._residuals import Residuals
 
 WINDOW = 64  # latest predictions that count, of the fleet
 WORKER_WINDOW = 32  # and of one worker
-LEAST = 24  # predictions without which nothing is said
+LEAST = 24  # predictions without which there is no verdict
 CHECK_EVERY = 16  # first tokens of the fleet
 WORKER_CHECK_EVERY = 8  # of one worker
 
@@ -78,7 +78,6 @@ class ResidualWatch:
         self._workers: dict[int, Residuals] = {}
         self._known: set[int] = set()  # workers of which enough is known,
         self._failing: set[int] = set()  # and those of them whose predictions fail
-        self._told = 0
         self._agreeing = 0  # checks in a row that speak against the state
         self._needed = TRUSTED
 
@@ -89,10 +88,10 @@ class ResidualWatch:
         if own is None:
             own = self._workers[worker] = Residuals(WORKER_WINDOW, TTFT_SLACK_S, LEAST)
         own.add(foreseen_s, took_s)
-        if own.told >= LEAST and own.told % WORKER_CHECK_EVERY == 0:
+        if own.count >= LEAST and own.count % WORKER_CHECK_EVERY == 0:
             self._known.add(worker)
             (self._failing.add if _fail(own) else self._failing.discard)(worker)
-        return self._ttft.told % CHECK_EVERY == 0 and self._check()
+        return self._ttft.count % CHECK_EVERY == 0 and self._check()
 
     def on_answer(self, foreseen_s: float, took_s: float) -> None:
         """A token of an answer took so long."""

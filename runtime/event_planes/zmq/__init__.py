@@ -1,6 +1,6 @@
 """An event plane without a broker: each publisher has a ZMQ socket, which others find in the store.
 
-Entered by who publishes or hears events where `event_plane` is zmq; needs pyzmq.
+Entered by publishers and subscribers of events where `event_plane` is zmq; needs pyzmq.
 """
 
 from .channels import EVENT_CHANNELS, Channel, channel_scope, decode_channel, scope_prefix

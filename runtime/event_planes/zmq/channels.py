@@ -25,7 +25,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A publisher on a topic of an endpoint, and where it is heard.
+    """A publisher on a topic of an endpoint, and where to subscribe to it.
 
     `kind` says over what; `where` is the address of its socket over ZMQ, tcp://HOST:PORT, and the
     beginning of its subjects over NATS.
@@ -55,14 +55,14 @@ class Channel:
 
     def value(self) -> bytes:
         field = "endpoint" if self.kind == ZMQ else "subject_prefix"
-        told: dict[str, Any] = {
+        channel: dict[str, Any] = {
             "type": "EventChannel",
             "scope": channel_scope(self.namespace, self.component, self.endpoint),
             "topic": self.topic,
             "instance_id": self.publisher_id,
             "transport": {"kind": self.kind, "config": {field: self.where}},
         }
-        return msgspec.json.encode(told)
+        return msgspec.json.encode(channel)
 
 
 class _Endpoint(msgspec.Struct):

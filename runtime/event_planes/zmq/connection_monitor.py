@@ -1,8 +1,8 @@
 """ConnectionMonitor: what becomes of a socket's connection to a publisher.
 
 The library connects again by itself where a connection is lost, but not where something came that
-is no ZMQ: then whoever hears the publisher does. Asked by the plane's inlets, and by
-those who hear engines' events.
+is no ZMQ: then the subscriber does. Asked by the plane's inlets, and by
+subscribers of engines' events.
 """
 
 import enum
@@ -28,7 +28,7 @@ class ConnectionMonitor:
     """Watches a socket with one connection, from before that is made to `close`."""
 
     def __init__(self, context: Any, socket: Any) -> None:
-        """ZMQError if there can be no socket to hear of it; then the watched one is to be closed,
+        """ZMQError if there can be no socket for its news; then the watched one is to be closed,
         too."""
         zmq: Any = importlib.import_module("zmq")
         self._again, self._noblock = zmq.Again, zmq.NOBLOCK
@@ -51,8 +51,8 @@ class ConnectionMonitor:
         news: list[Connection] = []
         try:
             while True:
-                told = self._parse(self._socket.recv_multipart(self._noblock))
-                news.append(self._meanings[told["event"]])
+                event = self._parse(self._socket.recv_multipart(self._noblock))
+                news.append(self._meanings[event["event"]])
         except self._again:
             return news
 

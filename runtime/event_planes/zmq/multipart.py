@@ -16,7 +16,7 @@ from collections.abc import Sequence
 VERSION = 1
 FRAMES = 4
 MOST_BYTES = 16 << 20
-"""Of a payload. Who sends a longer one is not heard any more, until it is found under a new key."""
+"""Of a payload. A publisher of a longer one is ignored until it is found under a new key."""
 _NUMBER = struct.Struct(">Q")
 _HEADER = struct.Struct(">BI")
 

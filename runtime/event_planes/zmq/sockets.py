@@ -1,4 +1,4 @@
-"""The sockets of the plane: an Outlet for each publisher, an Inlet for each channel that is heard.
+"""The sockets of the plane: an Outlet for each publisher, an Inlet for each channel subscribed to.
 
 They are read and written on the event loop without a task of their own.
 """
@@ -81,7 +81,7 @@ class Inlet:
     """A subscription to one topic at one address, from its making to `close`.
 
     `on_frames` gets each message, and says whether it is a good one; `on_garbled` is called for one
-    with too many frames. The library connects again by itself where a connection is lost or nobody
+    with too many frames. The library connects again by itself where a connection is lost or nothing
     answers, but not where something came that is no ZMQ, or that looks like it: then we do.
     """
 
@@ -121,13 +121,13 @@ class Inlet:
             raise
         self._renewal: asyncio.TimerHandle | None = None  # until it is connected anew
         self._connected = False
-        self._doubted = False  # it was lost, or a message refused, and no good one came since
+        self._doubted = False  # it was lost, or a message refused, and no valid one came since
         self._renew_in(RENEW_S)
         self._fds = [self._socket.getsockopt(zmq.FD), self._monitor.fd]
         self._again: asyncio.Handle | None = None
         for fd, read in zip(self._fds, (self._read, self._look), strict=True):
             self._loop.add_reader(fd, read)
-        self._again = self._loop.call_soon(self._read)  # the descriptor tells of changes alone
+        self._again = self._loop.call_soon(self._read)  # the descriptor shows changes alone
         self._loop.call_soon(self._look)
 
     @property
@@ -194,7 +194,7 @@ class Inlet:
                 if self._doubted:
                     self._believe()
                 continue
-            if self._socket.closed:  # by what was heard: nothing is to be made anew
+            if self._socket.closed:  # by a handler of a message: nothing is to be made anew
                 return
             self._doubted = True
             if self._renewal is None:
@@ -203,7 +203,7 @@ class Inlet:
 
     def _receive(self) -> list[bytes] | None:
         """The frames of a message; None if there are too many, and then perhaps no more messages:
-        who sends so many that they cannot be read away is not heard any more."""
+        a publisher of more than can be read away is ignored from then on."""
         socket, more = self._socket, self._zmq.RCVMORE
         frames = [socket.recv(self._zmq.NOBLOCK)]
         while socket.getsockopt(more):

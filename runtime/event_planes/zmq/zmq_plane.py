@@ -1,8 +1,8 @@
 """The event plane over ZMQ: publishers bind, are found in the store, and are connected to.
 
 A publisher has a socket of its own, and a key for each of its topics. A subscriber of a topic
-follows its keys, and connects to those that come. What is published before somebody has
-connected is not heard there: the event recovery asks for it, as after a gap.
+follows its keys, and connects to those that come. What is published before a subscriber has
+connected does not arrive there: the event recovery asks for it, as after a gap.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ class ZmqSubscription:
         watcher: PrefixWatcher[str, Channel],
         on_garbled: Callable[[str, str], None],
     ) -> None:
-        """`watcher` is started and closed by us; `on_garbled` hears why a message of an address was
+        """`watcher` is started and closed by us; `on_garbled` gets why a message of an address was
         refused."""
         self.subject, self._deliver, self._context = subject, deliver, context
         self._watcher, self._on_garbled = watcher, on_garbled

@@ -126,8 +126,8 @@ class ClusterView:
                     if key in new:
                         claims[name] = new[key]
                     touched[bucket].add(key)
-        said = ((bucket, self._changes(bucket, keys)) for bucket, keys in touched.items())
-        return {bucket: changes for bucket, changes in said if changes}
+        changes_of = ((bucket, self._changes(bucket, keys)) for bucket, keys in touched.items())
+        return {bucket: changes for bucket, changes in changes_of if changes}
 
     def _changes(self, bucket: str, keys: set[str]) -> list[Entry | Deleted]:
         entries, gone, written = self._entries[bucket], [], []

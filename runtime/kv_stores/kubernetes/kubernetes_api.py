@@ -145,8 +145,8 @@ class KubernetesApi:
         async with response:
             text = response.reason or ""
             with contextlib.suppress(Exception):  # whatever it is, it is no reason given
-                said = msgspec.json.decode(await response.content.read(1 << 16))
-                text = str(said.get("message") or text)
+                status = msgspec.json.decode(await response.content.read(1 << 16))
+                text = str(status.get("message") or text)
             after = response.headers.get("Retry-After", "")
         status = response.status
         return ApiError(

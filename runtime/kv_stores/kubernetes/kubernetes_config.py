@@ -14,7 +14,7 @@ WATCH_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
-    """Where the server is, and as whom we ask. ConfigError, naming the variable, if no good."""
+    """Where the server is, and as whom we ask. ConfigError names the variable that is not valid."""
 
     server: str | None = None
     """http(s)://HOST:PORT of the API server; None: what `kubeconfig` says"""

@@ -118,13 +118,13 @@ class KubernetesStore:
         metadata = Reflector(
             self._api,
             f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}",
-            partial(self._tell, "metadata", view.on_metadata_listed, view.on_metadata),
+            partial(self._notify, "metadata", view.on_metadata_listed, view.on_metadata),
             watch_s=watch_s,
         )
         readiness = Reflector(
             self._api,
             pods if self._config.containers else slices,
-            partial(self._tell, "readiness", view.on_readiness_listed, view.on_readiness),
+            partial(self._notify, "readiness", view.on_readiness_listed, view.on_readiness),
             labels=LABELS,
             watch_s=watch_s,
         )
@@ -140,7 +140,7 @@ class KubernetesStore:
             for pending in [each for watches in self.watches.values() for each in watches]:
                 pending.wake()
 
-    def _tell(
+    def _notify(
         self,
         what: str,
         on_listed: Callable[..., Changes],
@@ -152,9 +152,9 @@ class KubernetesStore:
             self._behind.discard(what)
         else:
             changes = on_changed(outcome.found, outcome.deleted)
-        for bucket, said in changes.items():
+        for bucket, found in changes.items():
             for pending in self.watches.get(bucket, ()):
-                for change in said:
+                for change in found:
                     pending.add(change)
         if not self._behind:
             self._synced.set()

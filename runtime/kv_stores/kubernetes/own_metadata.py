@@ -102,8 +102,8 @@ class OwnMetadata:
 
     def _says_ours(self, found: Any) -> bool:
         spec = found.get("spec") if isinstance(found, dict) else None
-        said = spec.get("data") if isinstance(spec, dict) else None
+        stored = spec.get("data") if isinstance(spec, dict) else None
         wanted = manifest(self.identity, self._data)["spec"]["data"]
-        if not isinstance(said, dict):
+        if not isinstance(stored, dict):
             return False
-        return all((said.get(field) or {}) == entries for field, entries in wanted.items())
+        return all((stored.get(field) or {}) == entries for field, entries in wanted.items())

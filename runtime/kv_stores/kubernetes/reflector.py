@@ -22,14 +22,14 @@ class Reflector:
         self,
         api: KubernetesApi,
         path: str,
-        tell: Callable[[Outcome], None],
+        notify: Callable[[Outcome], None],
         *,
         labels: str = "",
         fields: str = "",
         watch_s: float,
         rng: Random | None = None,
     ) -> None:
-        self._api, self._path, self._tell = api, path, tell
+        self._api, self._path, self._notify = api, path, notify
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         self._params = {name: text for name, text in selectors.items() if text}
         self._watch_s = watch_s
@@ -71,7 +71,7 @@ class Reflector:
             params["continue"] = request.token
         listed = self.position.on_page(await self._api.call("GET", self._path, params))
         if listed is not None:
-            self._tell(listed)
+            self._notify(listed)
         return listed is not None
 
     async def _watch(self, version: str) -> None:
@@ -86,7 +86,7 @@ class Reflector:
         async with aclosing(self._api.lines(self._path, params, lasts_s)) as lines:
             async for line in lines:
                 if (changed := self.position.on_event(line)) is not None:
-                    self._tell(changed)
+                    self._notify(changed)
 
 
 def _code(error: Exception) -> int:

@@ -11,7 +11,7 @@ import pytest
 from support.epp.engine import MODEL, read_chunks
 from support.epp.gateway import BUFFERED
 from support.epp.picking import BLOCK, Picking, picking
-from support.observability.metric_rows import OF_PICKERS, documented, shown
+from support.observability.metric_tables import documented, generated
 from support.polling import until
 
 from dynamo_router.frontend.epp.exchange import DESTINATION
@@ -57,10 +57,8 @@ async def test_answers_are_the_engines_and_prefixes_find_their_engine(tmp_path: 
 
 async def test_its_own_metrics_are_documented_and_there_from_the_start(tmp_path: Path) -> None:
     async with picking(tmp_path) as served:
-        rows = shown(await served.metrics("application/openmetrics-text"))
-    assert documented(of_pickers=True) == {
-        name: row for name, row in rows.items() if name.startswith(OF_PICKERS)
-    }
+        tables = generated(await served.metrics("application/openmetrics-text"))
+    assert documented()["Endpoint pickers"] == tables["Endpoint pickers"]
 
 
 @pytest.mark.parametrize("size", [300_000, 10_000_000])

@@ -168,7 +168,7 @@ async def test_errors_in_anthropics_shape(
         yield last
 
     engine.script = early
-    with pytest.raises(anthropic.InternalServerError, match="ended the answer early"):
+    with pytest.raises(anthropic.InternalServerError, match="ended the answer before its end"):
         await client.messages.create(model=MODEL, max_tokens=9, messages=ASK)
     engine.script = fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     with pytest.raises(anthropic.RateLimitError) as full:

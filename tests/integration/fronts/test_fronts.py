@@ -380,7 +380,7 @@ async def test_a_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     words = ("serve", "--port", "0", "--http-port", "0", "--fronts", "2", *SERVE, *twice)
     async with command(tmp_path, *words) as router:
         assert await router.ended() == 1
-        assert "workers: an address is there twice" in router.text
+        assert "is there twice: give each address once" in router.text
         assert "fronts: the front 0 did not start" in router.text
         assert "Traceback" not in router.text
 

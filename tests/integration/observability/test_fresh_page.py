@@ -10,7 +10,7 @@ import yaml
 from support.free_port import free_port
 from support.observability import promql
 from support.observability.exposition import families
-from support.observability.metric_rows import OF_PICKERS
+from support.observability.metric_tables import OF_PICKERS
 from support.observability.seen_fleet import seen_fleet
 from support.places import ROOT
 from support.polling import until

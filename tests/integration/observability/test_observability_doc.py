@@ -8,7 +8,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 from support.fake_engine import FakeEngine, fail, prompt
-from support.observability.metric_rows import documented, shown
+from support.observability.metric_tables import SECTIONS, documented, generated
 from support.observability.seen_fleet import seen_fleet
 from support.places import ROOT
 from support.rig import Rig
@@ -24,9 +24,12 @@ DOC = (ROOT / "docs" / "observability.md").read_text()
 GONE = StatusCode.UNAVAILABLE
 
 
-async def test_every_metric_is_documented_with_its_type_labels_and_help(tmp_path: Path) -> None:
+async def test_the_tables_of_metrics_are_those_of_a_fleet(tmp_path: Path) -> None:
+    """Else: python -m support.observability.metric_tables, in tests/."""
     async with seen_fleet(tmp_path) as page:
-        assert documented() == shown(page)
+        tables = generated(page)
+    assert tables == {title: rows for title, rows in documented().items() if title in tables}
+    assert set(tables) | {"Endpoint pickers"} == set(documented()) == set(SECTIONS)
 
 
 def test_every_alert_is_documented_with_its_severity() -> None:

@@ -167,7 +167,7 @@ async def test_a_name_that_is_not_there_yet_does_not_hold_the_start_up() -> None
         assert rig.states == {}
         dns.names["engines"] = ["127.0.0.1"]
         await rig.until_ready(one)
-        with pytest.raises(ConfigError, match="an address is there twice"):
+        with pytest.raises(ConfigError, match="is there twice: give each address once"):
             await WorkerList(rig.admin, rig.monitor, refresh_s=1.0).start([url, url])
 
 

@@ -68,7 +68,7 @@ def test_a_source_whose_messages_pass_again_is_asked_soon(
     asked = [
         turn * tick
         for turn in range(400, 800)
-        if planner.plan([status(A, state, beats=beats, heard=turn)], [A], turn * tick).ask
+        if planner.plan([status(A, state, beats=beats, messages=turn)], [A], turn * tick).ask
     ]
     waits = [asked[0] - 100.0, *(b - a for a, b in zip(asked, asked[1:], strict=False))]
     assert max(waits) <= longest + tick and (beats or max(waits) > LIVELY_WAIT_S)

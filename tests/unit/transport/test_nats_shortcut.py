@@ -18,7 +18,7 @@ from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.transport.nats import nats_link
-from dynamo_router.transport.nats.nats_link import _Client, _tell_of_the_long_way
+from dynamo_router.transport.nats.nats_link import _Client, _log_slow_reading
 from dynamo_router.transport.nats.nats_shortcut import Frame, NatsShortcut, read_frame
 
 SUBJECTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
@@ -176,7 +176,7 @@ async def test_another_library_reads_by_itself_which_is_said_once(
     nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_link, "parsing", SimpleNamespace())
-    _tell_of_the_long_way.cache_clear()
+    _log_slow_reading.cache_clear()
     with capture_logs() as lines:
         assert await heard_over(nats, 2) == []
     assert sum("nats-py" in line["event"] for line in lines) == 1

@@ -25,9 +25,9 @@ def test_both_sides_have_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_every_request_is_heard_of_and_none_stays() -> None:
     bookings = Bookings(SMALL)
     bookings.round()
-    peers = bookings._hearer.replica.peers
+    peers = bookings._receiver.replica.peers
     assert peers.counts.batches == 2 * 2 * 3  # two routers, two batches of requests, three events
-    assert len(peers) == 0 and bookings._hearer.slots.total_requests == 0
+    assert len(peers) == 0 and bookings._receiver.slots.total_requests == 0
     bookings.close()
 
 

@@ -10,7 +10,7 @@ from dynamo_router.frontend.epp.answers import LONGEST_EVENT, PassingAnswer
 from dynamo_router.frontend.epp.control_headers import read_control
 from dynamo_router.frontend.epp.requests import read_chat, read_completion, with_model
 from dynamo_router.frontend.openai import ApiError
-from dynamo_router.server.dispatch import told_usage
+from dynamo_router.server.dispatch import usage_of
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 WHOLE = {"content-type": "application/json"}
@@ -99,7 +99,7 @@ def test_a_streams_tokens_are_counted_however_it_is_cut(places: list[int]) -> No
     cuts = sorted({min(place, len(stream)) for place in places} | {0, len(stream)})
     for begin, end in zip(cuts, cuts[1:], strict=False):
         answer.feed(stream[begin:end])
-    assert told_usage(answer.complete()) == (5, 4)
+    assert usage_of(answer.complete()) == (5, 4)
 
 
 def test_the_first_tokens_of_a_stream_are_a_message() -> None:
@@ -113,7 +113,7 @@ def test_a_whole_answer_says_its_usage_at_the_end() -> None:
     body = event(7, 99).removeprefix(b"data: ")
     answer = PassingAnswer(WHOLE, 10)
     assert [answer.feed(body[:9]), answer.feed(body[9:])] == [None, None]
-    assert told_usage(answer.complete()) == (7, 10)  # no more is cached than there is
+    assert usage_of(answer.complete()) == (7, 10)  # no more is cached than there is
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_whole_answer_says_its_usage_at_the_end() -> None:
 def test_what_cannot_be_read_says_nothing(headers: dict[str, str], data: bytes) -> None:
     answer = PassingAnswer(headers, 10)
     assert answer.feed(data) is None
-    assert told_usage(answer.complete()) == (0, 0)
+    assert usage_of(answer.complete()) == (0, 0)
 
 
 def test_a_stream_that_cannot_be_read_counts_its_parts() -> None:

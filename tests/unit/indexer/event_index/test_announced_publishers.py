@@ -60,7 +60,7 @@ def test_others_are_ignored_and_counted(index: EventIndex) -> None:
     index.apply(encode_event_message([cleared], THEIRS, 2, 0))
     assert held(index, 1, 2) == {W: 2} and held(index, 3) == {}
     status = source(index)
-    assert (status.state, status.unannounced, status.heard) == (SourceState.EXACT, 4, 1)
+    assert (status.state, status.unannounced, status.messages) == (SourceState.EXACT, 4, 1)
     assert index.counters()["unannounced"] == 4
     index.apply(stored(2, OURS, 5))
     assert held(index, 5) == {W: 1}

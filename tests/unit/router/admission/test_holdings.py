@@ -28,10 +28,10 @@ def test_who_is_alone_has_no_more_than_its_share() -> None:
 def test_who_has_asked_of_late_has_a_share_though_it_has_nothing() -> None:
     holdings = TenantHoldings({}, 10)
     holdings.on_booked("1", "flood", 1000)
-    holdings.on_heard("small", 5.0)
+    holdings.on_asked("small", 5.0)
     assert holdings.has_more("flood", 5.0)
     assert not holdings.has_more("flood", 5.0 + ABOUT_S)
-    holdings.on_heard("small", 100.0)
+    holdings.on_asked("small", 100.0)
     holdings.on_booked("2", "small", 900)
     assert not holdings.has_more("flood", 100.0)  # about as much
     holdings.on_booked("3", "flood", 500)
@@ -58,7 +58,7 @@ def test_thousands_of_names_thin_nobodys_share_out_and_take_no_memory() -> None:
     for place in range(5):
         holdings.on_booked(f"small {place}", "small", 1000)
     for place in range(10_000):
-        holdings.on_heard(f"asked {place}", 0.0)
+        holdings.on_asked(f"asked {place}", 0.0)
     assert len(holdings._away) == 100
     assert holdings.has_more("flood", 0.0) and not holdings.has_more("small", 0.0)
     for place in range(1000):  # one request each: five are more than the mean then
@@ -93,7 +93,7 @@ class Holding(RuleBasedStateMachine):
 
     @rule(tenant=NAMES)
     def hear(self, tenant: str) -> None:
-        self.holdings.on_heard(tenant, self.now)
+        self.holdings.on_asked(tenant, self.now)
         self.note(tenant)
 
     @precondition(lambda self: self.requests)

@@ -73,29 +73,29 @@ def test_the_greater_version_wins_in_whatever_order_it_is_heard() -> None:
     for order in ((old, new), (new, old)):
         sessions = table()
         for binding in order:
-            sessions.hear(binding, 0.0)
+            sessions.merge(binding, 0.0)
         assert sessions.worker_of("a", 1.0) == TWO
     sessions.bind(Session("a"), ONE, 2.0)  # by this router, later: greater than what it heard
-    assert sessions.take_untold(9, 2.0) == [Binding("a", ONE, 5001, 5)]
+    assert sessions.take_unsent(9, 2.0) == [Binding("a", ONE, 5001, 5)]
 
 
 def test_what_is_used_is_told_again_now_and_then() -> None:
     sessions = table()
     sessions.bind(Session("a"), ONE, 0.0)
-    assert len(sessions.take_untold(9, 0.0)) == 1
+    assert len(sessions.take_unsent(9, 0.0)) == 1
     sessions.begin("a", 5.0)
-    assert sessions.take_untold(9, 5.0) == []
+    assert sessions.take_unsent(9, 5.0) == []
     sessions.end("a", 10.0)
-    assert len(sessions.take_untold(9, 10.0)) == 1
+    assert len(sessions.take_unsent(9, 10.0)) == 1
 
 
 def test_a_newcomer_is_told_all_a_part_at_a_time() -> None:
     sessions = table()
     for number in range(7):
         sessions.bind(Session(f"s{number}"), ONE, 0.0)
-    sessions.take_untold(99, 0.0)
-    sessions.tell_all()
-    assert [len(sessions.take_untold(3, 1.0)) for _ in range(4)] == [3, 3, 1, 0]
+    sessions.take_unsent(99, 0.0)
+    sessions.send_all()
+    assert [len(sessions.take_unsent(3, 1.0)) for _ in range(4)] == [3, 3, 1, 0]
 
 
 def test_all_who_come_while_all_is_told_are_told_together() -> None:
@@ -103,16 +103,16 @@ def test_all_who_come_while_all_is_told_are_told_together() -> None:
     sessions = table()
     for number in range(6):
         sessions.bind(Session(f"s{number}"), ONE, 0.0)
-    sessions.take_untold(99, 0.0)
+    sessions.take_unsent(99, 0.0)
     heard: list[set[str]] = []
     for _ in range(20):
-        sessions.tell_all()
+        sessions.send_all()
         heard.append(set())
-        some = {binding.key for binding in sessions.take_untold(1, 1.0)}
+        some = {binding.key for binding in sessions.take_unsent(1, 1.0)}
         for each in heard:
             each |= some
     assert [len(each) for each in heard[::5]] == [6, 6, 6, 5]
-    while some := {binding.key for binding in sessions.take_untold(3, 1.0)}:
+    while some := {binding.key for binding in sessions.take_unsent(3, 1.0)}:
         for each in heard:
             each |= some
     assert all(len(each) == 6 for each in heard)
@@ -122,12 +122,12 @@ def test_what_is_forgotten_while_all_is_told_keeps_nobody_waiting() -> None:
     sessions = table()
     for name in "abc":
         sessions.bind(Session(name), ONE, 0.0)
-    sessions.tell_all()
-    assert len(sessions.take_untold(1, 0.0)) == 1
-    sessions.tell_all()  # somebody who has missed that one
+    sessions.send_all()
+    assert len(sessions.take_unsent(1, 0.0)) == 1
+    sessions.send_all()  # somebody who has missed that one
     for name in "bc":
         sessions.unbind(name)
-    assert [binding.key for binding in sessions.take_untold(9, 0.0)] == ["a"]
+    assert [binding.key for binding in sessions.take_unsent(9, 0.0)] == ["a"]
 
 
 @pytest.mark.parametrize("bad", [{"worker": ONE}, {"worker": None}])

@@ -14,8 +14,8 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.replicas import Replica
 from dynamo_router.router.replicas.first_choice import (
+    ARRIVES_S,
     FIRST,
-    HEAR_S,
     KEPT,
     LEAST,
     LOOK_S,
@@ -147,8 +147,8 @@ def test_as_many_as_this_router_booked_of_late_are_expected() -> None:
     choice = booking_together(FirstChoice(registry_of(range(4))))
     for _ in range(3):
         choice.on_booked(1.0)
-    soon = choice.unheard(1, [2], 1.0 + HEAR_S / 2)
-    late = choice.unheard(1, [2], 1.0 + 2 * HEAR_S)
+    soon = choice.unheard(1, [2], 1.0 + ARRIVES_S / 2)
+    late = choice.unheard(1, [2], 1.0 + 2 * ARRIVES_S)
     assert soon is not None and late is not None
     assert soon.tolist() == [0.0, FIRST + 1.5, 0.0, FIRST + 1.5]
     assert late.tolist() == [0.0, FIRST, 0.0, FIRST]
@@ -200,7 +200,7 @@ def test_what_is_expected_is_within_its_bounds(turns: list[str]) -> None:
         elif turn == "heard":
             choice.on_peer_booked(now)
         else:
-            now += HEAR_S / 3 if turn == "later" else 1.0
+            now += ARRIVES_S / 3 if turn == "later" else 1.0
         found = choice.unheard(1, [2, 3], now)
         assert found is not None and found[0] == 0.0
         assert LEAST <= found[1] <= FIRST + booked * 3 / 4

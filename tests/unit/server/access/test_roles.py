@@ -115,7 +115,9 @@ def test_without_tokens_a_certificate_alone_names_its_caller() -> None:
     assert not access.open
     caller = access.admit(RULES["GET /metrics"], None, ("team a/b", "x"))
     assert (caller.name, caller.roles) == ("team%20a%2Fb", set(Role))
-    with pytest.raises(AccessError, match="the certificate has no name"):
+    with pytest.raises(
+        AccessError, match="the client certificate has neither a common name nor a DNS name"
+    ):
         access.admit(RULES["GET /metrics"], None, ())
 
 

@@ -109,8 +109,11 @@ def caller(**fields: object) -> str:
         (caller(token="x" * 5000), "line 1: token must be at most 4096 letters"),
         (caller(token=None, token_sha256="abc"), "line 1: token_sha256 must be 64 hexadecimal"),
         (caller(role=["client"]), r"line 1: unknown key 'role'; did you mean roles\?"),
-        (caller() + caller(name="b"), "line 5: the token is there twice"),
-        (caller(token=None, certificate="c") * 2, "line 5: certificate 'c' is there twice"),
+        (caller() + caller(name="b"), "line 5: the token is there twice: give each caller its own"),
+        (
+            caller(token=None, certificate="c") * 2,
+            "line 5: certificate 'c' is there twice: give each caller its own",
+        ),
         ('{"name": "a"}\n{"name"', "line 2: it is not JSON"),
         ('{"name"\n', "line 1: it is not JSON"),
         (f"{JSON_LINES}\n[1]", "line 4: it is no JSON object"),

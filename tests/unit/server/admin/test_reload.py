@@ -66,7 +66,7 @@ def test_weights_of_a_policy_may_change_but_not_the_policy(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("new", "said"),
     [
-        (("a:1", "grpc://a:1"), "an address is there twice"),
+        (("a:1", "grpc://a:1"), "workers: a:1 is there twice: give each address once"),
         (("a:1?id=2",), "a:1 cannot become another worker"),
         (("grpcs://a:1",), "a:1 cannot become another worker"),
         (("http://a:1",), "is not grpc://HOST:PORT"),

@@ -11,10 +11,10 @@ from dynamo_router.server.dispatch._generate_answer import parse_answer
 from dynamo_router.server.dispatch.generate_answer import (
     BLANK_BYTES,
     Usage,
+    cached_tokens_of,
     is_blank,
-    told_cached_tokens,
-    told_output_tokens,
-    told_usage,
+    output_tokens_of,
+    usage_of,
 )
 from dynamo_router.workers.trtllm_proto import pb
 
@@ -84,14 +84,14 @@ def test_an_engine_tells_with_its_first_token_what_it_found_cached() -> None:
     whole = pb.GenerateResponse(
         complete=pb.GenerateComplete(cached_tokens=128, completion_tokens=5)
     ).SerializeToString()
-    assert (told_cached_tokens(streamed), told_cached_tokens(whole)) == (128, None)
-    assert (told_output_tokens(streamed), told_output_tokens(whole)) == (3, 0)
-    assert (told_usage(streamed), told_usage(whole)) == (None, Usage(5, 128))
+    assert (cached_tokens_of(streamed), cached_tokens_of(whole)) == (128, None)
+    assert (output_tokens_of(streamed), output_tokens_of(whole)) == (3, 0)
+    assert (usage_of(streamed), usage_of(whole)) == (None, Usage(5, 128))
 
 
 def test_what_cannot_be_read_tells_nothing() -> None:
-    assert told_cached_tokens(b"\xff\xff") is None and told_usage(b"\xff\xff") is None
-    assert told_output_tokens(b"\xff\xff") == 0 and not is_blank(b"\xff\xff")
+    assert cached_tokens_of(b"\xff\xff") is None and usage_of(b"\xff\xff") is None
+    assert output_tokens_of(b"\xff\xff") == 0 and not is_blank(b"\xff\xff")
 
 
 def test_an_answer_without_a_token_is_blank() -> None:

@@ -5,20 +5,20 @@ from dynamo_router.transport.http2.keepalive import SELDOM_S, Keepalive
 
 def test_a_peer_that_sends_is_not_pinged() -> None:
     keepalive = Keepalive(8.0, 5.0)
-    assert keepalive.look(10.0, heard=9.0) == (7.0, False, False)
+    assert keepalive.look(10.0, last_read=9.0) == (7.0, False, False)
 
 
 def test_one_that_is_silent_is_pinged_and_one_that_stays_so_is_lost() -> None:
     keepalive = Keepalive(8.0, 5.0)
-    assert keepalive.look(18.0, heard=10.0) == (5.0, True, False)
-    assert keepalive.look(20.0, heard=10.0) == (3.0, False, False)
-    assert keepalive.look(23.0, heard=10.0).lost
+    assert keepalive.look(18.0, last_read=10.0) == (5.0, True, False)
+    assert keepalive.look(20.0, last_read=10.0) == (3.0, False, False)
+    assert keepalive.look(23.0, last_read=10.0).lost
 
 
 def test_whatever_comes_after_the_ping_shows_that_it_lives() -> None:
     keepalive = Keepalive(8.0, 5.0)
-    assert keepalive.look(18.0, heard=10.0).ping
-    assert keepalive.look(23.0, heard=18.5) == (3.5, False, False)
+    assert keepalive.look(18.0, last_read=10.0).ping
+    assert keepalive.look(23.0, last_read=18.5) == (3.5, False, False)
 
 
 def test_a_peer_that_only_answers_pings_is_asked_seldom() -> None:
@@ -40,8 +40,8 @@ def test_a_peer_that_only_answers_pings_is_asked_seldom() -> None:
 def test_what_concerns_a_call_starts_the_count_anew() -> None:
     keepalive = Keepalive(8.0, 5.0)
     for at in (10.0, 20.0):
-        assert keepalive.look(at, heard=at - 9).ping
+        assert keepalive.look(at, last_read=at - 9).ping
         keepalive.answered()
-    assert not keepalive.look(30.0, heard=20.1).ping
-    keepalive.heard()
-    assert keepalive.look(31.0, heard=22.0).ping
+    assert not keepalive.look(30.0, last_read=20.1).ping
+    keepalive.on_call_frame()
+    assert keepalive.look(31.0, last_read=22.0).ping

@@ -202,7 +202,7 @@ def test_a_limit_is_in_the_log_once_a_minute(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             log.hit("client_floods", "ipv4:10.0.0.1")
-        log.tell("max_connection_share", "10.0.0.2")
+        log.note("max_connection_share", "10.0.0.2")
         clock.advance(61)
         log.hit("client_floods", "ipv4:10.0.0.3")
     assert counted == ["client_floods"] * 4

@@ -106,7 +106,7 @@ def test_what_nobody_reads_stops_the_sender_at_the_window() -> None:
     call = client.request(HEAD, (), b"")
     carry(client, server)
     stream = asked(server)
-    stream.tell_drained = True
+    stream.wants_drained = True
     server.respond(stream, OK)
     for _ in range(100):
         server.write(stream, bytes(10_000))
