@@ -126,6 +126,9 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
+    "disagg": _bench(
+        "Prefill and decode engines apart, or not.", "disaggregation:DisaggBenchConfig"
+    ),
     "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
     "fronts": _bench("Several processes on one port.", "fronts"),
     "grid": _bench("A policy in many fleets.", "grid:GridConfig"),

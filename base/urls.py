@@ -3,6 +3,7 @@ that people or other programs get to see. Settings keep the URL that connects.
 """
 
 import re
+from string import ascii_letters, digits
 from urllib.parse import SplitResult, urlsplit
 
 from .errors import ConfigError
@@ -11,10 +12,9 @@ DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 HIDDEN = "***"
 WILDCARDS = ("", "0.0.0.0", "::", "[::]", "*")
 
-# A scheme and what stands between it and the last @ of the run of characters. A password may hold
-# almost anything, so too much is hidden rather than too little. A list of URLs is cut at commas
-# that a scheme follows.
-_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!,[A-Za-z][A-Za-z0-9+.\-]*://)\S)*)@")
+_SCHEME_CHARACTERS = frozenset(f"{ascii_letters}{digits}+.-")
+# A list of URLs is cut at commas that a scheme follows.
+_URL_END = re.compile(r"\s|,(?=[A-Za-z][A-Za-z0-9+.\-]*://)")
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.\-]*://")
 _PORT = re.compile(r"\d+(?:[/?#,]|$)")
 _NEXT_URL = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.\-]*://)")
@@ -56,10 +56,41 @@ def redact_url(url: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Any text, such as a log line or an error, without the credentials of the URLs in it."""
+    """Any text, such as a log line or an error, without the credentials of the URLs in it.
+
+    Hidden is what stands between a scheme and the last @ of the run of characters: a password may
+    hold almost anything, so too much is hidden rather than too little. Takes time in proportion to
+    the text, whatever a peer has written there: no pattern is tried anew from each place.
+    """
     if "@" not in text or "://" not in text:
         return text
-    return _USERINFO.sub(lambda found: f"{found[1]}{_hidden(found[2])}@", text)
+    parts: list[str] = []
+    done = end = 0
+    last_at = -1
+    found = text.find("://")
+    while found >= 0:
+        begin = found + 3
+        if begin > end:  # of another run of characters than the one before
+            match = _URL_END.search(text, begin)
+            end = match.start() if match is not None else len(text)
+            last_at = text.rfind("@", begin, end)
+        if last_at < begin:
+            found = text.find("://", end)
+        elif not _follows_scheme(text, found):
+            found = text.find("://", begin)
+        else:
+            parts += text[done:begin], _hidden(text[begin:last_at])
+            done = last_at
+            found = text.find("://", end)
+    return "".join([*parts, text[done:]])
+
+
+def _follows_scheme(text: str, end: int) -> bool:
+    while end > 0 and text[end - 1] in _SCHEME_CHARACTERS:
+        end -= 1
+        if text[end].isalpha():
+            return True
+    return False
 
 
 def _redact_one(url: str) -> str:

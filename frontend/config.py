@@ -177,6 +177,7 @@ class ModelFrontendConfig(ServeConfig):
     )
     workers: tuple[str, ...] = not_served(())
     prefill_workers: tuple[str, ...] = not_served(())
+    prefill_component: str | None = not_served(None)
     dns_refresh_s: float = not_served(10.0)
     mock_engines: MockEnginesConfig = not_served(MockEnginesConfig())
     component: str = not_served("backend")

@@ -24,6 +24,9 @@ LOG_FORMATS: tuple[str, ...] = ("text", "json")
 MAX_WAITING_LINES = 10_000
 MAX_LINE_BYTES = 16 << 10
 """A longer line is cut: a peer's words may stand in it."""
+MAX_VALUE_CHARS = 4096
+"""A longer value is cut before anything is done with it: to escape 1 MB takes half a second. Of a
+traceback the end is kept, which has the error."""
 BURST = 20
 """Lines of one event in a period before the rest of it are only counted."""
 PERIOD_S = 1.0
@@ -32,7 +35,12 @@ MAX_EVENTS = 1_000
 CLOSE_TIMEOUT_S = 1.0
 UNLIMITED = "unlimited"
 """A key of an event of which no line is left out for coming too often; it is not printed."""
-_CUT = b" [cut]\n"
+_CUT = " [cut]"
+_MOST_TRACEBACK_CHARS = 3 * MAX_VALUE_CHARS
+_LONGEST_URL = 1024
+"""Characters behind a cut that are looked at for the end of a URL that has credentials."""
+_LONGEST_ESCAPE = 12
+"""Bytes that a character may take in JSON."""
 
 
 class LineWriter:
@@ -59,12 +67,13 @@ class LineWriter:
     def write(self, line: str) -> None:
         """Queue a line, given without its newline. Credentials of URLs in it are hidden."""
         data = redact_text(line).encode("utf-8", "backslashreplace")
-        data = data[:MAX_LINE_BYTES] + _CUT if len(data) > MAX_LINE_BYTES else data + b"\n"
+        if len(data) > MAX_LINE_BYTES:  # not in the middle of a character
+            data = (data[:MAX_LINE_BYTES].decode("utf-8", "ignore") + _CUT).encode()
         with self._wake:
             if self._closing or len(self._lines) >= self._max_lines:
                 self.dropped += 1
                 return
-            self._lines.append(data)
+            self._lines.append(data + b"\n")
             self._wake.notify()
 
     def wake(self) -> None:
@@ -195,6 +204,38 @@ def escaped(text: str) -> str:
     )
 
 
+def _cut_values(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: no value is longer than MAX_VALUE_CHARS, whatever it is."""
+    for name, value in event.items():
+        if isinstance(value, int | float | None):
+            continue
+        text = value if isinstance(value, str) else repr(value)
+        if name == "exception":
+            if len(text) > _MOST_TRACEBACK_CHARS:
+                event[name] = f"[cut] {text[-_MOST_TRACEBACK_CHARS:]}"
+        elif len(text) > MAX_VALUE_CHARS:  # without half of a URL, in which no end of a password is
+            text = redact_text(text[: MAX_VALUE_CHARS + _LONGEST_URL])
+            event[name] = text[:MAX_VALUE_CHARS] + _CUT
+    return event
+
+
+_to_json = structlog.processors.JSONRenderer(default=str)
+
+
+def _json_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> str | bytes:
+    """Renders a line that is JSON though values of it are too long for it with their escapes."""
+    line = _to_json(logger, method, event)
+    if len(line) <= MAX_LINE_BYTES:
+        return line
+    share = MAX_LINE_BYTES // (_LONGEST_ESCAPE * (len(event) + 1))
+    for name, value in event.items():
+        if not isinstance(value, int | float | None) and len(text := str(value)) > share:
+            event[name] = text[:share] + _CUT
+    return _to_json(logger, method, event)
+
+
 def _escape_values(
     logger: Any, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
@@ -244,7 +285,7 @@ class LogOutput:
         console = structlog.dev.ConsoleRenderer(colors=os.isatty(self.descriptor))
         rendering: list[Any] = [_escape_values, console]
         if log_format == "json":
-            rendering = [structlog.processors.JSONRenderer(default=str)]
+            rendering = [_json_line]
         structlog.configure(
             processors=[
                 structlog.contextvars.merge_contextvars,
@@ -252,6 +293,7 @@ class LogOutput:
                 self.rate,
                 structlog.processors.TimeStamper(fmt="iso", utc=log_format == "json"),
                 structlog.processors.format_exc_info,
+                _cut_values,
                 *rendering,
             ],
             wrapper_class=structlog.make_filtering_bound_logger(number),

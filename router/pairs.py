@@ -164,7 +164,8 @@ def choose_pair(
     output_tokens: int | None,
     queue_threshold: float | None,
 ) -> tuple[Verdict, Leg, Leg | None]:
-    """The verdict, the decode worker's leg, and the prefill worker's where that computes.
+    """The verdict, the decode worker's leg, and the prefill worker's where that computes. The rule
+    takes note of a prompt that the decode worker is given.
 
     NoCapacityError where the prompt may only be handed over, and no worker has room.
     """
@@ -172,6 +173,8 @@ def choose_pair(
     whole = decode.mask(rule.aggregated)
     takers = here.eligible & ~whole
     if prefill is None or config.disagg == "off" or not takers.any():
+        if rule.needs_pairs:
+            raise NoWorkersError("no prefill worker may take the prompt, and none runs it alone")
         reason = "off" if config.disagg == "off" else "no_pair"
         return Verdict(False, reason), decode.best(here.eligible), None
     fits = with_capacity(here, decode.registry.kv_blocks, output_tokens)
@@ -183,8 +186,9 @@ def choose_pair(
             raise NoCapacityError("no decode worker has room for the prompt", overloaded=True)
         return Verdict(False, "no_room"), decode.best(computing & fits), None
     source = prefill.best(prefill.candidates.eligible)
-    worker = prefill.registry.worker(source.number)
-    extra_s = _handoffs_s(rule, worker, among(here, targets), decode.registry)
+    extra_s = _handoffs_s(
+        rule, prefill.registry.worker(source.number), among(here, targets), decode.registry
+    )
     if source.foreseen is None:  # then one choice, by load and cache, is for both
         chosen = decode.best(targets | (here.eligible & whole))
         if whole[chosen.number]:
@@ -195,8 +199,11 @@ def choose_pair(
         chosen = decode.best(computing) if computing.any() else target
     handoff_s = float(extra_s[target.number])
     local, remote = None, None
+    worker = decode.registry.worker(chosen.number)
     if computing.any():
-        local, remote = _forecasts(chosen, source, target, handoff_s)
+        step_s = 0.0 if chosen.foreseen is None else chosen.foreseen.decode_step_s
+        price = rule.price(worker, step_s, here.now)
+        local, remote = _forecasts(chosen, source, target, handoff_s, price)
     threshold = config.disagg_prefill_busy_threshold
     facts = PairFacts(
         here.isl,
@@ -207,11 +214,15 @@ def choose_pair(
         remote,
     )
     verdict = judge(config, facts)
-    return (verdict, target, source) if verdict.remote else (verdict, chosen, None)
+    if verdict.remote:
+        return verdict, target, source
+    if chosen.foreseen is not None:
+        rule.on_local(worker, chosen.foreseen.prefill_s, here.now)
+    return verdict, chosen, None
 
 
 def _forecasts(
-    chosen: Leg, source: Leg, target: Leg, handoff_s: float
+    chosen: Leg, source: Leg, target: Leg, handoff_s: float, price: float
 ) -> tuple[LocalForecast | None, RemoteForecast | None]:
     """What a prompt meets on `chosen`, and on its way over `source` to `target`."""
     here, there, landing = chosen.foreseen, source.foreseen, target.foreseen
@@ -219,7 +230,7 @@ def _forecasts(
         return None, None
     harm_s = here.stalled_s + here.delay_s
     return (
-        LocalForecast(here.wait_s, here.prefill_s, here.memory_s, harm_s, here.step_s),
+        LocalForecast(here.wait_s, here.prefill_s, here.memory_s, harm_s, here.step_s, price),
         RemoteForecast(there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s),
     )
 

@@ -15,7 +15,7 @@ import uvloop
 
 from ..base.errors import ConfigError
 from ..base.urls import redact_text
-from ..process.logs import LogOutput
+from ..process.logs import LogOutput, escaped
 from ..process.settings import SettingsSource
 from ..process.standard_output import print_line
 from ..process.system import StopSignals, allow_open_files, on_hangup, run_until
@@ -101,7 +101,7 @@ def run_service(
     try:
         uvloop.run(serve_until_signal(made, place))
     except ConfigError as error:
-        print(f"dynamo-router: {redact_text(str(error))}", file=sys.stderr)
+        print(f"dynamo-router: {escaped(redact_text(str(error)))}", file=sys.stderr)
         return 1
     finally:
         output.close()

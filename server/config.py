@@ -129,6 +129,12 @@ class ServeConfig:
         url=True,
         group="Prefill and decode workers",
     )
+    prefill_component: str | None = option(
+        None,
+        "With --discovery: component at which prefill workers are registered, which are found there"
+        " then; it may be that of the others.",
+        group="Prefill and decode workers",
+    )
     dns_refresh_s: float = option(10.0, "How often names of grpc+dns:// are looked up.")
     mock_engines: MockEnginesConfig = field(
         default_factory=MockEnginesConfig,
@@ -275,6 +281,8 @@ class ServeConfig:
             except ConfigError as error:
                 text = str(error).removeprefix("workers: ")
                 raise bad_setting("prefill_workers", text) from None
+        if self.prefill_component is not None and self.backend == STATIC:
+            raise bad_setting("prefill_component", "workers are found in a store: --discovery")
         if self.nats is not None:
             split_nats_url(self.nats)
         self.nats_auth.check_has_server(self.nats)

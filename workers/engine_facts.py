@@ -8,6 +8,8 @@ from operator import attrgetter, itemgetter, mul
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .transfer_facts import TransferFacts
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
@@ -30,6 +32,8 @@ class EngineFacts:
     world_size: int = 0
     settings: dict[str, int] = field(default_factory=dict)
     """the features of the form name=number, such as kv_block_size=64"""
+    transfer: TransferFacts = TransferFacts()
+    """found by its client, or published in its card"""
 
     @property
     def longest_prompt(self) -> int:

@@ -116,9 +116,15 @@ class HealthMonitor:
         if url.dialect == OPENAI:
             from .dialects import OpenAiClient  # and the HTTP client with it
 
-            size = self._block_size
             return OpenAiClient(
-                url.address, self._connection, tls, url.tls_name, block_size=size, key=self._key
+                url.address,
+                self._connection,
+                tls,
+                url.tls_name,
+                block_size=self._block_size,
+                key=self._key,
+                transfer=url.transfer,
+                parallel=url.parallel,
             )
         return TrtllmClient(url.address, self._connection, tls, url.tls_name)
 

@@ -8,6 +8,7 @@ from ..base.errors import ConfigError
 from ..base.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
 from ..base.urls import is_printable, redact_url
 from .registry import MAX_RANKS, check_weight
+from .transfer_facts import BOOTSTRAP, MOONCAKE, NIXL, NIXL_PUSH, TransferFacts
 
 TRTLLM, OPENAI = "trtllm", "openai"
 _SCHEMES = {
@@ -22,12 +23,18 @@ _NUMBERS = {
     "id": (0, MAX_WORKER_ID),
     "dp_size": (1, MAX_RANKS),
     "dp_start": (0, MAX_DP_RANK + 1 - MAX_RANKS),
+    "handoff_port": (1, 65535),
+    "tp": (1, 1024),
+    "pp": (1, 1024),
 }
 _WEIGHT, _FAMILY = "weight", "family"
 _FAMILIES = ("ipv4", "ipv6", "any")
 _EVENTS, _REPLAY = "events", "replay"
 _ZMQ, _HTTP = ("tcp", "ipc"), ("http", "https")
-_OF_WORKERS = (*_NUMBERS, _WEIGHT, _EVENTS, _REPLAY)
+_HANDOFF, _ENGINE_IDS = "handoff", "engine_id"
+_HANDOFF_PORTS = {NIXL: 0, NIXL_PUSH: 5600, MOONCAKE: 8998, BOOTSTRAP: 8998}
+"""Ways that an engine over HTTP does not report itself, and where their other engines look."""
+_OF_WORKERS = (*_NUMBERS, _WEIGHT, _EVENTS, _REPLAY, _HANDOFF, _ENGINE_IDS)
 _OF_NAMES = ("dp_size", "dp_start", _WEIGHT, _FAMILY)
 
 
@@ -52,6 +59,10 @@ class WorkerUrl:
     """with ZMQ: its replay socket"""
     dialect: str = TRTLLM
     """how it is called: trtllm (gRPC) or openai (HTTP)"""
+    transfer: TransferFacts = TransferFacts()
+    """how it hands prompts over, where its engine does not say"""
+    parallel: tuple[int, int] = (0, 0)
+    """its tensor and pipeline parallel sizes; 0: not given"""
 
     @property
     def default_id(self) -> int:
@@ -91,7 +102,8 @@ class WorkerName:
 def parse_worker_url(url: str) -> WorkerUrl:
     """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT
     &events=URL&replay=URL], "HOST:PORT" alone will do; grpcs:// is over TLS. An engine that speaks
-    OpenAI's HTTP is openai+http:// or openai+https://. ConfigError if it is something else.
+    OpenAI's HTTP is openai+http:// or openai+https://, and may have [handoff=CONNECTOR
+    &handoff_port=PORT&engine_id=ID,...&tp=RANKS&pp=RANKS]. ConfigError if it is something else.
     """
     parsed = parse_worker(url)
     if isinstance(parsed, WorkerName):
@@ -130,11 +142,13 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
         text = f"worker {shown!r}: {_FAMILY} is not one of {', '.join(_FAMILIES)}"
         raise ConfigError(text, key="workers")
     events, replay = claims.pop(_EVENTS, None), claims.pop(_REPLAY, None)
+    connector, engine_ids = claims.pop(_HANDOFF, None), claims.pop(_ENGINE_IDS, None)
     numbers = {key: _read_number(shown, key, text) for key, text in claims.items()}
     dp_size, dp_start = numbers.get("dp_size", 1), numbers.get("dp_start", 0)
     _check_events(shown, events, replay, dp_size)
     if dns:
         return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
+    transfer = _transfer(shown, parts.hostname, connector, engine_ids, numbers, dialect)
     address = _joined(parts.hostname, port)
     worker_id = numbers.get("id")
     return WorkerUrl(
@@ -147,6 +161,8 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
         events=events,
         replay=replay,
         dialect=dialect,
+        transfer=transfer,
+        parallel=(numbers.get("tp", 0), numbers.get("pp", 0)),
     )
 
 
@@ -189,6 +205,36 @@ def _check_events(shown: str, events: str | None, replay: str | None, dp_size: i
         wrong = f"{_EVENTS} over ZMQ needs pyzmq: pip install pyzmq"
     if wrong is not None:
         raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")
+
+
+def _transfer(
+    shown: str,
+    host: str,
+    connector: str | None,
+    engine_ids: str | None,
+    numbers: dict[str, int],
+    dialect: str,
+) -> TransferFacts:
+    """What a URL says of its engine's hand-offs. ConfigError where that cannot be."""
+    port = numbers.get("handoff_port", 0)
+    ids = tuple((engine_ids or "").split(",")) if engine_ids is not None else ()
+    wrong = None
+    if dialect != OPENAI and (connector or port or ids or {"tp", "pp"} & numbers.keys()):
+        wrong = f"{_HANDOFF} and what goes with it are for engines that speak OpenAI's HTTP"
+    elif connector is None and (port or ids):
+        wrong = f"handoff_port and {_ENGINE_IDS} need {_HANDOFF}"
+    elif connector is not None and connector not in _HANDOFF_PORTS:
+        wrong = f"{_HANDOFF} is not one of {', '.join(_HANDOFF_PORTS)}"
+    elif ids and (connector != NIXL_PUSH or not all(ids) or len(ids) != numbers.get("dp_size", 1)):
+        wrong = f"{_ENGINE_IDS} is one id for each rank, with {_HANDOFF}={NIXL_PUSH}"
+    elif connector == NIXL_PUSH and not ids:
+        wrong = f"{_HANDOFF}={NIXL_PUSH} needs {_ENGINE_IDS}: vLLM's engine id, of each rank"
+    if wrong is not None:
+        raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")
+    if connector is None:
+        return TransferFacts()
+    port = port or _HANDOFF_PORTS[connector]
+    return TransferFacts(connector=connector, host=host, port=port, engine_ids=ids)
 
 
 def _read_weight(shown: str, text: str | None) -> float:

@@ -7,6 +7,7 @@ from .bounds import idle_engine_ms, pooled_hit_rate
 from .capacity import CapacityConfig
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .experiment import Experiment, Result, compare_policies
+from .handoffs import RoleConfig
 from .plots import draw_comparison
 from .policies import PolicyVariant, parse_policies
 from .simulated_run import SimulatedRun

@@ -236,6 +236,7 @@ def _pool_report(pool: ModelPool) -> dict[str, Any]:
         "checksum": name.checksum,
         "worker_type": card.worker_type,
         "prefill_pools": [each.label for each in pool.partners],
+        "refused_prefill_pools": pool.refused_partners,
         "state": pool.state,
         "reason": pool.reason,
         "token_cache": pool.token_cache,

@@ -123,6 +123,16 @@ class ModelPool:
         return float(len(self._workers.monitor.ready_clients()))
 
     @property
+    def refused_partners(self) -> dict[str, str]:
+        """Partners whose workers hand nothing over to these, by label, with the reason."""
+        if self._workers is None:
+            return {}
+        handoffs = self._workers.handoffs
+        known = ((each.label, each._workers) for each in self.partners)
+        found = {label: handoffs.refusal(pool) for label, pool in known if pool is not None}
+        return {label: reason for label, reason in found.items() if reason}
+
+    @property
     def _wants_pairs(self) -> bool:
         return self._shared.settings().disagg.disagg != "off"
 

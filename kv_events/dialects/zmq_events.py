@@ -18,7 +18,13 @@ from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_address import why_unheard
 
 REPLAY_WAIT_S = 1.0
-"""How long the engine may take for each further message of a replay."""
+"""How long the engine may take for each further message of a replay,"""
+REPLAY_S = 30.0
+"""and for all that is taken of one, as what is published waits; then the rest is asked for."""
+REPLAY_BYTES = 256 << 20
+"""As much is taken of one replay, and a message more."""
+LARGEST_NUMBER = (1 << 63) - 1
+"""Of a message, for engines count from 0: behind a larger one none could follow."""
 MOST_HELD = 100_000
 """Messages that ZMQ keeps for us while we are busy, and of a replay; engines keep as many."""
 ASK_AGAIN_S = (0.25, 30.0)
@@ -75,6 +81,7 @@ class ZmqEvents:
         self._lost = False  # the connection was, since the engine was last identified
         self._newest = -1  # the number of the last message that was published
         self._replayed: dict[int, int] = {}  # hashes of what may still come, by number
+        self._covered = range(0)  # the numbers that the last replay was to have
         self._last: Message = (-1, b"")  # the last one that was delivered, perhaps in vain
         self._held: Message | None = None  # the first message of an engine started anew
         self.short_replays = 0
@@ -105,6 +112,7 @@ class ZmqEvents:
         """See `_replay`; what it gives may come again as a message that is published."""
         found, complete = await self._replay(begin)
         self._replayed = {number: hash(payload) for number, payload in found}
+        self._covered = range(begin, found[-1][0]) if found else range(0)
         return found, complete
 
     def deliver(self, number: int, payload: bytes) -> ZmqMessage:
@@ -174,6 +182,7 @@ class ZmqEvents:
         self._connected = False
         self._newest, self._held = -1, None
         self._replayed.clear()
+        self._covered = range(0)
         self._read.clear()
 
     def _look(self) -> bool:
@@ -203,15 +212,20 @@ class ZmqEvents:
                 self.turn += 1
                 continue  # no message; a connection that is out of step answers no ping
             number, payload = _NUMBER.unpack(frames[1])[0], frames[2]
+            if number > LARGEST_NUMBER:
+                self.turn += 1
+                continue
             again = self._replayed.pop(number, None)
             seen = (number, payload) == self._last
             if seen or (again is not None and again == hash(payload)):
                 self.turn += 1
                 continue  # twice, or late: it was delivered
-            begins = number <= self._newest or again is not None
+            # One that the replay has left out: it was another engine's, or it has lied.
+            begins = number <= self._newest or again is not None or number in self._covered
             self._newest = number
             if begins:
                 self._replayed.clear()
+                self._covered = range(0)
                 self._held = number, payload
                 raise EventsLost("the engine was started anew")
             return number, payload
@@ -255,10 +269,12 @@ class ZmqEvents:
         return True
 
     async def _replay(self, begin: int, most: int = MOST_HELD) -> tuple[list[Message], bool]:
-        """What the engine still has from `begin` on; less if it stops in the midst of that; and
-        whether that is all."""
+        """What the engine still has from `begin` on; less if it stops in the midst of that, or has
+        more than is taken at once; and whether that is all. Its numbers grow: what goes back is
+        passed over, so the next question is for something else."""
         found: list[Message] = []
-        read = 0
+        read = size = 0
+        newest = begin - 1
         if self._replay_address is None:
             return found, False
         zmq = self._zmq
@@ -268,8 +284,9 @@ class ZmqEvents:
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
             socket.connect(self._replay_address)
             await socket.send_multipart([b"", _NUMBER.pack(begin)])
+            end = asyncio.get_running_loop().time() + REPLAY_S
             async with asyncio.timeout(REPLAY_WAIT_S) as waiting:
-                while len(found) < most:
+                while len(found) < most and size < REPLAY_BYTES:
                     frames = await socket.recv_multipart()
                     read += 1
                     if read % MESSAGES_A_TURN == 0:
@@ -279,8 +296,13 @@ class ZmqEvents:
                         continue
                     if frames[-2] == _END:
                         return found, not frames[-1]
-                    waiting.reschedule(asyncio.get_running_loop().time() + REPLAY_WAIT_S)
-                    found.append((_NUMBER.unpack(frames[-2])[0], frames[-1]))
+                    number = _NUMBER.unpack(frames[-2])[0]
+                    if not newest < number <= LARGEST_NUMBER:
+                        continue
+                    now = asyncio.get_running_loop().time()
+                    waiting.reschedule(min(end, now + REPLAY_WAIT_S))
+                    newest, size = number, size + len(frames[-1])
+                    found.append((number, frames[-1]))
         except TimeoutError:
             self.short_replays += 1
         finally:

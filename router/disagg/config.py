@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...process.setting_checks import require_at_least
+from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, is_finite, option
 
 DISAGG_MODES = ("off", "always", "conditional")
@@ -53,11 +53,18 @@ class DisaggConfig:
         " many tokens to compute; 0: none.",
     )
 
+    disagg_itl_ms: float = option(
+        14.0,
+        "forecast: time for a token from which on answers count as held up where prompts are"
+        " computed beside them, in milliseconds.",
+    )
+
     def __post_init__(self) -> None:
         for key, known in (("disagg", DISAGG_MODES), ("disagg_policy", DISAGG_POLICIES)):
             if getattr(self, key) not in known:
                 raise bad_setting(key, f"{getattr(self, key)!r} is not one of {', '.join(known)}")
         require_at_least(self, 0, "disagg_eff_isl_threshold", "disagg_noncached_tokens")
+        require_positive(self, "disagg_itl_ms")
         for key, most in (
             ("disagg_eff_isl_ratio_threshold", 1.0),
             ("disagg_prefill_busy_threshold", None),

@@ -2,17 +2,26 @@
 
 `forecast` compares two sums of seconds:
 
-    local  = wait + prefill + memory + HARM * harm       on the worker that would do both
+    local  = wait + prefill + memory + price * harm      on the worker that would do both
     remote = wait + prefill + HARM * harm                on the prefill worker
              + hand-off + memory                         and on the decode worker
 
 and is remote where remote + margin < local. `harm` are the seconds by which the prompt makes others
-wait there: those that decode beside it, and prompts behind it. The other policies look at lengths
-and thresholds alone, as those of the peers whose names they have.
+wait there: those that decode beside it, and prompts behind it. Its price is HARM while the answers
+of that worker are fast, and grows with the time that they take for a token:
+
+    price = HARM * (1 + (itl / disagg_itl_ms) ** POWER)
+    itl   = a decode step / the share of its time that prompts of late have left for them
+
+The other policies look at lengths and thresholds alone, as those of the peers whose names they
+have.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 from .config import DisaggConfig
@@ -20,6 +29,13 @@ from .links import LinkEstimate
 
 HARM = 0.1
 """What a second of another request counts beside one of the request that is decided."""
+POWER = 6
+"""How steeply the price of harm grows. Chosen on the traffic of the split `train`."""
+LEAST_LEFT = 0.05
+"""Share of its time that a worker has left for answers, at least."""
+RECENT_S = 8.0
+"""Time constant of what is recent."""
+MOST_SHARES = 4096
 MARGIN = 0.05
 """Of the local sum, by which a remote prefill must be better, and at least a step of the engine."""
 KV_BYTES_PER_TOKEN = 131_072
@@ -34,10 +50,11 @@ class LocalForecast(NamedTuple):
     memory_s: float  # until its blocks have room
     harm_s: float  # that others wait longer, summed over them
     step_s: float = 0.0  # of a step of that engine: the least margin
+    price: float = HARM
 
     @property
     def total_s(self) -> float:
-        return self.wait_s + self.prefill_s + self.memory_s + HARM * self.harm_s
+        return self.wait_s + self.prefill_s + self.memory_s + self.price * self.harm_s
 
 
 class RemoteForecast(NamedTuple):
@@ -133,15 +150,43 @@ class PairRule:
         kv_bytes_per_token: int = KV_BYTES_PER_TOKEN,
     ) -> None:
         self.config = config
+        self.needs_pairs = False
+        """no decode worker runs a request alone"""
         self._token_bytes = kv_bytes_per_token
         self.aggregated = aggregated
         self.links = LinkEstimate()
+        self._prompts_s: dict[object, tuple[float, float]] = {}
+        """by worker: seconds of prompts that it was given of late, as of when"""
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
+
+    def for_pairs_alone(self) -> "PairRule":
+        """The same where no worker runs a request alone: every prompt is handed over. What it
+        learns and counts is this rule's."""
+        other = copy(self)
+        other.config, other.needs_pairs = replace(self.config, disagg="always"), True
+        return other
 
     def handoff_bytes(self, uncached_tokens: int) -> int:
         """KV bytes that go to a decode worker which has the other tokens of a prompt."""
         return max(0, uncached_tokens) * self._token_bytes
+
+    def price(self, worker: object, step_s: float, now: float) -> float:
+        """Of a second by which others wait at a worker that decodes in steps of so long."""
+        itl_s = step_s / max(LEAST_LEFT, 1 - self._prompts_of(worker, now) / RECENT_S)
+        return HARM * (1 + (itl_s * 1e3 / self.config.disagg_itl_ms) ** POWER)
+
+    def _prompts_of(self, worker: object, now: float) -> float:
+        """Seconds of prompts, as they were forecast, that a worker was given of late."""
+        seconds, at = self._prompts_s.get(worker, (0.0, now))
+        return seconds * math.exp((at - now) / RECENT_S)
+
+    def on_local(self, worker: object, prefill_s: float, now: float) -> None:
+        """A worker that decodes is given a prompt to compute."""
+        if worker not in self._prompts_s and len(self._prompts_s) >= MOST_SHARES:
+            oldest = min(self._prompts_s, key=lambda each: self._prompts_s[each][1])
+            del self._prompts_s[oldest]
+        self._prompts_s[worker] = self._prompts_of(worker, now) + prefill_s, now
 
     def note(self, verdict: Verdict) -> Verdict:
         """Count a verdict that was carried out."""

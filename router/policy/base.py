@@ -169,6 +169,8 @@ class Foreseen(NamedTuple):
     """that prompts wait longer which are computed in a step with it"""
     step_s: float
     """of a step that computes a prompt, without its tokens"""
+    decode_step_s: float
+    """of a step that computes none, for those that decode there now"""
 
     @property
     def ttft_s(self) -> float:

@@ -30,7 +30,8 @@ from .modes import LMetric
 from .onboarding import Load, Onboarding
 from .residuals import ResidualState, ResidualWatch
 
-CHUNK_TOKENS = 8192  # the kernel's unit of prompt tokens
+CONTEXT_TOKENS = 1e5  # the kernel's unit of tokens that decode
+CHUNK_TOKENS = 8192  # of prompt tokens
 ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend to
 ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
@@ -202,13 +203,16 @@ class ForecastPolicy(Policy):
             return None
         terms = self._terms(candidates, number)[number]
         decoding = float(candidates.active_requests[number])
+        prefill, decode, *_ = self._forecast.learnt()
+        contexts = float(candidates.active_blocks[number]) * candidates.block_size / CONTEXT_TOKENS
         return Foreseen(
             terms["wait_s"],
             terms["prefill_s"],
             terms["memory_s"],
             terms["prefill_s"] * decoding,
             terms["delay_s"],
-            self._forecast.learnt()[0][0],
+            prefill[0],
+            decode[0] + decode[1] * contexts + decode[2] * decoding,
         )
 
     def foreseen_ttft_s(self, request_id: str) -> float | None:

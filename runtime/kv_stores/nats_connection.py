@@ -21,6 +21,10 @@ TIMEOUT_S = 5.0
 """The longest one call may take, attempts to connect included."""
 _ATTEMPT_S = 2.5
 _OLDEST = (2, 11)
+_UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What nats-py, or who looks at what it read, raises of JSON that is no answer of JetStream's."""
+_LONGEST_TEXT = 1000
+"""Characters that are repeated of what a server says."""
 T = TypeVar("T")
 
 
@@ -61,7 +65,8 @@ class NatsConnection:
             return link
 
     async def call(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
-        """What JetStream answers; APIError is left to the caller, all else is StoreError."""
+        """What JetStream answers; APIError is left to the caller, all else is StoreError: also an
+        answer that cannot be read, by nats-py or by `ask`."""
         link = await self.link()
         try:
             with cancelled_for_sure():
@@ -76,6 +81,9 @@ class NatsConnection:
             raise self._failed("it takes no message as large as this", transient=False) from None
         except (NatsError, OSError) as error:
             raise self._failed(str(error) or type(error).__name__) from None
+        except _UNREADABLE as error:
+            text = f"its answer cannot be read: {type(error).__name__}: {error}"
+            raise self._failed(text) from None
 
     async def close(self) -> None:
         self._closed = True
@@ -110,4 +118,6 @@ class NatsConnection:
 
     def _failed(self, text: str, *, transient: bool = True, url: str | None = None) -> StoreError:
         shown = redact_url(url or self._urls[0])
-        return StoreError(f"NATS at {shown}: {redact_text(text)}", transient=transient)
+        return StoreError(
+            f"NATS at {shown}: {redact_text(text[:_LONGEST_TEXT])}", transient=transient
+        )

@@ -9,6 +9,7 @@ from .discovered_workers import DiscoveredWorkers, WorkerSource
 from .pool_admins import PoolAdmins
 from .reload import (
     ADMISSION,
+    DISAGG,
     HEALTH,
     KNOBS,
     LOG,

@@ -9,6 +9,7 @@ import structlog
 from ...base.errors import ConfigError
 from ...process.settings import Resolved, SettingsSource
 from ...router.config import DYNAMO, DYNAMO_KNOBS
+from ...router.disagg import DisaggConfig
 from ...router.policy import LOWER_TIER_WEIGHTS
 from ...workers.health_tracker import HealthPolicy
 from ...workers.outliers import OutlierPolicy
@@ -43,12 +44,28 @@ REQUESTS = (
     "limits.retry_budget",
     "limits.retry_budget_least",
 )
+DISAGG = (
+    *(field.name for field in fields(DisaggConfig)),
+    "disagg_prefill_timeout_s",
+    "disagg_handoff_timeout_s",
+)
 HEALTH = tuple(f"health.{field.name}" for field in fields(HealthPolicy))
 OUTLIERS = tuple(f"outliers.{field.name}" for field in fields(OutlierPolicy))
 LOG = ("log_level", "log_format")
 STOP = ("drain_timeout_s", "lame_duck_s")
 LIVE = frozenset(
-    ("workers", "dns_refresh_s", *ADMISSION, *KNOBS, *REQUESTS, *HEALTH, *OUTLIERS, *LOG, *STOP)
+    (
+        "workers",
+        "dns_refresh_s",
+        *ADMISSION,
+        *KNOBS,
+        *REQUESTS,
+        *DISAGG,
+        *HEALTH,
+        *OUTLIERS,
+        *LOG,
+        *STOP,
+    )
 )
 """The settings that can change while the router runs. Whatever is not here needs a restart."""
 

@@ -10,6 +10,7 @@ import structlog
 from ...base.clock import Clock
 from ...base.identity import WorkerWithDpRank
 from ...router.kv_router import KvRouter
+from ...router.pairs import PairDecision
 from ...router.placement import Placement
 from ...router.policy import CandidateTerms, Explanation
 from ...router.steps import Steps
@@ -35,6 +36,8 @@ class Receipt:
 
     at: float
     explanation: Steps[Explanation] | Explanation
+    disagg: dict[str, Any] | None = None
+    """where its prompt is computed, and what was compared; then how late its first token was"""
 
 
 class Receipts:
@@ -83,6 +86,20 @@ class Receipts:
         while len(self._kept) > max(LEAST_KEPT, min(KEPT_RECEIPTS, KEPT_RANKS // ranks)):
             self._kept.popitem(last=False)
 
+    def on_pair(self, request_id: str, pair: PairDecision) -> None:
+        """It was decided where the prompt of a request is computed."""
+        kept = self._kept.get(request_id)
+        if kept is not None:
+            kept.disagg = pair.verdict
+            if pair.prefill is not None:
+                kept.disagg["prefill_worker"] = worker_key(pair.prefill.worker)
+
+    def on_regret(self, request_id: str, seconds: float) -> None:
+        """The first token of a request came later than was forecast, by these seconds."""
+        kept = self._kept.get(request_id)
+        if kept is not None and kept.disagg is not None:
+            kept.disagg["regret_s"] = seconds
+
     async def receipt(self, request_id: str) -> dict[str, Any] | None:
         """What was compared for this request; None if there is no receipt."""
         kept = self._kept.get(request_id)
@@ -91,7 +108,8 @@ class Receipts:
         async with self._finishing:
             if not isinstance(kept.explanation, Explanation):
                 kept.explanation = await finish_in_turns(kept.explanation, self._answers)
-        return {"at": kept.at, **explanation_shown(kept.explanation)}
+        more = {} if kept.disagg is None else {"disagg": kept.disagg}
+        return {"at": kept.at, **explanation_shown(kept.explanation), **more}
 
 
 def explanation_shown(explanation: Explanation, chosen: str | None = None) -> dict[str, Any]:

@@ -129,7 +129,11 @@ def _way_of(requests: list[Request]) -> dict[str, Any]:
             "overlap_blocks": decision.overlap_blocks,
         }
     if last.attempt is not None and last.attempt.pair.reason:
-        fields["disagg"] = last.attempt.pair.reason
+        pair = last.attempt.pair
+        fields["disagg"] = pair.reason
+        for name, seconds in (("disagg_local_s", pair.local_s), ("disagg_remote_s", pair.remote_s)):
+            if seconds is not None:
+                fields[name] = round(seconds, 6)
         if last.prefill is not None:
             fields["prefill_worker_id"] = last.prefill.worker.worker_id
     return fields

@@ -71,7 +71,7 @@ class AttemptLedger:
     ) -> None:
         waited, tokens, leg = now - attempt.sent_at, attempt.prefill_tokens, attempt.leg
         if attempt.pair.reason and request.facts.streaming:
-            self._outcomes.on_first_token(attempt.pair, waited)
+            self._outcomes.on_first_token(request.request_id, attempt.pair, waited)
         if leg is not None:  # its worker has computed nothing, and had it only since then
             waited = now - leg.computed_at
             self._router.mark_prefill_complete(attempt.booking_id)

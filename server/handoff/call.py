@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, cast
-
-from google.protobuf.message import DecodeError
+from typing import cast
 
 from ...base.errors import StatusCode
 from ...process.supervised import is_cancelled
@@ -13,19 +11,25 @@ from ...router.pairs import PairDecision
 from ...workers.channels import EngineCall, Metadata
 from ...workers.dialects import EngineClient, handoff_of
 from ...workers.failures import EngineCallError, Origin
-from ...workers.handoffs import MOST_PARCEL_BYTES, HandoffPlan, foreign_host
-from ...workers.trtllm_proto import pb
+from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
+from .leg_answers import as_one, as_whole, is_empty, read, why_refused
 from .outcomes import HandoffOutcomes
 
 MOST_PREFILL_MESSAGES = 16
 """Of an answer of one token."""
+LAST_WORDS_S = 2.0
+"""How long the end of an answer waits for its prefill worker, whose prompt was read before."""
+
+Answers = AsyncGenerator[bytes, None]
 
 
 class HandoffCall:
     """See EngineCall. It begins at once; both legs end with it.
 
-    A failure of the prefill worker is a PrefillFailedError, any other the decode worker's.
+    A failure of the prefill worker is a PrefillFailedError, any other the decode worker's. Where
+    both legs run at once, the failure of one ends the other before the loop turns to anything else,
+    until the decode worker's first token: then it has all that it needs.
     """
 
     def __init__(
@@ -45,60 +49,83 @@ class HandoffCall:
         self._pair = pair
         self._ends_at = None if timeout is None else outcomes.now() + timeout
         self._metadata = metadata
-        self._call: EngineCall | None = None
-        self._client: EngineClient | None = None
-        """where the leg that runs is"""
+        self._first: EngineCall | None = None
+        """the prefill worker's call, until it has ended"""
+        self._then: EngineCall | None = None
+        """the decode worker's call, once it began"""
         self._timer: asyncio.TimerHandle | None = None
-        self._late = self._cancelled = False
+        self._late = self._cancelled = self._is_computed = False
+        self._beside: asyncio.Task[None] | None = None
+        """reads the prefill worker's answer where both legs run at once"""
+        self._whole: list[bytes] = []
+        """the prefill worker's messages, if they are the whole answer"""
+        self._failure: PrefillFailedError | None = None
         self._messages_out = 0
         if leg.client is not None:
             leg.begin()
-            self._begin(leg.client, plan.prefill, leg.metadata(metadata))
+            self._first = self._sent(leg.client, plan.prefill, leg.metadata(metadata))
             self._limit(outcomes.prefill_timeout_s(pair))
+            if plan.shape.is_together:
+                self._then = self._sent(decode, plan.request, metadata)
 
     def cancel(self) -> bool:
-        """End the leg that runs, whichever it is."""
+        """End the legs that run."""
         self._cancelled = True
-        return self._call is not None and self._call.cancel()
+        ended = [self._end_prefill(), self._then is not None and self._then.cancel()]
+        return any(ended)
 
     async def abort(self, *, timeout: float) -> tuple[bool, str]:
-        """Have the engine stop that runs a leg."""
-        client = self._client
-        if client is None:
-            return False, "between its prefill and its decode worker"
-        if client is self._leg.client and not self._plan.abort_safe:
+        """Have the engines stop that run a leg."""
+        first = self._leg.client
+        if first is None or self._is_computed or not self._plan.abort_safe:
+            first = None
+        clients = [first] if first is not None else []
+        if self._then is not None:
+            clients.append(self._decode)
+        if not clients:
             return False, "a prefill that goes on by itself"
-        return await client.abort(self._attempt_id, timeout=timeout)
+        asked = [client.abort(self._attempt_id, timeout=timeout) for client in clients]
+        answers = await asyncio.gather(*asked)
+        return any(done for done, _ in answers), "; ".join(text for _, text in answers)
 
-    def __aiter__(self) -> AsyncGenerator[bytes, None]:
+    def __aiter__(self) -> Answers:
         return self._messages()
 
-    async def _messages(self) -> AsyncGenerator[bytes, None]:
+    async def _messages(self) -> Answers:
         leg, plan = self._leg, self._plan
         try:
-            messages, parcel = await self._compute()
-            if parcel is None:
-                for message in messages:
-                    yield message
-                return
-            self._begin(self._decode, plan.decode(parcel), self._metadata)
-            self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
-            async with aclosing(self._answers()) as answers:
+            if self._first is None:
+                raise self._failed("prefill", Origin.CONNECT, "it has no address")
+            if plan.shape.is_together:
+                self._beside = asyncio.create_task(self._compute_beside(), name="prefill leg")
+            else:
+                parcel = await self._compute()
+                if parcel is None:
+                    for message in self._whole:
+                        yield message
+                    return
+                self._then = self._sent(self._decode, plan.decode(parcel), self._metadata)
+                self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
+            assert self._then is not None
+            async with aclosing(_iterated(self._then)) as answers:
                 async for message in self._decoded(answers):
                     yield message
         finally:
             self._unlimit()
+            if self._beside is not None:
+                self._end_prefill()
+                self._beside.cancel()
+                await asyncio.wait([self._beside])
             leg.end()
 
-    async def _compute(self) -> tuple[list[bytes], bytes | None]:
-        """Have the prompt computed: the prefill's messages if they are the whole answer, else what
-        it hands over."""
-        leg = self._leg
-        if self._call is None:
-            raise self._failed("prefill", Origin.CONNECT, "it has no address")
+    async def _compute(self) -> bytes | None:
+        """Have the prompt computed: what it hands over; None if it is the whole answer, or both
+        legs run."""
+        leg, plan, call = self._leg, self._plan, self._first
+        assert call is not None
         messages: list[bytes] = []
         try:
-            async with aclosing(self._answers()) as answers:
+            async with aclosing(_iterated(call)) as answers:
                 async for message in answers:
                     messages.append(message)
                     if len(messages) > MOST_PREFILL_MESSAGES:
@@ -108,67 +135,111 @@ class HandoffCall:
         except EngineCallError as error:
             raise self._failed("prefill", error.origin, error.details(), error.code()) from None
         except asyncio.CancelledError:
-            self._ended_by_us("prefill")
-            raise  # which it never comes to
+            if is_cancelled() or self._cancelled:
+                raise
+            if self._late:
+                raise self._failed("prefill_timeout", Origin.SILENCE, "it took too long") from None
+            raise self._failed("prefill", Origin.WORKER_DOWN, "it was removed") from None
         finally:
             self._unlimit()
-        self._client = None
+        self._first, self._is_computed = None, True
         if not messages:
             raise self._failed("prefill_empty", Origin.EMPTY, "it ended without an answer")
-        read = [_read(message) for message in messages]
-        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in read)
+        parts = [read(message) for message in messages]
+        cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in parts)
         leg.on_computed(cached)
-        last = read[-1].complete
-        if self._plan.is_whole or last.finish_reason != "length":
-            return [_without_parcel(each, self._own_id) for each in read], None
+        ended = plan.ends_with_prefill and parts[-1].complete.finish_reason != "length"
+        if plan.is_whole or ended:
+            self._whole = as_whole(parts, self._own_id, plan.request)
+            return None
+        if plan.shape.is_together:
+            return None
         parcel = handoff_of(messages[-1])
-        why = _why_refused(parcel, leg.address)
+        why = why_refused(parcel, leg.address)
         if parcel is None or why is not None:
             raise self._failed("no_parcel", Origin.ENGINE, why or "")
-        return [], parcel
+        return parcel
 
-    async def _decoded(self, answers: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def _compute_beside(self) -> None:
+        """The same while the decode worker waits, which ends if there is nothing to wait for."""
+        try:
+            await self._compute()
+        except PrefillFailedError as error:
+            self._failure = error
+        if self._messages_out:
+            self._leg.end()
+        elif self._failure is None and not self._whole:
+            self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
+        elif self._then is not None:
+            self._then.cancel()
+
+    async def _decoded(self, answers: Answers) -> Answers:
         """The decode worker's messages, with the usage of the whole request in them."""
-        leg, outcomes = self._leg, self._outcomes
+        leg = self._leg
         try:
             async for message in answers:
-                answer = _read(message)
+                answer = read(message)
                 if not self._messages_out:
-                    if _is_empty(answer):
+                    if is_empty(answer):
                         text = "it ended without a token after the prompt was handed over"
                         raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, text)
-                    self._unlimit()
-                    outcomes.on_handed_over(leg, self._pair)
-                    leg.end()
+                    self._on_first_token()
                 self._messages_out += 1
-                yield _as_one(answer, message, leg.cached_tokens, self._own_id, self._attempt_id)
-            if not self._messages_out:
-                outcomes.failures["decode_empty"] += 1
+                if self._beside is not None and answer.HasField("complete"):
+                    await asyncio.wait([self._beside], timeout=LAST_WORDS_S)
+                yield as_one(answer, message, leg.cached_tokens, self._own_id, self._attempt_id)
+            if not self._messages_out and not self._whole:
+                self._outcomes.failures["decode_empty"] += 1
         except EngineCallError as error:
             if self._messages_out or isinstance(error, _LostError):
                 raise
+            if self._beside is not None:
+                await asyncio.sleep(0)  # what ended both may be the prefill worker's doing
+                if self._failure is not None:
+                    raise self._failure from None
             refused = error.code() is StatusCode.INVALID_ARGUMENT
             code = StatusCode.INTERNAL if refused else error.code()  # it is not its client's doing
             raise self._lost("decode", error.origin, code, error.details()) from None
         except asyncio.CancelledError:
-            if self._late and not is_cancelled():
+            if is_cancelled() or self._cancelled or self._messages_out:
+                raise
+            if self._failure is not None:
+                raise self._failure from None
+            if not self._whole:
+                if not self._late:
+                    raise
                 text = "it had no token in time after the prompt was handed over"
                 raise self._lost(
                     "handoff_timeout", Origin.SILENCE, StatusCode.UNAVAILABLE, text
                 ) from None
-            raise
+        if not self._messages_out:
+            for message in self._whole:
+                yield message
 
-    def _begin(self, client: EngineClient, request: bytes, metadata: Metadata) -> None:
+    def _on_first_token(self) -> None:
+        self._outcomes.on_handed_over(self._leg, self._pair)
+        if self._is_computed:
+            self._unlimit()
+            self._leg.end()
+
+    def _sent(self, client: EngineClient, request: bytes, metadata: Metadata) -> EngineCall:
         ends_at, now = self._ends_at, self._outcomes.now()
         left = None if ends_at is None else max(0.0, ends_at - now)
-        self._client = client
-        self._call = client.generate(request, timeout=left, metadata=metadata)
+        call = client.generate(request, timeout=left, metadata=metadata)
         if self._cancelled:
-            self._call.cancel()
+            call.cancel()
+        return call
 
-    def _answers(self) -> AsyncGenerator[bytes, None]:
-        assert self._call is not None
-        return cast("AsyncGenerator[bytes, None]", aiter(self._call))
+    def _end_prefill(self) -> bool:
+        """End the prefill if it runs; one that must not be ended goes on, without a reader."""
+        call, self._first = self._first, None
+        if call is None:
+            return False
+        if self._plan.abort_safe:
+            return call.cancel()
+        most = self._outcomes.prefill_timeout_s(self._pair)
+        asyncio.get_running_loop().call_later(most, call.cancel)
+        return True
 
     def _limit(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
@@ -180,23 +251,18 @@ class HandoffCall:
 
     def _expire(self) -> None:
         self._late = True
-        if self._call is not None:
-            self._call.cancel()
-
-    def _ended_by_us(self, phase: str) -> None:
-        """The prefill's call was cancelled: raises what that means."""
-        if is_cancelled() or self._cancelled:
-            raise asyncio.CancelledError
-        if self._late:
-            raise self._failed(f"{phase}_timeout", Origin.SILENCE, "it took too long") from None
-        raise self._failed(phase, Origin.WORKER_DOWN, "it was removed") from None
+        call = self._first or self._then
+        if call is not None:
+            call.cancel()
 
     def _failed(
         self, phase: str, origin: Origin, details: str, code: StatusCode | None = None
     ) -> PrefillFailedError:
-        self._outcomes.failures[phase] += 1
+        if not self._messages_out:
+            self._outcomes.failures[phase] += 1
         leg = self._leg
         leg.is_computing = False
+        self._first = None
         if code is None:
             code = StatusCode.INTERNAL if origin is Origin.ENGINE else StatusCode.UNAVAILABLE
         return PrefillFailedError(leg, origin, code, details)
@@ -204,6 +270,10 @@ class HandoffCall:
     def _lost(self, phase: str, origin: Origin, code: StatusCode, text: str) -> EngineCallError:
         self._outcomes.failures[phase] += 1
         return _LostError(origin, code, text)
+
+
+def _iterated(call: EngineCall) -> Answers:
+    return cast("Answers", aiter(call))
 
 
 class _LostError(EngineCallError):
@@ -226,57 +296,7 @@ class HandoffClient:
         return self._call
 
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]:
-        """Have the leg stopped that runs, under the id that its engine knows."""
+        """Have the legs stopped that run, under the id that their engines know."""
         if self._call is None:
             return False, "not started"
         return await self._call.abort(timeout=timeout)
-
-
-def _read(message: bytes) -> Any:
-    try:
-        return pb.GenerateResponse.FromString(message)
-    except DecodeError:
-        return pb.GenerateResponse()
-
-
-def _is_empty(answer: Any) -> bool:
-    """Whether an answer that begins with this message ends with it, and has nothing: an engine
-    that ran out of patience with its partner says so by a success."""
-    last = answer.complete
-    return bool(
-        answer.HasField("complete")
-        and not last.output_token_ids
-        and last.finish_reason not in ("stop", "end_id", "stop_words", "cancelled")
-    )
-
-
-def _without_parcel(answer: Any, own_id: str) -> bytes:
-    answer.DiscardUnknownFields()
-    answer.request_id = own_id
-    body: bytes = answer.SerializeToString()
-    return body
-
-
-def _as_one(answer: Any, message: bytes, cached_tokens: int, own_id: str, attempt_id: str) -> bytes:
-    """A decode worker's message as that of one worker for the whole request."""
-    which = answer.WhichOneof("response")
-    if which not in ("chunk", "complete"):
-        return message
-    part = getattr(answer, which)
-    if part.cached_tokens == cached_tokens and own_id == attempt_id:
-        return message
-    part.cached_tokens = cached_tokens
-    answer.request_id = own_id
-    body: bytes = answer.SerializeToString()
-    return body
-
-
-def _why_refused(parcel: bytes | None, address: str) -> str | None:
-    """Why a parcel cannot go on; nothing of its contents is in it."""
-    if parcel is None:
-        return "it handed nothing over: it serves no such requests"
-    if len(parcel) > MOST_PARCEL_BYTES:
-        return f"it handed {len(parcel)} bytes over: more than {MOST_PARCEL_BYTES}"
-    if foreign_host(parcel, address) is not None:
-        return "what it handed over names another host than its own"
-    return None

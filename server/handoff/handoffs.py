@@ -1,9 +1,11 @@
 """Handoffs: decides the pairs of workers of one decode pool, and carries and counts their legs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
+
+import structlog
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError
@@ -14,7 +16,7 @@ from ...router.placement import Placement
 from ...router.prompt import Prompt
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
-from ...workers.handoffs import is_divisible, plan_handoff, why_not_paired
+from ...workers.handoffs import Connector, Fit, Half, Meetings, fit, plan_handoff, why_whole
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_proto import length_delimited
 from ..request_limits import HandoffLimits
@@ -22,6 +24,7 @@ from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 Partners = Callable[[Prompt], PrefillWorkers | None]
 """Whose workers may compute a prompt now; None: only those of the pool itself."""
@@ -50,8 +53,19 @@ class Handoffs:
         self._partners = partners
         self.is_possible = partners is not None
         """whether there may ever be prefill workers"""
+        self._meetings = Meetings()
+        self._fits: dict[PrefillWorkers, Fit | None] = {}
+        """of pools that were asked, until a worker of either half changes"""
+        self._watched: set[PrefillWorkers] = set()
+        self._refusal = ""  # as it was logged last
+        self._each_runs_whole: bool | None = None
+        monitor.listeners.append(self._on_changed)
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
         decider.on_load_fell.append(self._fell.set)
+
+    def change(self, config: DisaggConfig, limits: HandoffLimits) -> None:
+        """Use these settings for requests that come from now on. What was learnt stays."""
+        self.rule.config, self.outcomes.limits = config, limits
 
     def decide_pair(
         self, placement: Placement, pool: PrefillWorkers
@@ -60,7 +74,10 @@ class Handoffs:
 
         Raises what KvRouter.place_pair does. The leg, if a prefill worker has one, must be ended.
         """
-        pair = self._decider.decide_pair(placement, pool.router, self.rule)
+        rule = self.rule if self._runs_whole(pool) else self.rule.for_pairs_alone()
+        pair = self._decider.decide_pair(placement, pool.router, rule)
+        for note in self.outcomes.on_pair:
+            note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
         return pair, PrefillLeg(pool, pair.prefill, placement.request_id, self._clock)
@@ -110,9 +127,11 @@ class Handoffs:
         if decode is None:
             return None
         attempt_id = request_id if not number else f"{request_id}~{number}"
-        return HandoffClient(
-            decode, partial(self._start, decode, leg, (request_id, attempt_id), pair, max_tokens)
-        )
+        fits = self.fit(leg.pool)
+        if fits is None or fits.connector is None:
+            return None  # it fitted when the pair was chosen, just now
+        start = partial(self._start, decode, leg, (request_id, attempt_id), pair)
+        return HandoffClient(decode, partial(start, max_tokens, fits.connector))
 
     def _start(
         self,
@@ -121,38 +140,84 @@ class Handoffs:
         ids: tuple[str, str],
         pair: PairDecision,
         max_tokens: int,
+        connector: Connector,
         request: bytes,
         timeout: float | None,
         metadata: Metadata,
     ) -> HandoffCall:
         if ids[0] != ids[1]:
             request += length_delimited(1, ids[1].encode())
-        plan = plan_handoff(request, max_tokens)
+        facts = leg.facts
+        parallel = facts.tensor_parallel_size or 1, facts.pipeline_parallel_size or 1
+        meeting = self._meetings.new(*leg.rank, parallel)
+        plan = plan_handoff(request, max_tokens, connector, facts.transfer, meeting)
         return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)
 
     def pool_for(self, placement: Placement, body: bytes) -> PrefillWorkers | None:
-        """Whose workers may compute the prompt of a request, a serialized GenerateRequest."""
-        if self._partners is None or self.rule.config.disagg == "off":
+        """Whose workers may compute the prompt of a request, a serialized GenerateRequest.
+
+        InvalidRequestError if two workers cannot share it, NoWorkersError if there is no pair for
+        it, where no worker runs whole requests."""
+        if self._partners is None:
+            return None
+        if self.rule.config.disagg == "off" and self._runs_whole(None):
             return None
         pool = self._partners(placement.prompt)
-        if pool is None:
+        runs_whole = self._runs_whole(pool)
+        fits = None if pool is None else self.fit(pool)
+        refusal = "no prefill worker is ready" if pool is None else ""
+        refusal = fits.refusal if fits is not None else refusal
+        if pool is None or refusal:
+            if not runs_whole:
+                raise NoWorkersError(f"no decode worker runs a request alone, and {refusal}")
+            if pool is not None:
+                self.rule.note(Verdict(False, "no_pair"))
             return None
-        _, refusal = pool.monitor.limits.check(placement.prompt.isl, 0)
-        if refusal is not None or self._why_not(pool) is not None:
-            self.rule.note(Verdict(False, "no_pair"))
-            return None
-        if not is_divisible(body):
-            self.rule.note(Verdict(False, "whole"))
-            return None
-        return pool
+        _, too_long = pool.monitor.limits.check(placement.prompt.isl, 0)
+        why_not = None if too_long is None else InvalidRequestError(too_long)
+        reason, why_not = ("no_pair", why_not) if why_not else ("whole", why_whole(body))
+        if why_not is None:
+            return pool
+        if not runs_whole:
+            raise why_not
+        self.rule.note(Verdict(False, reason))
+        return None
 
-    def _why_not(self, pool: PrefillWorkers) -> str | None:
-        ours, theirs = _dialect_of(self._monitor), _dialect_of(pool.monitor)
-        if ours is None or theirs is None:
-            return None
-        return why_not_paired(theirs, ours)
+    def _runs_whole(self, pool: PrefillWorkers | None) -> bool:
+        """Whether the workers run requests that they share with no worker of this pool."""
+        if self._each_runs_whole is None:
+            engines = self._monitor.engines
+            self._each_runs_whole = all(each.facts.transfer.runs_whole for each in engines)
+        if pool is None or not self._each_runs_whole:
+            return self._each_runs_whole
+        fits = self.fit(pool)
+        return fits is None or fits.connector is None or fits.connector.runs_whole
+
+    def fit(self, pool: PrefillWorkers) -> Fit | None:
+        """What the workers of a pool and these have in common; None while one half has none that
+        takes requests."""
+        if pool not in self._fits:
+            if pool not in self._watched:
+                self._watched.add(pool)
+                pool.monitor.listeners.append(self._on_changed)
+            found = self._fits[pool] = fit(_half(pool.monitor), _half(self._monitor))
+            refusal = found.refusal if found is not None else ""
+            if refusal and refusal != self._refusal:
+                log.warning("prefill and decode workers do not fit", reason=refusal)
+            self._refusal = refusal
+        return self._fits[pool]
+
+    def refusal(self, pool: PrefillWorkers) -> str:
+        """Why no prompt goes from the workers of a pool to these; empty where it can."""
+        found = self.fit(pool)
+        return "" if found is None else found.refusal
+
+    def _on_changed(self) -> None:
+        self._fits.clear()
+        self._each_runs_whole = None
 
 
-def _dialect_of(monitor: HealthMonitor) -> str | None:
-    """What the workers of a pool speak; None while none takes requests."""
-    return next((each.client.dialect for each in monitor.engines if each.takes_requests), None)
+def _half(monitor: HealthMonitor) -> Iterable[Half]:
+    for each in monitor.engines:
+        if each.takes_requests:
+            yield Half(each.url.address, each.client.dialect, each.facts)

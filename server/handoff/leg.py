@@ -8,6 +8,7 @@ from ...router.kv_router import KvRouter
 from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import DP_RANK_KEY, EngineClient, rank_metadata
+from ...workers.engine_facts import EngineFacts
 from ...workers.failures import EngineCallError, Origin
 from ...workers.health import HealthMonitor
 
@@ -30,14 +31,16 @@ class PrefillLeg:
     ) -> None:
         self.decision = decision
         self.worker_id = decision.worker.worker_id
-        self.client: EngineClient | None = pool.monitor.client(self.worker_id)
+        engine = pool.monitor.engine(self.worker_id)
+        self.client: EngineClient | None = None if engine is None else engine.client
+        self.facts = EngineFacts() if engine is None else engine.facts
         self.reports = pool.monitor.reports
         self.is_computing = False
         """its worker has the request, and has not answered"""
         self.began = self.computed_at = clock.now()
         self.cached_tokens = 0
         """of the prompt, found by its worker"""
-        self._pool, self._booking_id, self._now = pool, booking_id, clock.now
+        self.pool, self._booking_id, self._now = pool, booking_id, clock.now
         self._ended = False
         pool.prefills += 1
 
@@ -45,10 +48,17 @@ class PrefillLeg:
     def address(self) -> str:
         return "?" if self.client is None else self.client.address
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its rank among those of its worker, from 0, and how many these are."""
+        worker = self.decision.worker
+        entry = self.pool.router.registry.entry(worker.worker_id)
+        return (0, 1) if entry is None else (worker.dp_rank - entry.dp_start, entry.dp_size)
+
     def metadata(self, metadata: Metadata) -> Metadata:
         """What goes with its call, of that which goes with the decode worker's."""
         worker = self.decision.worker
-        entry = self._pool.router.registry.entry(worker.worker_id)
+        entry = self.pool.router.registry.entry(worker.worker_id)
         others = tuple(each for each in metadata if each[0] != DP_RANK_KEY)
         return (*others, *rank_metadata(entry, worker.dp_rank))
 
@@ -62,7 +72,7 @@ class PrefillLeg:
         self.is_computing = False
         self.computed_at, self.cached_tokens = self._now(), cached_tokens or 0
         took = self.computed_at - self.began
-        router = self._pool.router
+        router = self.pool.router
         router.mark_prefill_complete(self._booking_id, cached_tokens=cached_tokens)
         self.reports.answered(self.worker_id, took)
         self.reports.succeeded(self.worker_id, took)
@@ -70,11 +80,11 @@ class PrefillLeg:
     def touch(self) -> None:
         """It goes on: its booking does not expire."""
         if not self._ended:
-            self._pool.router.touch(self._booking_id)
+            self.pool.router.touch(self._booking_id)
 
     def suspect(self, silent_s: float) -> None:
         """Its worker has been silent for this many seconds."""
-        self._pool.monitor.suspect(self.worker_id, silent_s)
+        self.pool.monitor.suspect(self.worker_id, silent_s)
 
     def end(self) -> None:
         """Its blocks were read, or no worker will read them. Idempotent."""
@@ -84,8 +94,8 @@ class PrefillLeg:
         if self.is_computing:
             self.is_computing = False
             self.reports.given_up(self.worker_id)
-        self._pool.router.free(self._booking_id, output_tokens=1)
-        self._pool.prefills -= 1
+        self.pool.router.free(self._booking_id, output_tokens=1)
+        self.pool.prefills -= 1
 
 
 class PrefillFailedError(EngineCallError):

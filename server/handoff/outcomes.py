@@ -28,8 +28,11 @@ class HandoffOutcomes:
         self.failures: Counter[str] = Counter(dict.fromkeys(PHASES, 0))
         self.on_handoff_s: list[Callable[[float], None]] = []
         """called with the seconds from a prefill's end to the first token of the decode worker"""
-        self.on_regret_s: list[Callable[[float], None]] = []
-        """called with the seconds that a first token came later than was forecast"""
+        self.on_pair: list[Callable[[str, PairDecision], None]] = []
+        """called with each request's id and its decision"""
+        self.on_regret_s: list[Callable[[str, float], None]] = []
+        """called with a request's id, and the seconds that its first token came later than was
+        forecast"""
         self._rule, self._block_size = rule, block_size
 
     def prefill_timeout_s(self, pair: PairDecision) -> float:
@@ -38,17 +41,19 @@ class HandoffOutcomes:
         return max(least, FORECAST_FACTOR * (pair.remote_s or 0.0))
 
     def on_handed_over(self, leg: PrefillLeg, pair: PairDecision) -> None:
-        """The decode worker's first token is out."""
-        took, decode = self.now() - leg.computed_at, pair.decode
+        """The decode worker's first token is out. No time passed where its prefill worker has
+        not answered yet."""
+        took = 0.0 if leg.is_computing else self.now() - leg.computed_at
+        decode = pair.decode
         tokens = decode.request_blocks * self._block_size - decode.cached_tokens
         size = self._rule.handoff_bytes(tokens)
         self._rule.links.observe(leg.worker_id, decode.worker.worker_id, size, took)
         for observe in self.on_handoff_s:
             observe(took)
 
-    def on_first_token(self, pair: PairDecision, waited_s: float) -> None:
+    def on_first_token(self, request_id: str, pair: PairDecision, waited_s: float) -> None:
         """Of a request whose way may have been chosen by a forecast, so long after the decision."""
         expected_s = pair.local_s if pair.prefill is None else pair.remote_s
         if expected_s is not None:
             for observe in self.on_regret_s:
-                observe(waited_s - expected_s)
+                observe(request_id, waited_s - expected_s)

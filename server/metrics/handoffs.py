@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ...router.disagg import REASONS
+from ...router.pairs import PairDecision
 from ..handoff import Handoffs
 from .families import counter_by, gauges
 from .histogram import SECONDS, Histogram
@@ -29,8 +30,25 @@ def handoff_metrics(handoffs: Handoffs) -> Source:
         "How much later than forecast a first token came; negative where sooner.",
         REGRET,
     )
+    local = Histogram(
+        "dynamo_router_disagg_local_forecast_seconds",
+        "Forecast of prompts computed by the worker that decodes, where both ways were compared.",
+        SECONDS,
+    )
+    remote = Histogram(
+        "dynamo_router_disagg_remote_forecast_seconds",
+        "Forecast of prompts computed by a prefill worker, where both ways were compared.",
+        SECONDS,
+    )
+
+    def on_pair(request_id: str, pair: PairDecision) -> None:
+        if pair.local_s is not None and pair.remote_s is not None:
+            local.observe(pair.local_s)
+            remote.observe(pair.remote_s)
+
     outcomes.on_handoff_s.append(took.observe)
-    outcomes.on_regret_s.append(regret.observe)
+    outcomes.on_pair.append(on_pair)
+    outcomes.on_regret_s.append(lambda request_id, seconds: regret.observe(seconds))
 
     def collect() -> Iterator[Metric]:
         decisions = CounterMetricFamily(
@@ -51,6 +69,8 @@ def handoff_metrics(handoffs: Handoffs) -> Source:
         )
         yield took.family()
         yield regret.family()
+        yield local.family()
+        yield remote.family()
         yield from gauges(
             "dynamo_router_",
             (

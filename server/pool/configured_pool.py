@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...router.prompt import Prompt
-from ...workers.records import ModelCard
+from ...workers.records import PREFILL, ModelCard
 from ..admin import DiscoveredWorkers, WorkerList, WorkerSource
 from ..config import ServeConfig
 from ..dashboard import PageData, PagedPool, Tokenize
@@ -33,7 +33,7 @@ class Sources(NamedTuple):
 
 class ConfiguredPool:
     """Implements Pools. `workers` is the pool itself, `prefill` that of the workers that compute
-    prompts for it, if the configuration names any."""
+    prompts for it, if the configuration names any, or where they are found."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class ConfiguredPool:
             parts.off_loop,
             hits=parts.hits,
             tokenize=tokenize,
-            prefill=self._partner if config.prefill_workers or sources else None,
+            prefill=self._partner if _has_prefill(config) or sources else None,
             recorder=parts.recorder,
         )
         self.prefill: WorkerPool | None = None
-        if config.prefill_workers or sources is not None:
+        if _has_prefill(config) or sources is not None:
             self.prefill = WorkerPool(
                 config,
                 parts.security,
@@ -79,6 +79,17 @@ class ConfiguredPool:
         if is_discovering(config):
             nats = parts.security.nats
             self._discovery = WorkerDiscovery(config, admin, monitor, parts.clock, nats)
+        self._prefill_discovery: WorkerDiscovery | None = None
+        if config.prefill_component is not None and self.prefill is not None:
+            self._prefill_discovery = WorkerDiscovery(
+                config,
+                self.prefill.admin,
+                self.prefill.monitor,
+                parts.clock,
+                parts.security.nats,
+                component=config.prefill_component,
+                only=PREFILL,
+            )
         self._found: list[DiscoveredWorkers] = []
         """workers of `sources`, and prefill workers"""
         if sources is not None:
@@ -138,6 +149,9 @@ class ConfiguredPool:
             "data_path": "nghttp2",
             "draining": self._parts.draining,
         }
+        if self.prefill is not None:
+            refusal = self.workers.handoffs.refusal(self.prefill)
+            more["prefill"] = {"workers": self.prefill.states, "refused": refusal}
         return bool(more["workers"].get("ready")) and not self._parts.draining, more
 
     def metrics_pages(self) -> Iterator[tuple[Labels, MetricsPage]]:
@@ -184,14 +198,20 @@ class ConfiguredPool:
 
     async def _start_prefill(self, pool: WorkerPool) -> None:
         """Watch the prefill workers, and follow their caches."""
-        stack = self._stack
+        stack, discovery = self._stack, self._prefill_discovery
+        if discovery is not None:
+            stack.push_async_callback(discovery.close)
+            await discovery.open()
         stack.push_async_callback(pool.close_events)
-        await pool.start_events()
+        await pool.start_events(None if discovery is None else discovery.ask_about)
         await pool.start_replicas()
         stack.push_async_callback(pool.close_workers)
         named = WorkerList(pool.admin, pool.monitor, refresh_s=self._config.dns_refresh_s)
         stack.push_async_callback(named.close)
         await named.start(self._config.prefill_workers)
+        if discovery is not None:
+            stack.push_async_callback(discovery.stop)
+            await discovery.start()
         pool.dispatcher.start()
 
     def _partner(self, prompt: Prompt) -> WorkerPool | None:
@@ -221,6 +241,10 @@ class ConfiguredPool:
             nats_auth=config.nats_auth,
             vocab_size=self._vocab_size,
         )
+
+
+def _has_prefill(config: ServeConfig) -> bool:
+    return bool(config.prefill_workers) or config.prefill_component is not None
 
 
 def _ids_of(pool: WorkerPool) -> Collection[int]:

@@ -54,17 +54,21 @@ class WorkerDiscovery:
         monitor: HealthMonitor,
         clock: Clock,
         auth: NatsAuth | None,
+        *,
+        component: str | None = None,
+        only: str | None = None,
     ) -> None:
-        """ConfigError if the store's address, or a name, is not valid."""
+        """`component`: if not that of the configuration; `only`: workers of this kind alone.
+        ConfigError if the store's address, or a name, is not valid."""
         backend = config.backend
         store = config.discovery.open(backend)
         assert store is not None, "there is nothing to discover"
         try:
-            name = EndpointName(config.namespace, config.component, config.endpoint)
+            name = EndpointName(config.namespace, component or config.component, config.endpoint)
         except ValueError as error:
             raise ConfigError(f"discovery: {error}", key="discovery") from None
         self._plane = WorkerPlane(config, auth)
-        self._watch = WorkerWatch(store, name, self._plane.transports)
+        self._watch = WorkerWatch(store, name, self._plane.transports, only)
         self._workers = DiscoveredWorkers(backend, self._watch, admin, monitor, self._plane, clock)
         self._stack = AsyncExitStack()
 

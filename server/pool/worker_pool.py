@@ -22,7 +22,7 @@ from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
 from ...workers.registry import WorkerState
 from ..access import Security
-from ..admin import ADMISSION, HEALTH, KNOBS, OUTLIERS, REQUESTS, CacheClearing, WorkerAdmin
+from ..admin import ADMISSION, DISAGG, HEALTH, KNOBS, OUTLIERS, REQUESTS, CacheClearing, WorkerAdmin
 from ..config import ServeConfig
 from ..dashboard import Dashboard, Tokenize
 from ..dispatch import (
@@ -130,6 +130,8 @@ class WorkerPool:
         self.handoffs = Handoffs(
             self.decider, self.monitor, clock, config.disagg, config.handoff, prefill
         )
+        self.handoffs.outcomes.on_pair.append(self.dashboard.receipts.on_pair)
+        self.handoffs.outcomes.on_regret_s.append(self.dashboard.receipts.on_regret)
         self.dispatcher = Dispatcher(
             self.decider,
             self.monitor,
@@ -202,6 +204,8 @@ class WorkerPool:
             self.monitor.reports.outliers.policy = new.outliers
         if keys.intersection(REQUESTS):
             self.dispatcher.set_limits(dispatch_limits(new))
+        if keys.intersection(DISAGG):
+            self.handoffs.change(new.disagg, new.handoff)
         if keys.intersection((*KNOBS, *ADMISSION)):
             self._change_router(new, keys)
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ...base.errors import UNREADABLE, InvalidRequestError, WorkerError
+from ...base.errors import InvalidRequestError, WorkerError
 from ...runtime.request_planes import part_decoders
 from ..trtllm_proto import pb
 from ._token_ids import split_tokens
-from .handoff import given_handoff, with_handoff
+from .handoff import leg_fields, with_handoff
 from .trtllm_answer import MAX_TOKENS, TokenLogprob, TrtllmAnswer, check_request, refuse
 
 _ENGINE = "a worker of Dynamo's"
@@ -38,6 +38,7 @@ _TO_CHECK = _bits(
     "embedding_bias", "bad", "bad_token_ids", "guided_decoding",
 )  # fmt: skip
 _DISAGGREGATED = _bits("disaggregated_params")
+_LEG_FIELDS = ("prefill_result", "bootstrap_info", "handoff_id")
 _TO_TRANSLATE = _bits(
     "sampling_config", "output_config", "stop", "stop_token_ids", "cache_salt_id", "lora_config"
 )
@@ -108,12 +109,8 @@ def read_request(request: bytes, dp_rank: int | None, codec: str = "msgpack") ->
         "annotations": [],
         "routing": routing,
     }
-    if present & _DISAGGREGATED and (handoff := given_handoff(message)) is not None:
-        try:
-            params = msgspec.json.decode(handoff)
-        except UNREADABLE:
-            raise InvalidRequestError("the prompt's handoff is none of Dynamo's") from None
-        body["prefill_result"] = {"disaggregated_params": params, "prompt_tokens_details": None}
+    if present & _DISAGGREGATED:
+        body |= leg_fields(message, _LEG_FIELDS, _ENGINE)
     return Asked(message, prompt_tokens, body)
 
 
@@ -211,6 +208,7 @@ class AnswerWriter:
             message = self._answer.complete(self._finish_reason, self._matched)
             if self._handoff is None:
                 return message
-            return with_handoff(message, msgspec.json.encode(self._handoff))
+            given = {"disaggregated_params": self._handoff, "prompt_tokens_details": None}
+            return with_handoff(message, msgspec.json.encode({"prefill_result": given}))
         except (TypeError, ValueError) as error:
             raise WorkerError(f"its answer cannot be read: {error!r}") from None

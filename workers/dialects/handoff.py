@@ -2,17 +2,20 @@
 
 A prefill worker computes a prompt and hands over what a decode worker needs to go on with it. The
 request says its phase in `disaggregated_params`: CONTEXT_ONLY for the prompt alone, GENERATION_ONLY
-for the rest, with the handoff in `context_phase_params.kv_cache_blocks`. The protocol's answers
+for the rest, with the handoff in `context_phase_params.kv_cache_blocks`: for engines of other
+dialects the fields of their own requests, as JSON, of either leg. The protocol's answers
 have no field for a handoff, and TensorRT-LLM's server gives none: here it stands in a field beyond
 those of the protocol, which other readers skip. Only workers read it.
 """
 
+from collections.abc import Collection
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import UNREADABLE, InvalidRequestError
 from ..trtllm_proto import length_delimited, pb
 
 CONTEXT_ONLY = pb.DisaggregatedParams.REQUEST_TYPE_CONTEXT_ONLY
@@ -21,14 +24,19 @@ HANDOFF_FIELD = 1000
 """Of a GenerateResponse: the handoff, bytes."""
 
 
-def for_prefill(request: bytes) -> bytes:
+def for_prefill(request: bytes, fields: bytes = b"", *, limited: bool = True) -> bytes:
     """A serialized GenerateRequest as the prefill worker gets it: one token, nothing after it.
 
-    Of a field that comes twice the last one counts, so the rest stays as it is.
+    `fields`: what it says in the engine's own words, JSON. Not `limited`: the engine ends after the
+    prompt by itself. Of a field that comes twice the last one counts, so the rest stays as it is.
     """
-    more = pb.GenerateRequest(max_tokens=1, streaming=True)
-    more.sampling_config.min_tokens = 0
+    more = pb.GenerateRequest(streaming=True)
+    if limited:
+        more.max_tokens = 1
+        more.sampling_config.min_tokens = 0
     more.disaggregated_params.request_type = CONTEXT_ONLY
+    if fields:
+        more.disaggregated_params.context_phase_params.kv_cache_blocks = fields
     return request + _serialized(more)
 
 
@@ -69,6 +77,24 @@ def given_handoff(request: Any) -> bytes | None:
         text = "a generation without its prompt's handoff"
         raise InvalidRequestError(text, field="disaggregated_params")
     return handoff
+
+
+def leg_fields(request: Any, known: Collection[str], engine: str) -> dict[str, Any]:
+    """What a GenerateRequest that is a leg of another says to its engine in that engine's words;
+    nothing if it is none.
+
+    InvalidRequestError if that is not readable, or none of the fields that are `known`.
+    """
+    if given_handoff(request) is None and request.disaggregated_params.request_type != CONTEXT_ONLY:
+        return {}
+    given = request.disaggregated_params.context_phase_params.kv_cache_blocks
+    try:
+        fields = msgspec.json.decode(given) if given else {}
+    except UNREADABLE:
+        fields = None
+    if not isinstance(fields, dict) or not fields.keys() <= set(known):
+        raise InvalidRequestError(f"the prompt's handoff is none of {engine}")
+    return fields
 
 
 def _serialized(message: Any) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 
 from ...base.errors import UNREADABLE, WorkerError
 from .failed_call import unimplemented
-from .handoff import with_handoff
+from .handoff import CONTEXT_ONLY, with_handoff
 from .openai_errors import error_in
 from .openai_requests import EngineKind
 from .trtllm_answer import TokenLogprob, TrtllmAnswer
@@ -54,7 +54,9 @@ class AnswerReader(Protocol):
 
 
 def reader_of(kind: EngineKind, request: Any) -> AnswerReader:
-    return LlamaReader(request) if kind is EngineKind.LLAMA else CompletionReader(request)
+    if kind is EngineKind.LLAMA:
+        return LlamaReader(request)
+    return SglangReader(request) if kind is EngineKind.SGLANG else CompletionReader(request)
 
 
 class _Details(msgspec.Struct):
@@ -63,6 +65,9 @@ class _Details(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    total_tokens: _Count = 0
 
 
 class _Logprobs(msgspec.Struct):
@@ -82,12 +87,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
+    disaggregated_params: dict[str, Any] | None = None
 
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    disaggregated_params: dict[str, Any] | None = None
     error: Any = None
 
 
@@ -111,7 +118,7 @@ class CompletionReader:
             return None
         part = _decoded(data, _COMPLETION)
         if part.kv_transfer_params:
-            self._handoff = part.kv_transfer_params
+            self._handoff = {"kv_transfer_params": part.kv_transfer_params}
         if part.usage is not None and part.usage.prompt_tokens_details is not None:
             _set_cached(self.answer, part.usage.prompt_tokens_details.cached_tokens)
         if not part.choices:  # usage alone
@@ -119,6 +126,9 @@ class CompletionReader:
         if len(part.choices) > 1:
             raise WorkerError(f"its answer has {len(part.choices)} choices")
         choice = part.choices[0]
+        if (params := choice.disaggregated_params or part.disaggregated_params) is not None:
+            goes_on = {**params, "request_type": "generation_only", "ctx_usage": part.usage}
+            self._handoff = {"disaggregated_params": goes_on}
         if choice.finish_reason:
             self._reason, self._matched = choice.finish_reason, choice.stop_reason
         if choice.token_ids is None and choice.text:
@@ -225,8 +235,75 @@ class LlamaReader:
         ]
 
 
-_Part = TypeVar("_Part", _Completion, _LlamaPart)
+class _Ended(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str = ""
+
+
+class _Meta(msgspec.Struct):
+    completion_tokens: _Count = 0
+    cached_tokens: _Count | None = None
+    finish_reason: _Ended | None = None
+    output_token_logprobs: list[tuple[float, TokenId, str | None]] = []
+    output_top_logprobs: list[list[tuple[float, TokenId, str | None]] | None] = []
+
+
+class _SglangPart(msgspec.Struct):
+    output_ids: list[TokenId] = []
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    error: Any = None
+
+
+class SglangReader:
+    """An answer of SGLang's /generate. A part of a stream has all tokens so far, or, where the
+    engine was started so, those that are new: how many there are in all tells which are."""
+
+    def __init__(self, request: Any) -> None:
+        self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))
+        self.done = False
+        self._max_tokens: int = request.max_tokens
+        # Of a prompt that is handed over, nothing says why the answer ended.
+        self._reason = "length" if request.disaggregated_params.request_type == CONTEXT_ONLY else ""
+        self._matched: int | str | None = None
+
+    def read(self, data: bytes) -> bytes | None:
+        if data.strip() == _DONE:
+            self.done = True
+            return None
+        part = _decoded(data, _SGLANG)
+        meta = part.meta_info
+        _set_cached(self.answer, meta.cached_tokens)
+        if (ended := meta.finish_reason) is not None:
+            if ended.type == "abort":
+                raise WorkerError(f"it aborted the request: {ended.message}")
+            self._reason = ended.type
+            self._matched = None if isinstance(ended.matched, list) else ended.matched
+        new = max(0, meta.completion_tokens - self.answer.completion_tokens)
+        if new > len(part.output_ids):
+            raise WorkerError("its answer has fewer token ids than tokens")
+        _check_length(self.answer.completion_tokens + new, self._max_tokens)
+        if not new:
+            return None
+        tops = meta.output_top_logprobs[-new:] or [None] * new
+        logprobs = [
+            TokenLogprob(token, value, [(each, likely) for likely, each, _ in top or ()])
+            for (value, token, _), top in zip(meta.output_token_logprobs[-new:], tops, strict=False)
+        ]
+        return self.answer.add(part.output_ids[-new:], logprobs)
+
+    def fill(self, tokens: list[int]) -> bytes | None:
+        raise AssertionError("answers of this engine have the ids of all tokens")
+
+    def complete(self) -> bytes:
+        if not self._reason:
+            raise WorkerError("its answer ended without a reason")
+        return self.answer.complete(self._reason, self._matched)
+
+
+_Part = TypeVar("_Part", _Completion, _LlamaPart, _SglangPart)
 _COMPLETION = msgspec.json.Decoder(_Completion)
+_SGLANG = msgspec.json.Decoder(_SglangPart)
 _LLAMA = msgspec.json.Decoder(_LlamaPart)
 
 

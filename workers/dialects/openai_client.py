@@ -1,8 +1,10 @@
-"""The client of an engine that speaks OpenAI's HTTP: llama.cpp, vLLM, and others like it."""
+"""The client of an engine that speaks OpenAI's HTTP: llama.cpp, vLLM, SGLang, TensorRT-LLM."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -14,13 +16,14 @@ from ...transport.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
+from ..transfer_facts import MOONCAKE, TransferFacts
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
 from .engine_client import DP_RANK_KEY, AnyJson
 from .engine_http import EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
-from .openai_facts import completion_facts, llama_facts, model_in
+from .openai_facts import completion_facts, llama_facts, model_in, mooncake_ids, sglang_facts
 from .openai_requests import EngineKind, request_of
 from .pumped_call import PumpedCall, end_calls
 
@@ -28,14 +31,15 @@ _PASSED_ON = ("traceparent", "tracestate")
 _RANK_HEADER = "X-data-parallel-rank"
 _STREAM, _WHOLE = "text/event-stream", "application/json"
 _NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.UNIMPLEMENTED)
+_PAGES = ("/metrics", "/version")
 _UNTOLD = (*_NOT_THERE, StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
 
 
 class OpenAiClient:
     """Calls one engine, token ids to token ids. See TrtllmClient for what each call is.
 
-    Whether it is llama.cpp or takes plain completions is known once it was described. `block_size`
-    is the router's.
+    Which engine it is, and so how it is asked, is known once it was described. `block_size` is the
+    router's; `transfer` and `parallel` are what its URL says of its hand-offs.
     """
 
     dialect = "openai"
@@ -49,8 +53,12 @@ class OpenAiClient:
         *,
         block_size: int = 1,
         key: EngineKey | None = None,
+        transfer: TransferFacts = TransferFacts(),  # noqa: B008  # it is frozen
+        parallel: tuple[int, int] = (0, 0),
     ) -> None:
         self.address = address
+        self._transfer, self._parallel = transfer, parallel
+        self._host = urlsplit(f"//{address}").hostname or ""
         self._policy = connection or ConnectionPolicy()
         self._http = EngineHttp(address, self._policy, tls, tls_name, key)
         self._block_size = block_size
@@ -127,16 +135,53 @@ class OpenAiClient:
         # Each connection has a thread of llama.cpp's few while it is open, and may be closed at
         # any moment after an answer.
         self._http.keeps_connections = self._kind is not EngineKind.LLAMA
-        path = "/props" if self._kind is EngineKind.LLAMA else "/metrics"
-        told: bytes | None = None
+        if self._kind is EngineKind.LLAMA:
+            props = await self._page("/props", timeout)
+            return EngineIdentity(), llama_facts(model, props)
+        if self._kind is EngineKind.SGLANG:
+            for path in ("/server_info", "/get_server_info"):  # the second of older ones
+                if (info := await self._page(path, timeout)) is not None:
+                    break
+            facts = sglang_facts(model, info, self._host, self._block_size)
+        else:
+            metrics, version = [await self._page(path, timeout) for path in _PAGES]
+            facts = completion_facts(model, metrics, self._block_size, version)
+        return EngineIdentity(), await self._with_transfer(facts, timeout)
+
+    async def _page(self, path: str, timeout: float) -> bytes | None:
+        """A page of the engine's; None where it has none, or keeps it to itself."""
         try:
-            told = await self._http.ask("GET", path, timeout=timeout)
+            return await self._http.ask("GET", path, timeout=timeout)
         except EngineCallError as error:
             if error.code() not in _UNTOLD:
                 raise
-        if self._kind is EngineKind.LLAMA:
-            return EngineIdentity(), llama_facts(model, told)
-        return EngineIdentity(), completion_facts(model, told, self._block_size)
+            return None
+
+    async def _with_transfer(self, facts: EngineFacts, timeout: float) -> EngineFacts:
+        """With what its URL says of its hand-offs, and its bootstrap server."""
+        tensor, pipeline = self._parallel
+        facts = replace(
+            facts,
+            tensor_parallel_size=facts.tensor_parallel_size or tensor,
+            pipeline_parallel_size=facts.pipeline_parallel_size or pipeline,
+        )
+        claimed = self._transfer
+        if not claimed.connector:
+            return facts
+        if claimed.connector == MOONCAKE:
+            port = claimed.port
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            bootstrap = EngineHttp(f"{host}:{port}", self._policy)
+            try:
+                answer = await bootstrap.ask("GET", "/query", timeout=timeout)
+                claimed = replace(claimed, engine_ids=mooncake_ids(answer))
+            except EngineCallError as error:
+                # A decode worker has none; a prefill worker without is refused by name.
+                if error.origin is Origin.ENGINE and error.code() not in _UNTOLD:
+                    raise
+            finally:
+                await bootstrap.close()
+        return replace(facts, transfer=claimed)
 
     async def prefetch(
         self, request: bytes, *, timeout: float, metadata: Metadata | None = None
@@ -166,6 +211,9 @@ class OpenAiClient:
     ) -> AsyncGenerator[bytes, None]:
         kind = self._kind
         message, body = request_of(request, kind, self._model)
+        rank = headers.get(_RANK_HEADER)
+        if rank is not None and kind is EngineKind.SGLANG:
+            body["routed_dp_rank"] = int(rank)
         name: str = message.request_id
         if name.isascii() and name.isprintable():
             headers = {**headers, "X-Request-Id": name}

@@ -1,7 +1,7 @@
 """Requests of trtllm.TrtllmService as those of engines that speak OpenAI's HTTP. Pure.
 
-Two kinds of engines: those whose completions take token ids and can tell those of the answer
-(vLLM), and llama.cpp, whose own /completion does.
+Engines whose completions take token ids and can tell those of the answer (vLLM, TensorRT-LLM), and
+those of which a route of their own does: llama.cpp's /completion, SGLang's /generate.
 """
 
 import enum
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import UNREADABLE, InvalidRequestError
 from ..trtllm_proto import pb
-from .handoff import CONTEXT_ONLY, given_handoff
+from .handoff import CONTEXT_ONLY, leg_fields
 from .logit_bias import bias_of
 from .trtllm_answer import MAX_TOKENS, check_request, refuse
 
@@ -22,14 +22,25 @@ class EngineKind(enum.Enum):
     """Which words an engine has beside OpenAI's; the value is what errors call it."""
 
     COMPLETIONS = "an engine that speaks OpenAI's HTTP"
+    TRTLLM = "TensorRT-LLM's HTTP server"
+    SGLANG = "SGLang"
     LLAMA = "llama.cpp"
 
     @property
     def path(self) -> str:
         """Where it is asked for a generation."""
-        return "/completion" if self is EngineKind.LLAMA else "/v1/completions"
+        return _PATHS.get(self, "/v1/completions")
 
 
+_PATHS = {EngineKind.LLAMA: "/completion", EngineKind.SGLANG: "/generate"}
+
+
+_LEG_FIELDS = {
+    EngineKind.COMPLETIONS: ("kv_transfer_params",),
+    EngineKind.TRTLLM: ("disaggregated_params",),
+    EngineKind.SGLANG: ("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+}
+"""What a leg of a request has beside what a whole one has."""
 _GUIDES = pb.GuidedDecodingParams
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
@@ -51,7 +62,7 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
     except DecodeError:
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     # llama.cpp takes no prompt that another engine has computed.
-    check_request(message, kind.value, disaggregated=kind is EngineKind.COMPLETIONS)
+    check_request(message, kind.value, disaggregated=kind is not EngineKind.LLAMA)
     if message.disaggregated_params.request_type == CONTEXT_ONLY:
         message.streaming = False  # what is handed over comes with a whole answer alone
     sampling, output = message.sampling_config, message.output_config
@@ -76,25 +87,37 @@ def request_of(request: bytes, kind: EngineKind, model: str) -> tuple[Any, dict[
     if message.ignore_eos:
         body["ignore_eos"] = True
     bias = bias_of(request) if message.embedding_bias else {}
+    if bias:
+        named = {str(token): value for token, value in bias.items()}
+        body["logit_bias"] = list(bias.items()) if kind is EngineKind.LLAMA else named
     if kind is EngineKind.LLAMA:
-        if bias:
-            body["logit_bias"] = list(bias.items())
         _add_llama(body, message)
+        return message, body
+    if kind is EngineKind.SGLANG:
+        body = _sglang(body, message)
     else:
-        if bias:
-            body["logit_bias"] = {str(token): value for token, value in bias.items()}
-        _add_completions(body, message, model)
-    return message, body
+        _add_completions(body, message, model, kind)
+    return message, body | leg_fields(message, _LEG_FIELDS[kind], kind.value)
 
 
-def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
+def _add_completions(body: dict[str, Any], message: Any, model: str, kind: EngineKind) -> None:
     if model:
         body["model"] = model
-    if message.disaggregated_params.request_type == CONTEXT_ONLY:
-        body["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
-    elif (handoff := given_handoff(message)) is not None:
-        body["kv_transfer_params"] = _transfer_of(handoff)
-    body |= {"max_tokens": min(message.max_tokens, MAX_TOKENS), "return_token_ids": True}
+    body["max_tokens"] = min(message.max_tokens, MAX_TOKENS)
+    if kind is EngineKind.TRTLLM:  # it refuses fields that it does not know
+        body["detokenize"] = False  # so it tells the ids
+        refuse(
+            kind.value,
+            {
+                # It names tokens by their text alone.
+                "logprobs": message.output_config.logprobs > 0,
+                "logprobs of the prompt": message.output_config.prompt_logprobs > 0,
+                "guided decoding": message.HasField("guided_decoding"),
+                "a cache salt": message.HasField("cache_salt_id"),
+            },
+        )
+    else:
+        body["return_token_ids"] = True
     if message.streaming:
         body["stream_options"] = {"include_usage": True}
     if message.sampling_config.min_tokens:
@@ -119,16 +142,41 @@ def _add_completions(body: dict[str, Any], message: Any, model: str) -> None:
         body["structured_outputs"] = guide
 
 
-def _transfer_of(handoff: bytes) -> Any:
-    """The `kv_transfer_params` of the prefill worker, unchanged. Source: the answers
-    of vLLM's OpenAI server with a NixlConnector."""
-    try:
-        params = msgspec.json.decode(handoff)
-    except UNREADABLE:
-        params = None
-    if not isinstance(params, dict):
-        raise InvalidRequestError("the prompt's handoff is none of vLLM's")
-    return params
+def _sglang(common: dict[str, Any], message: Any) -> dict[str, Any]:
+    """The body of SGLang's own /generate. Source: its documentation of sampling parameters."""
+    sampling = {key: value for key, value in common.items() if key not in ("prompt", "stream")}
+    if "seed" in sampling:
+        sampling["sampling_seed"] = sampling.pop("seed")
+    refuse(
+        EngineKind.SGLANG.value,
+        {
+            "logprobs of the prompt": message.output_config.prompt_logprobs > 0,
+            "a cache salt": message.HasField("cache_salt_id"),
+        },
+    )
+    sampling["max_new_tokens"] = min(message.max_tokens, MAX_TOKENS)
+    if message.sampling_config.min_tokens:
+        sampling["min_new_tokens"] = message.sampling_config.min_tokens
+    if message.stop_token_ids:
+        sampling["stop_token_ids"] = list(message.stop_token_ids)
+    if message.include_stop_token_in_output:
+        sampling["no_stop_trim"] = True
+    sampling |= _guide_of(message, EngineKind.SGLANG, {
+        _GUIDES.GUIDE_TYPE_JSON: lambda guide: {"json_schema": '{"type": "object"}'},
+        _GUIDES.GUIDE_TYPE_JSON_SCHEMA: lambda guide: {"json_schema": _schema(guide) and guide},
+        _GUIDES.GUIDE_TYPE_REGEX: lambda guide: {"regex": guide},
+        _GUIDES.GUIDE_TYPE_EBNF_GRAMMAR: lambda guide: {"ebnf": guide},
+    })  # fmt: skip
+    body = {
+        "input_ids": common["prompt"],
+        "sampling_params": sampling,
+        "stream": common["stream"],
+    }
+    if message.request_id:
+        body["rid"] = message.request_id
+    if message.output_config.logprobs > 0:
+        body |= {"return_logprob": True, "top_logprobs_num": message.output_config.logprobs}
+    return body
 
 
 def _add_llama(body: dict[str, Any], message: Any) -> None:

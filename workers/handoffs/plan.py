@@ -3,16 +3,14 @@
 import enum
 from typing import NamedTuple
 
+import msgspec
 from google.protobuf.message import DecodeError
 
+from ...base.errors import InvalidRequestError
 from ..dialects import for_decode, for_prefill, split_tokens
+from ..transfer_facts import TransferFacts
 from ..trtllm_proto import pb
-
-RELAYING = ("trtllm", "dynamo", "openai")
-"""Dialects whose prefill workers answer with a parcel, vLLM over HTTP among them. TensorRT-LLM's
-own gRPC server gives none: there a prefill fails with that word."""
-LEASE_S = 30.0
-"""How long a prefill worker keeps what it computed, unless its engine says otherwise."""
+from .connectors import PARCELS, Connector, Meeting
 
 
 class Shape(enum.Enum):
@@ -20,6 +18,15 @@ class Shape(enum.Enum):
 
     RELAY = "relay"
     """prefill first; its answer has a parcel, which the decode worker gets as it is"""
+    RENDEZVOUS = "rendezvous"
+    """both at once; they meet under an id that the router has made"""
+    PUSH = "push"
+    """both at once; the decode worker knows the prefill worker by what that has published"""
+
+    @property
+    def is_together(self) -> bool:
+        """Whether the decode worker is asked at once, and waits for the prefill worker."""
+        return self in (Shape.RENDEZVOUS, Shape.PUSH)
 
 
 class HandoffPlan(NamedTuple):
@@ -29,50 +36,62 @@ class HandoffPlan(NamedTuple):
     prefill: bytes
     """for the prefill worker"""
     request: bytes
-    """as it came, for the decode worker once there is a parcel"""
-    is_whole: bool
+    """for the decode worker: at once, or once there is a parcel"""
+    is_whole: bool = False
     """the prefill's one token is the whole answer: there is no parcel and no second leg"""
-    lease_s: float = LEASE_S
-    must_dispatch_decode: bool = False
-    """a prefill that was computed is held until its reader comes, even where the client has gone"""
     abort_safe: bool = True
-    """a prefill may be aborted at any moment"""
+    """a prefill may be aborted at any moment; if not, it goes on to its end without a reader"""
+    ends_with_prefill: bool = True
+    """a prefill that ends with its first token, for another reason than its length, hands nothing
+    over: it is the whole answer"""
 
     def decode(self, parcel: bytes) -> bytes:
-        """For the decode worker."""
+        """For the decode worker, with what the prefill worker handed over."""
         return for_decode(self.request, parcel)
 
 
-def plan_handoff(request: bytes, max_tokens: int) -> HandoffPlan:
-    """The plan for a pair that fits. `max_tokens`: that the answer may have; 0: not known."""
-    is_whole = max_tokens == 1
-    prefill = request if is_whole else for_prefill(request)
-    return HandoffPlan(Shape.RELAY, prefill, request, is_whole)
+def plan_handoff(
+    request: bytes,
+    max_tokens: int,
+    connector: Connector = PARCELS,
+    source: TransferFacts | None = None,
+    meeting: Meeting | None = None,
+) -> HandoffPlan:
+    """The plan for a pair that fits. `max_tokens`: that the answer may have; 0: not known.
+    `source`: of the prefill worker; `meeting`: the ids of this attempt."""
+    if max_tokens == 1 and connector.runs_whole:
+        return HandoffPlan(Shape.RELAY, request, request, True, connector.abort_safe)
+    source, meeting = source or TransferFacts(), meeting or Meeting()
+    there, here = connector.fields(source, meeting)
+    first = for_prefill(request, _encoded(there), limited=connector.limits_prefill)
+    shape = Shape(connector.shape)
+    then = for_decode(request, _encoded(here)) if shape.is_together else request
+    return HandoffPlan(shape, first, then, False, connector.abort_safe, connector.ends_with_prefill)
 
 
-def why_not_paired(prefill: str, decode: str) -> str | None:
-    """Why workers of these dialects hand nothing over to each other; None: they do."""
-    if prefill != decode:
-        return f"prefill workers speak {prefill}, decode workers {decode}"
-    if prefill not in RELAYING:
-        return f"workers that speak {prefill} hand nothing over through this router yet"
-    return None
+def _encoded(fields: dict[str, object]) -> bytes:
+    return msgspec.json.encode(fields) if fields else b""
 
 
-def is_divisible(request: bytes) -> bool:
-    """Whether two workers can share a request: it asks for one answer, and for no logprobs of its
-    prompt, which a worker that is handed the prompt does not have."""
+def why_whole(request: bytes) -> InvalidRequestError | None:
+    """What of a request two workers cannot share, as the error for its client where no worker runs
+    it alone; None: they can."""
     try:
         rest, *_ = split_tokens(request)
         message = pb.GenerateRequest.FromString(rest)
     except (DecodeError, ValueError):
-        return False
+        return InvalidRequestError("the request is no trtllm.GenerateRequest")
     sampling = message.sampling_config
-    return (
-        sampling.num_return_sequences <= 1
-        and sampling.beam_width <= 1
-        and not message.output_config.prompt_logprobs
-        and not message.output_config.return_context_logits
-        and not message.HasField("disaggregated_params")
-        and not message.HasField("prompt_tuning_config")
-    )
+    found = {
+        "num_return_sequences": sampling.num_return_sequences > 1,
+        "beam_width": sampling.beam_width > 1,
+        "prompt_logprobs": bool(message.output_config.prompt_logprobs),
+        "return_context_logits": message.output_config.return_context_logits,
+        "disaggregated_params": message.HasField("disaggregated_params"),
+        "prompt_tuning_config": message.HasField("prompt_tuning_config"),
+    }
+    field = next((name for name, is_there in found.items() if is_there), None)
+    if field is None:
+        return None
+    text = f"{field} needs a worker that runs whole requests, and this model has none"
+    return InvalidRequestError(text, field=field)

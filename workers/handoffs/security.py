@@ -39,8 +39,10 @@ def _hosts(parsed: Any, depth: int) -> Iterator[str]:
             yield from _hosts(each, depth - 1)
     elif isinstance(parsed, dict):
         for key, value in parsed.items():
-            if key in HOST_KEYS and isinstance(value, str):
-                yield _host_of(value)
+            if key in HOST_KEYS:
+                for each in value if isinstance(value, list) else (value,):
+                    if each is not None:
+                        yield _host_of(each) if isinstance(each, str) else "?"
             else:
                 yield from _hosts(value, depth - 1)
 

@@ -26,12 +26,16 @@ class DiscoveredWorker:
 
 class EndpointWorkers:
     """Works out the workers of one endpoint. `transports`: those that Dynamo's are called over.
-    Workers whose card is of a kind that is `not_called` are left out."""
+    Workers whose card is of a kind that is `not_called` are left out; with `only`, all others than
+    those with a card of that kind."""
 
     def __init__(
-        self, transports: Collection[str], not_called: Collection[str] = NO_REQUESTS
+        self,
+        transports: Collection[str],
+        not_called: Collection[str] = NO_REQUESTS,
+        only: str | None = None,
     ) -> None:
-        self._transports, self._not_called = transports, not_called
+        self._transports, self._not_called, self._only = transports, not_called, only
 
     def workers(
         self,
@@ -56,7 +60,8 @@ class EndpointWorkers:
     ) -> DiscoveredWorker | None:
         worker_id = instance.instance_id
         card = cards.get(worker_id)
-        if card is not None and card.worker_type in self._not_called:
+        kind = None if card is None else card.worker_type
+        if kind != self._only if self._only is not None else kind in self._not_called:
             return None
         if instance.transport == TRTLLM:
             try:

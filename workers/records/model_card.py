@@ -9,7 +9,7 @@ Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 import hashlib
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ...runtime.components import EndpointName, Generation, read_id
 from ...runtime.kv_stores import Entry
 from ..engine_facts import EngineFacts
 from ..registry import MAX_RANKS
+from ..transfer_facts import BOOTSTRAP, NIXL_PUSH, TransferFacts
 from .card_checksum import card_checksum, context_length, partner_checksum
 from .card_files import CardFile, files_of
 
@@ -26,6 +27,9 @@ PREFILL, DECODE, ENCODE, AGGREGATED = "prefill", "decode", "encode", "aggregated
 """Kinds of workers: of the prompt alone, of the rest, of images, of all of it."""
 NO_REQUESTS = (PREFILL, ENCODE)
 """Kinds of workers that are no use alone."""
+
+
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class ModelCard:
     reasoning_parser: str = ""
     tool_call_parser: str = ""
     """which parsers its answers need, by Dynamo's names for them"""
+    transfer: TransferFacts = TransferFacts()
+    parallel: tuple[int, int] = (0, 0)
+    """its tensor and pipeline parallel sizes; 0: it does not say"""
 
     @property
     def facts(self) -> EngineFacts:
@@ -73,11 +80,29 @@ class ModelCard:
             max_seq_len=self.context_length,
             max_batch_size=self.max_num_seqs or 0,
             supported_features=tuple(f"{name}={value}" for name, value in known.items()),
+            tensor_parallel_size=self.parallel[0],
+            pipeline_parallel_size=self.parallel[1],
             settings=known,
+            transfer=self.transfer,
         )
 
 
+class _Bootstrap(msgspec.Struct):
+    bootstrap_host: str | None = None
+    bootstrap_port: _Port | None = None
+
+
+class _NixlPush(msgspec.Struct):
+    engine_id: str
+    host: str
+    port: _Port
+    tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    pipeline_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+
+
 class _RuntimeConfig(msgspec.Struct):
+    disaggregated_endpoint: _Bootstrap | None = None
+    nixl_push: _NixlPush | None = None
     context_length: int | None = None
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
@@ -118,7 +143,7 @@ def decode_card(entry: Entry) -> ModelCard:
         card = msgspec.convert(card_json, type=_Card)
     except UNREADABLE as error:
         raise ValueError(f"not a model card: {error}") from None
-    runtime = card.runtime_config
+    runtime, kind = card.runtime_config, card.worker_type or AGGREGATED
     dp_size, dp_start = runtime.data_parallel_size or 1, runtime.data_parallel_start_rank or 0
     if not (1 <= dp_size <= MAX_RANKS and 0 <= dp_start < 2**31):
         raise ValueError(f"{dp_size} ranks from {dp_start} on: 1 to {MAX_RANKS} are possible")
@@ -129,7 +154,7 @@ def decode_card(entry: Entry) -> ModelCard:
     return ModelCard(
         card.display_name,
         card.kv_cache_block_size,
-        card.worker_type or AGGREGATED,
+        kind,
         max(0, context_length(card_json)),
         runtime.total_kv_blocks,
         runtime.max_num_seqs,
@@ -146,7 +171,25 @@ def decode_card(entry: Entry) -> ModelCard:
         partner_checksum(card_json),
         runtime.reasoning_parser or "",
         runtime.tool_call_parser or "",
+        *_transfer(runtime, kind),
     )
+
+
+def _transfer(runtime: _RuntimeConfig, kind: str) -> tuple[TransferFacts, tuple[int, int]]:
+    """How a worker hands prompts over, and its parallel sizes, as far as its card says."""
+    role = kind if kind in (PREFILL, DECODE) else ""
+    if (push := runtime.nixl_push) is not None:
+        sizes = push.tensor_parallel_size, push.pipeline_parallel_size
+        ids = (push.engine_id,)
+        facts = TransferFacts(
+            connector=NIXL_PUSH, role=role, host=push.host, port=push.port, engine_ids=ids
+        )
+        return facts, sizes
+    server = runtime.disaggregated_endpoint
+    if server is None or server.bootstrap_host is None or server.bootstrap_port is None:
+        return TransferFacts(role=role), (0, 0)
+    host, port = server.bootstrap_host, server.bootstrap_port
+    return TransferFacts(connector=BOOTSTRAP, role=role, host=host, port=port), (0, 0)
 
 
 def read_card_key(key: str) -> tuple[EndpointName, int, str]:

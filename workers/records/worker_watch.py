@@ -19,14 +19,19 @@ from .model_card import CARDS, ModelCard, decode_card, read_card_key
 
 
 class WorkerWatch(StoreWatch):
-    """`workers` and `sources` from `start` to `close`; `changed` is set when they may differ."""
+    """`workers` and `sources` from `start` to `close`; `changed` is set when they may differ.
+    `only`: workers of this kind alone."""
 
     def __init__(
-        self, store: KeyValueStore, name: EndpointName, transports: Collection[str]
+        self,
+        store: KeyValueStore,
+        name: EndpointName,
+        transports: Collection[str],
+        only: str | None = None,
     ) -> None:
         super().__init__(store)
         self._name = name
-        self._fleet = EndpointWorkers(transports)
+        self._fleet = EndpointWorkers(transports, only=only)
         self._instances = [
             # Of the seed's keys some end in `{endpoint}-{id}`: what is not ours is left out below.
             self.follow(INSTANCES, full_key_string, decode_instance, name.prefix),

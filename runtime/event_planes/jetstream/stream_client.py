@@ -11,6 +11,7 @@ from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
+    ConsumerInfo,
     DeliverPolicy,
     DiscardPolicy,
     RetentionPolicy,
@@ -35,7 +36,11 @@ _IN_USE = 10058  # a stream of this name has another configuration
 _MAX_BYTES = 256 << 20
 LEAST_MESSAGE_BYTES = 1 << 20
 """A stream has to take messages of as much, NATS' own limit, or have none."""
+MAX_CONSUMERS = 4096
+"""Of a stream, that are looked through: a server may have pages without end."""
+_LONGEST_TEXT = 1000
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class NameTakenError(StoreError):
@@ -75,7 +80,9 @@ class EventStreamClient:
         except StreamMissingError:
             pass
         try:
-            return _facts(await self.connection.call(lambda js: js.add_stream(config)))
+            return await self.connection.call(
+                partial(_read, lambda js: js.add_stream(config), _facts)
+            )
         except APIError as error:
             if error.err_code == _IN_USE:
                 return await self.facts()  # another process was faster
@@ -85,9 +92,14 @@ class EventStreamClient:
         """The stream as it is; StreamMissingError if there is none. StoreError, not transient, if
         it is one of other subjects, or does not take what is published: its settings may be an
         operator's, but not its purpose."""
-        info = await self._ask_or_none(lambda js: js.stream_info(self.names.stream))
-        if info is None:
+        found = await self._ask_or_none(
+            partial(_read, lambda js: js.stream_info(self.names.stream), self._checked)
+        )
+        if found is None:
             raise StreamMissingError(f"NATS has no stream {self.names.stream}")
+        return found
+
+    def _checked(self, info: StreamInfo) -> StreamFacts:
         if self.names.subject not in (info.config.subjects or ()):
             there = ", ".join(info.config.subjects or ()) or "nothing"
             text = f"the stream {self.names.stream} is of {there}, not of {self.names.subject}"
@@ -134,20 +146,17 @@ class EventStreamClient:
         return end
 
     async def readers(self) -> list[ReaderFact]:
-        """The consumers of routers."""
+        """The consumers of routers, among the first MAX_CONSUMERS of the stream."""
         found: list[ReaderFact] = []
-        stream, seen = self.names.stream, 0
-        while True:
-            page = await self._ask(
-                partial(JetStreamContext.consumers_info, stream=stream, offset=seen)
-            )
-            seen += len(page)
-            for info in page:
-                if _ROUTER in (info.config.metadata or {}):
-                    acked = info.ack_floor.stream_seq if info.ack_floor is not None else 0
-                    found.append(ReaderFact(info.name, acked, bool(info.push_bound)))
+        seen = 0
+        while seen < MAX_CONSUMERS:
+            ask = partial(JetStreamContext.consumers_info, stream=self.names.stream, offset=seen)
+            page = await self._ask(partial(_read, ask, _readers_of))
             if not page:
-                return found
+                break
+            seen += len(page)
+            found += filter(None, page)
+        return found
 
     async def remove_reader(self, name: str) -> None:
         """Nothing if it is gone."""
@@ -180,10 +189,9 @@ class EventStreamClient:
 
     async def _consumer(self, name: str) -> tuple[bool, str | None] | None:
         """(whether a reader uses it, which process made it)."""
-        info = await self._ask_or_none(lambda js: js.consumer_info(self.names.stream, name))
-        if info is None:
-            return None
-        return bool(info.push_bound), (info.config.metadata or {}).get(_ROUTER)
+        return await self._ask_or_none(
+            partial(_read, lambda js: js.consumer_info(self.names.stream, name), _holder_of)
+        )
 
     async def _ask_or_none(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
         """None if NATS does not find it."""
@@ -201,12 +209,37 @@ class EventStreamClient:
             raise self._refused(error) from None
 
     def _refused(self, error: APIError) -> StoreError:
-        said = error.description or f"error {error.err_code}"
+        said = str(error.description or f"error {error.err_code}")[:_LONGEST_TEXT]
         return StoreError(f"NATS refuses the stream {self.names.stream}: {said}")
 
 
 class StreamMissingError(StoreError):
     """There is no such stream."""
+
+
+async def _read(
+    ask: Callable[[JetStreamContext], Awaitable[T]], read: Callable[[T], R], js: JetStreamContext
+) -> R:
+    """An answer, read where the connection takes what cannot be read for no answer."""
+    return read(await ask(js))
+
+
+def _readers_of(page: list[ConsumerInfo]) -> list[ReaderFact | None]:
+    """One for each, None for those of others."""
+    return [
+        ReaderFact(
+            info.name,
+            info.ack_floor.stream_seq if info.ack_floor is not None else 0,
+            bool(info.push_bound),
+        )
+        if _ROUTER in (info.config.metadata or {})
+        else None
+        for info in page
+    ]
+
+
+def _holder_of(info: ConsumerInfo) -> tuple[bool, str | None]:
+    return bool(info.push_bound), (info.config.metadata or {}).get(_ROUTER)
 
 
 def _why_useless(config: StreamConfig) -> str:
@@ -223,4 +256,4 @@ def _why_useless(config: StreamConfig) -> str:
 
 def _facts(info: StreamInfo) -> StreamFacts:
     created = "" if info.created is None else info.created.isoformat()
-    return StreamFacts(created, info.state.first_seq, info.state.last_seq)
+    return StreamFacts(created, int(info.state.first_seq), int(info.state.last_seq))

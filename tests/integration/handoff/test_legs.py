@@ -244,3 +244,24 @@ async def test_a_leg_that_a_client_names_is_refused_unless_trusted(trusted: bool
             with pytest.raises(grpc.aio.AioRpcError, match="disaggregated_params"):
                 await ports.answers(asked)
             assert prefill.requests == decode.requests == []
+
+
+async def test_both_sums_and_the_regret_of_a_decision_are_shown() -> None:
+    logged = ObservabilityConfig(access_log=True)
+    with structlog.testing.capture_logs() as lines:
+        async with pair(handing_over(), disagg=DisaggConfig(), observability=logged) as (ports, *_):
+            await ports.answers(prompt("r1", 32))
+            receipt = await ports.server.dashboard.receipts.receipt("r1")
+            assert receipt is not None
+            shown = receipt["disagg"]
+            assert shown["prefill"] in ("local", "remote") and shown["reason"]
+            assert shown["local_s"] > 0 and shown["remote_s"] > 0
+            assert isinstance(shown["regret_s"], float)
+            found = await ports.metrics()
+            for way in ("local", "remote"):
+                name = f"dynamo_router_disagg_{way}_forecast_seconds"
+                assert found[f"{name}_count"] == 1
+                assert found[f"{name}_sum"] == pytest.approx(shown[f"{way}_s"])
+            assert found['dynamo_router_disagg_regret_seconds_bucket{le="+Inf"}'] == 1
+    (line,) = [each for each in lines if each.get("request_id") == "r1"]
+    assert line["disagg_local_s"] == pytest.approx(shown["local_s"], abs=1e-6)

@@ -104,6 +104,8 @@ LIVE = """
 max_attempts = 5
 request_timeout_s = 7
 lame_duck_s = 0
+disagg_policy = "noncached"
+disagg_handoff_timeout_s = 3
 [limits]
 queue_timeout_s = 8
 retry_budget = 0.5
@@ -127,7 +129,7 @@ async def test_what_can_change_does_in_the_parts_that_use_it(tmp_path: Path) -> 
         )
         rig.write(rig.engines, LIVE)
         status, said = await rig.reload()
-        assert status == 200 and len(said["changed"]) == 10, said
+        assert status == 200 and len(said["changed"]) == 12, said
         dispatcher = server.dispatcher
         assert dispatcher._max_attempts == dispatcher.plain.max_attempts == 5
         assert (dispatcher._watch._silence, dispatcher._watch._queue) == (7.0, 8.0)
@@ -141,6 +143,9 @@ async def test_what_can_change_does_in_the_parts_that_use_it(tmp_path: Path) -> 
         queue = server.pool.decider.queue
         assert queue is not None and queue.limit == 12
         assert server.config.lame_duck_s == 0.0
+        handoffs = server.pool.handoffs
+        assert handoffs.rule.config.disagg_policy == "noncached"
+        assert handoffs.outcomes.limits.disagg_handoff_timeout_s == 3.0
         rig.write(rig.engines, LIVE.replace("max_attempts = 5", 'model_id = "x"'))
         status, said = await rig.reload()
         assert (status, said["error"]) == (409, "cannot change without a restart: model_id")

@@ -14,6 +14,7 @@ from dynamo_router.base.clock import ManualClock
 from dynamo_router.process.logs import (
     BURST,
     MAX_LINE_BYTES,
+    MAX_VALUE_CHARS,
     UNLIMITED,
     LineWriter,
     LogFormat,
@@ -91,6 +92,40 @@ def test_a_long_line_is_cut(pipe: tuple[int, int]) -> None:
     written = os.read(reading, 1 << 20)
     assert len(written) == MAX_LINE_BYTES + len(" [cut]\n")
     assert written.endswith(b" [cut]\n")
+
+
+LONG = {
+    "plain": "x" * (1 << 20),
+    "unprintable": "\x1b\n" * (1 << 19),
+    "astral": "\U0001f600\U000e0001" * (1 << 18),
+    "no URL": "a" * (1 << 20) + "@ ://",
+    "URLs": "@" + "a://" * (1 << 18),
+}
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("text", LONG)
+def test_a_megabyte_is_a_line_as_any_other(
+    log_format: LogFormat, text: str, pipe: tuple[int, int], restored_logging: None
+) -> None:
+    """In JSON it can be read; no part of a password stands before a cut."""
+    reading, writing = pipe
+    output = log_to_stderr("debug", log_format, descriptor=writing)
+    log = structlog.get_logger()
+    log.info("event", value=LONG[text], nested=[LONG[text]], number=7)
+    log.info("event", **{f"value{n}": LONG[text] for n in range(9)})
+    log.info(LONG[text])
+    secret = "sk-S3CRET" * 20
+    log.info("event", value="x" * (MAX_VALUE_CHARS - 60) + f" nats://user:{secret}@host")
+    output.close()
+    lines = read_lines(reading)
+    assert len(lines) == 4
+    for line in lines:
+        assert line.isprintable() and len(line.encode()) <= MAX_LINE_BYTES + len(" [cut]")
+        assert "[cut]" in line or text == "plain", line
+        if log_format == "json":
+            assert json.loads(line)["level"] == "info"
+    assert "S3CRET" not in lines[-1] and "user:***@" in lines[-1]
 
 
 def log_once(rate: RateLimit, event: str) -> dict[str, object] | None:

@@ -5,6 +5,7 @@ import pytest
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import address_worker_id
 from dynamo_router.workers import worker_url
+from dynamo_router.workers.transfer_facts import TransferFacts
 from dynamo_router.workers.worker_url import (
     WorkerName,
     WorkerUrl,
@@ -146,3 +147,37 @@ def test_events_over_zmq_without_the_package_are_refused(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="events over ZMQ needs pyzmq: pip install pyzmq"):
         parse_worker_url("openai+http://a:1?events=tcp://a:2")
     assert parse_worker_url("openai+http://a:1?events=http://a:2").events == "http://a:2"
+
+
+def test_how_an_engine_hands_prompts_over() -> None:
+    url = parse_worker_url(
+        "openai+http://h:8001?handoff=nixl_push&engine_id=a,b&dp_size=2&tp=4&pp=1"
+    )
+    assert url.transfer == TransferFacts(
+        connector="nixl_push", host="h", port=5600, engine_ids=("a", "b")
+    )
+    assert url.parallel == (4, 1)
+    url = parse_worker_url("openai+http://[::1]:8001?handoff=mooncake&handoff_port=9000")
+    assert (url.transfer.host, url.transfer.port) == ("::1", 9000)
+    assert parse_worker_url("openai+http://h:8001").transfer == TransferFacts()
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("grpc://h:1?handoff=nixl", "are for engines that speak OpenAI's HTTP"),
+        ("grpc://h:1?tp=2", "are for engines that speak OpenAI's HTTP"),
+        ("openai+http://h:1?handoff=magic", "handoff is not one of nixl, nixl_push, mooncake"),
+        ("openai+http://h:1?handoff_port=9", "need handoff"),
+        ("openai+http://h:1?engine_id=a", "need handoff"),
+        ("openai+http://h:1?handoff=nixl_push", "needs engine_id"),
+        ("openai+http://h:1?handoff=nixl_push&engine_id=a,b", "one id for each rank"),
+        ("openai+http://h:1?handoff=nixl_push&engine_id=", "one id for each rank"),
+        ("openai+http://h:1?handoff=nixl&engine_id=a", "one id for each rank"),
+        ("openai+http://h:1?handoff=nixl&handoff_port=0", "handoff_port is not in 1..65535"),
+        ("openai+http://h:1?tp=x", "tp is not in"),
+    ],
+)
+def test_what_is_wrong_with_a_handoff(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_worker_url(text)

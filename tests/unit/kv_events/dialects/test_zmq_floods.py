@@ -1,11 +1,13 @@
 """What an engine sends in masses, or without sense: others on the loop get their turn meanwhile."""
 
 import asyncio
+from collections.abc import Iterable
+from itertools import chain, count, repeat
 from typing import Any, NamedTuple
 
 import pytest
 
-from dynamo_router.kv_events.dialects import zmq_events
+from dynamo_router.kv_events.dialects import EventsLost, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import MESSAGES_A_TURN, ZmqEvents
 
 pytest.importorskip("zmq")
@@ -97,6 +99,65 @@ async def test_a_replay_of_junk_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "recv_now", lambda: socket.frames)
     assert await of._replay(0) == ([], False)
     assert of.short_replays == 1
+
+
+class Numbered(Socket):
+    """Has one message after the other, of numbers that a test gives."""
+
+    def __init__(self, numbers: Iterable[int], payload: bytes = b"x") -> None:
+        super().__init__([])
+        self.numbers, self.payload = iter(numbers), payload
+
+    async def recv_multipart(self) -> list[bytes]:
+        return [b"", next(self.numbers).to_bytes(8, "big"), self.payload]
+
+
+async def replayed(numbers: Iterable[int], payload: bytes = b"x") -> list[int]:
+    """What is taken of a replay from 3 on that has no end."""
+    of = events()
+    of._context = Numbered(numbers, payload)
+    found, complete = await of._replay(3)
+    assert not complete
+    return [number for number, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "taken"),
+    [
+        ([], [3]),
+        ([2, 1, 0], [3]),
+        ([5, 4, 3], [3, 5]),
+        ([1 << 63, (1 << 64) - 2], [3]),
+        ([(1 << 63) - 1, 4], [3, (1 << 63) - 1]),
+    ],
+)
+async def test_a_replay_without_an_end_whose_numbers_do_not_go_on_is_left(
+    monkeypatch: pytest.MonkeyPatch, numbers: list[int], taken: list[int]
+) -> None:
+    monkeypatch.setattr(zmq_events, "REPLAY_WAIT_S", 0.01)
+    assert await replayed(chain([3], numbers, repeat(3))) == taken
+
+
+async def test_a_replay_without_an_end_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_events, "REPLAY_BYTES", 1000)
+    assert await replayed(count(3), bytes(300)) == [3, 4, 5, 6]
+    monkeypatch.setattr(zmq_events, "REPLAY_S", 0.01)
+    monkeypatch.setattr(zmq_events, "MOST_HELD", 1 << 40)
+    assert len(await replayed(count(3), b"")) > 1
+
+
+def test_what_is_published_is_believed_over_a_replay_that_left_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = events()
+    published = [4, 1 << 63]
+    of._read.extend([b"", number.to_bytes(8, "big"), b"x"] for number in published)
+    of._covered, of._heard = range(3, 1 << 62), 2
+    monkeypatch.setattr(of, "_drain", lambda: False)
+    with pytest.raises(EventsLost, match="started anew"):
+        of.next()
+    assert of.next() == (4, b"x")  # behind all being forgotten
+    assert of.next() is None
 
 
 async def test_an_end_that_says_something_is_none() -> None:

@@ -17,9 +17,11 @@ from dynamo_router.router.disagg import (
     LinkEstimate,
     LocalForecast,
     PairFacts,
+    PairRule,
     RemoteForecast,
     judge,
 )
+from dynamo_router.router.disagg.rule import HARM, MOST_SHARES
 
 seconds = st.floats(0, 100)
 locals_ = st.builds(LocalForecast, seconds, seconds, seconds, seconds, st.floats(0, 0.1))
@@ -61,7 +63,7 @@ def oracle(config: DisaggConfig, seen: PairFacts) -> bool:
         left < config.disagg_eff_isl_ratio_threshold * seen.isl
     )
     if config.disagg_policy == "forecast" and seen.local and seen.remote:
-        local = sum(seen.local[:3]) + 0.1 * seen.local.harm_s
+        local = sum(seen.local[:3]) + seen.local.price * seen.local.harm_s
         remote = sum(seen.remote) - 0.9 * seen.remote.harm_s
         edge = remote + max(0.05 * local, seen.local.step_s)
         return edge < local and not math.isclose(edge, local, rel_tol=1e-9)
@@ -154,3 +156,23 @@ def test_a_slow_pair_is_known_as_such_until_a_worker_of_it_leaves() -> None:
     assert slow > 2 * links.seconds(0, 1, 1e9)
     links.forget(2)
     assert links.seconds(0, 2, 1e9) < slow
+
+
+def test_harm_costs_more_where_prompts_leave_answers_no_time() -> None:
+    rule = PairRule(DisaggConfig(disagg_itl_ms=20.0))
+    idle = rule.price("w", 0.008, 0.0)
+    assert HARM < idle < 1.1 * HARM
+    for step in range(400):  # four fifths of its time
+        rule.on_local("w", 0.08, step * 0.1)
+    busy = rule.price("w", 0.008, 40.0)
+    assert busy > 3 * HARM
+    assert rule.price("other", 0.008, 40.0) == idle
+    assert rule.price("w", 0.008, 200.0) == pytest.approx(idle, rel=1e-3), "it is forgotten"
+    assert rule.price("other", 0.1, 40.0) > busy, "its steps alone take too long"
+
+
+def test_what_is_remembered_of_workers_is_bounded() -> None:
+    rule = PairRule(DisaggConfig())
+    for worker in range(MOST_SHARES + 10):
+        rule.on_local(worker, 1.0, float(worker))
+    assert len(rule._prompts_s) == MOST_SHARES and 0 not in rule._prompts_s

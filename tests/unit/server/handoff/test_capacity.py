@@ -48,12 +48,10 @@ class OneAtATime:
 
 def handoffs_of(decider: OneAtATime) -> Handoffs:
     limits = SimpleNamespace(check=lambda isl, largest: (frozenset(), None))
-    pool: Any = SimpleNamespace(
-        router=None, monitor=SimpleNamespace(engines=(), limits=limits), prefills=0
-    )
+    monitor = SimpleNamespace(engines=(), limits=limits, listeners=[])
+    pool: Any = type("Pool", (), {"router": None, "monitor": monitor, "prefills": 0})()
     made: Any = decider
-    monitor: Any = pool.monitor
-    return Handoffs(made, monitor, SystemClock(), ALWAYS, partners=lambda _: pool)
+    return Handoffs(made, pool.monitor, SystemClock(), ALWAYS, partners=lambda _: pool)
 
 
 async def awaited(handoffs: Handoffs, request_id: str, within_s: float | None = None) -> Any:

@@ -77,7 +77,8 @@ def test_to_and_from_workers_of_dynamo() -> None:
     assert said is not None and handoff_of(said) is None
     writer.on_part({"token_ids": [], "finish_reason": "length"})
     handoff = handoff_of(writer.complete())
-    assert handoff is not None and msgspec.json.decode(handoff) == params
+    given = {"disaggregated_params": params, "prompt_tokens_details": None}
+    assert handoff is not None and msgspec.json.decode(handoff) == {"prefill_result": given}
     then = read_request(for_decode(asked, handoff), None)
     assert then.body["stop_conditions"]["max_tokens"] == 20
     assert then.body["prefill_result"]["disaggregated_params"] == params

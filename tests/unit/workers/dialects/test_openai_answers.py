@@ -8,13 +8,22 @@ from support.fake_engine import prompt
 from support.servers.http_engine import answers_of, part, usage
 
 from dynamo_router.base.errors import StatusCode, WorkerError
+from dynamo_router.workers.dialects import for_prefill, handoff_of
 from dynamo_router.workers.dialects.openai_answers import MissingTokens, reader_of
 from dynamo_router.workers.dialects.openai_errors import error_of
-from dynamo_router.workers.dialects.openai_facts import completion_facts, llama_facts, model_in
+from dynamo_router.workers.dialects.openai_facts import (
+    completion_facts,
+    llama_facts,
+    model_in,
+    mooncake_ids,
+    sglang_facts,
+)
 from dynamo_router.workers.dialects.openai_requests import EngineKind
 from dynamo_router.workers.failures import EngineCallError, Origin
+from dynamo_router.workers.transfer_facts import BOOTSTRAP, NONE, TRTLLM_SERVE, TransferFacts
+from dynamo_router.workers.trtllm_proto import pb
 
-COMPLETIONS, LLAMA = EngineKind.COMPLETIONS, EngineKind.LLAMA
+COMPLETIONS, LLAMA, SGLANG = EngineKind.COMPLETIONS, EngineKind.LLAMA, EngineKind.SGLANG
 
 
 def read(kind: EngineKind, request: Any, *events: Any) -> tuple[list[int], Any]:
@@ -45,6 +54,129 @@ def test_a_stream_of_completions() -> None:
     assert tokens == list(last.output_token_ids) == [11, 12, 13]
     assert (last.finish_reason, last.matched_token_id, last.cached_tokens) == ("stop", 13, 5)
     assert (last.prompt_tokens, last.completion_tokens) == (8, 3)
+
+
+def sglang(*ids: int, count: int, reason: Any = None, **more: Any) -> dict[str, Any]:
+    meta = {"completion_tokens": count, "cached_tokens": 4, "finish_reason": reason, **more}
+    return {"text": "x", "output_ids": list(ids), "meta_info": meta}
+
+
+LENGTH = {"type": "length", "length": 3}
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_a_stream_of_sglang(cumulative: bool) -> None:
+    """Its parts have all tokens so far, or the new ones."""
+    second = (11, 12, 13) if cumulative else (12, 13)
+    tokens, last = read(
+        SGLANG, prompt("r1", 8), sglang(11, count=1), sglang(*second, count=3),
+        sglang(*((11, 12, 13) if cumulative else ()), count=3, reason=LENGTH), b"[DONE]",
+    )  # fmt: skip
+    assert tokens == list(last.output_token_ids) == [11, 12, 13]
+    assert (last.finish_reason, last.cached_tokens, last.prompt_tokens) == ("length", 4, 8)
+
+
+def test_what_ended_an_answer_of_sglang() -> None:
+    _, last = read(
+        SGLANG, prompt("r1", 8), sglang(11, count=1, reason={"type": "stop", "matched": 11})
+    )
+    assert (last.finish_reason, last.matched_token_id) == ("stop", 11)
+    _, last = read(
+        SGLANG, prompt("r1", 8), sglang(11, count=1, reason={"type": "stop", "matched": "!"})
+    )
+    assert last.matched_stop_str == "!"
+
+
+def test_logprobs_of_sglang() -> None:
+    request = prompt("r1", 8)
+    request.output_config.logprobs = 2
+    logprobs = {
+        "output_token_logprobs": [[-0.5, 11, None], [-0.25, 12, "b"]],
+        "output_top_logprobs": [[[-0.5, 11, None], [-1.0, 9, None]], None],
+    }
+    first = {key: value[:1] for key, value in logprobs.items()}
+    _, last = read(
+        SGLANG, request, sglang(11, count=1, **first),
+        sglang(11, 12, count=2, reason=LENGTH, **logprobs),
+    )  # fmt: skip
+    assert [(each.token_id, each.logprob) for each in last.logprobs] == [(11, -0.5), (12, -0.25)]
+    assert [top.token_id for top in last.logprobs[0].top_logprobs] == [11, 9]
+
+
+@pytest.mark.parametrize(
+    "part, reason",
+    [
+        (sglang(11, count=2), "fewer token ids than tokens"),
+        (sglang(*range(5), count=5), "more than the 4 tokens"),
+        (sglang(count=0, reason={"type": "abort", "message": "KV transfer"}), "aborted .* KV tr"),
+        (sglang(-1, count=1), "cannot be read"),
+        ({"meta_info": {"completion_tokens": -1}}, "cannot be read"),
+        (sglang(11, count=1), "without a reason"),
+    ],
+)
+def test_answers_of_sglang_that_are_none(part: Any, reason: str) -> None:
+    with pytest.raises(WorkerError, match=reason):
+        read(SGLANG, prompt("r1", 8), part)
+
+
+def test_a_prefill_of_sglang_may_end_without_a_word() -> None:
+    asked = pb.GenerateRequest.FromString(for_prefill(prompt("r1", 8).SerializeToString()))
+    asked.streaming = False
+    reader = reader_of(SGLANG, asked)
+    assert pb.GenerateResponse.FromString(reader.complete()).complete.finish_reason == "length"
+
+
+def test_what_tensorrt_llm_hands_over() -> None:
+    """With the phase and the usage that the decode worker is to be sent."""
+    for place in ("choice", "answer"):
+        params = {"request_type": "context_only", "ctx_request_id": 7, "opaque_state": "AA=="}
+        answer: dict[str, Any] = part(11, reason="length")
+        (answer["choices"][0] if place == "choice" else answer)["disaggregated_params"] = params
+        answer["usage"] = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
+        reader = reader_of(EngineKind.TRTLLM, prompt("r1", 8))
+        reader.read(json.dumps(answer).encode())
+        handed = json.loads(handoff_of(reader.complete()) or b"")["disaggregated_params"]
+        assert handed["request_type"] == "generation_only"
+        assert (handed["ctx_request_id"], handed["opaque_state"]) == (7, "AA==")
+        assert handed["ctx_usage"]["prompt_tokens"] == 8
+
+
+def test_what_sglang_says_of_itself() -> None:
+    model = model_in(b'{"data": [{"id": "m", "owned_by": "sglang", "max_model_len": 512}]}')
+    assert model.kind is SGLANG
+    info = {
+        "version": "0.5", "disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998,
+        "page_size": 16, "tp_size": 2, "pp_size": 1, "max_total_num_tokens": 6400,
+        "max_running_requests": 9, "model_path": "/m",
+    }  # fmt: skip
+    facts = sglang_facts(model, json.dumps(info).encode(), "10.0.0.5", 64)
+    assert (facts.version, facts.tensor_parallel_size, facts.max_seq_len) == ("0.5", 2, 512)
+    assert facts.settings == {"total_kv_blocks": 100, "max_num_seqs": 9}
+    assert facts.transfer == TransferFacts(
+        connector=BOOTSTRAP, role="prefill", host="10.0.0.5", port=8998, block_size=16
+    )
+    assert not facts.transfer.runs_whole
+    for more in ({"disaggregation_mode": "null"}, {"disaggregation_mode": None}):
+        alone = sglang_facts(model, json.dumps(info | more).encode(), "10.0.0.5", 64)
+        assert alone.transfer == TransferFacts(connector=NONE) and alone.transfer.runs_whole
+    assert sglang_facts(model, None, "h", 64).transfer.connector == NONE
+    with pytest.raises(WorkerError, match="/server_info"):
+        sglang_facts(model, b"{", "h", 64)
+
+
+def test_the_ids_at_a_bootstrap_server() -> None:
+    ranks = {"1": {"engine_id": "b"}, "0": {"engine_id": "a", "worker_addr": {}}}
+    assert mooncake_ids(json.dumps(ranks).encode()) == ("a", "b")
+    for body, reason in ((b"[]", "cannot be read"), (b'{"1": {"engine_id": "b"}}', "leaves ranks")):
+        with pytest.raises(WorkerError, match=reason):
+            mooncake_ids(body)
+
+
+def test_the_build_of_an_engine() -> None:
+    model = model_in(b'{"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}')
+    facts = completion_facts(model, None, 64, b'{"version": "1.3"}')
+    assert (facts.version, facts.transfer.connector) == ("1.3", TRTLLM_SERVE)
+    assert completion_facts(model, None, 64, b"pong").version == ""
 
 
 def test_logprobs_by_token_id() -> None:

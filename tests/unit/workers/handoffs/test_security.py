@@ -29,6 +29,8 @@ def test_these_name_no_other(parcel: bytes) -> None:
         (b'{"a": [[{"host": "10.0.0.6"}]]}', "10.0.0.6"),
         (b'{"remote_bootstrap_addr": "http://user@10.0.0.6:8998"}', "10.0.0.6"),
         (b'{"remote_host": ""}', ""),
+        (b'{"ctx_info_endpoint": ["tcp://10.0.0.5:1", "tcp://10.0.0.6:1"]}', "10.0.0.6"),
+        (b'{"remote_host": {"x": 1}}', "?"),
         (b'{"remote_host": "localhost"}', "localhost"),
         (b'[[[[[[[[[{"host": "10.0.0.5"}]]]]]]]]]', "?"),
     ],

@@ -1,0 +1,274 @@
+"""What every dialect's hand-off does, against fakes of its engines that behave as those do: leases
+end, rooms are used once, a prefill waits for its reader, a success may be empty."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from support.fake_engine import FakeEngine, prompt
+from support.handoffs.fabric import CACHED, EOS, LEASE_S, Fabric, greedy
+from support.handoffs.wires import WIRES, Wire
+from support.polling import until
+from support.serving import Ports, serving
+
+from dynamo_router.router.disagg import DisaggConfig
+from dynamo_router.server.request_limits import HandoffLimits
+from dynamo_router.workers.trtllm_proto import SERVICE, pb
+
+ALWAYS = DisaggConfig(disagg="always")
+LONG = HandoffLimits()
+SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
+TOKENS = 48
+
+together = [name for name in WIRES if WIRES[name].shape != "relay"]  # type: ignore[attr-defined]
+relaying = [name for name in WIRES if name not in together]
+whole = [name for name in WIRES if WIRES[name].runs_whole]  # type: ignore[attr-defined]
+
+
+class Scene:
+    """A router in front of prefill and decode engines of one dialect."""
+
+    def __init__(self, ports: Ports, fabric: Fabric, prefill: list[Wire], decode: list[Wire]):
+        self.ports, self.fabric = ports, fabric
+        self.prefill, self.decode = prefill, decode
+        self.pools: Any = ports.server._server.pools
+
+    async def answer(self, request_id: str = "r1", tokens: int = TOKENS) -> Any:
+        """The last message; the chunks before it have the same tokens."""
+        found = await self.ports.answers(prompt(request_id, tokens))
+        assert {each.request_id for each in found} == {request_id}
+        streamed = [token for each in found for token in each.chunk.token_ids]
+        last = found[-1].complete
+        assert list(last.output_token_ids) == streamed
+        return last
+
+    async def settled(self) -> None:
+        """Nothing is booked anywhere, nor held by an engine, leases apart."""
+        for pool in self.pools.running:
+            await until(lambda pool=pool: not int(pool.router.slots.own_requests().sum()))
+            await until(lambda pool=pool: not int(pool.router.slots.active_blocks().sum()))
+            assert not pool.prefills
+        await until(lambda: not self.fabric.waiting)
+        self.fabric.now += LEASE_S + 2
+        await until(lambda: not self.fabric.blocks)
+
+    async def failed(self, phase: str, count: int = 1) -> None:
+        await self.ports.shows(f'dynamo_router_disagg_failures_total{{phase="{phase}"}}', count)
+
+
+@asynccontextmanager
+async def scene(
+    name: str, *, prefill: int = 1, decode: int = 1, handoff: HandoffLimits = LONG, **more: Any
+) -> AsyncIterator[Scene]:
+    make = WIRES[name]
+    fabric = Fabric(make.shape)  # type: ignore[attr-defined]
+    sources = [make(fabric, "prefill") for _ in range(prefill)]
+    targets = [make(fabric, "decode") for _ in range(decode)]
+    async with AsyncExitStack() as stack:
+        for wire in (*sources, *targets):
+            await wire.enter(stack)
+        more = {"disagg": ALWAYS, "handoff": handoff, **more}
+        # Named, so that there may be prefill workers; those of a test are attached after it.
+        named = await stack.enter_async_context(FakeEngine())
+        ports = await stack.enter_async_context(serving(prefill_workers=(named.url,), **more))
+        found = Scene(ports, fabric, sources, targets)
+        await found.pools.prefill.monitor.remove(named.url)
+        for wires, pool in ((sources, found.pools.prefill), (targets, found.pools.workers)):
+            for count, wire in enumerate(wires, 1):
+                wire.attach(pool.monitor)
+                monitor = pool.monitor
+                await until(lambda m=monitor, n=count: len(m.ready_clients()) == n)
+        yield found
+        await found.settled()
+        assert not fabric.recomputed
+
+
+async def aggregated(name: str) -> Any:
+    """The same request before a worker that runs all of it."""
+    async with AsyncExitStack() as stack:
+        wire = WIRES[name](Fabric("relay"), "")
+        await wire.enter(stack)
+        ports = await stack.enter_async_context(serving())
+        wire.attach(ports.server.monitor)
+        await until(lambda: bool(ports.server.monitor.ready_clients()))
+        return (await ports.answers(prompt("r1", TOKENS)))[-1].complete
+
+
+@pytest.mark.parametrize("name", WIRES)
+async def test_text_and_usage_are_those_of_one_worker(name: str) -> None:
+    whole = await aggregated(name)
+    async with scene(name) as on:
+        last = await on.answer()
+        assert list(last.output_token_ids) == list(whole.output_token_ids)
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+        counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason")
+        for count in counts:
+            assert getattr(last, count) == getattr(whole, count), count
+        assert last.cached_tokens == CACHED
+        assert [leg.phase for leg in on.prefill[0].legs.asked] == ["prefill"]
+        assert [leg.phase for leg in on.decode[0].legs.asked] == ["decode"]
+        metrics = await on.ports.metrics()
+        assert metrics["dynamo_router_disagg_handoff_seconds_count"] == 1
+
+
+@pytest.mark.parametrize("name", WIRES)
+async def test_a_slow_prefill_keeps_its_reader_waiting(name: str) -> None:
+    async with scene(name) as on:
+        on.prefill[0].legs.faults = ["slow"]
+        answer = asyncio.ensure_future(on.answer())
+        await until(lambda: bool(on.prefill[0].legs.asked))
+        if name in together:
+            await until(lambda: bool(on.decode[0].legs.asked))
+        assert not answer.done()
+        on.prefill[0].legs.go.set()
+        assert len((await answer).output_token_ids) == 4
+
+
+PREFILL_FAULTS = {
+    "refuse": "prefill",
+    "unavailable": "prefill",
+    "die": "prefill",
+    "hang": "prefill_timeout",
+}
+
+
+@pytest.mark.parametrize("fault", PREFILL_FAULTS)
+@pytest.mark.parametrize("name", WIRES)
+async def test_a_prefill_that_fails_has_the_pair_chosen_anew(name: str, fault: str) -> None:
+    """The decode worker that waits for it is let go at once, and hears of another room."""
+    async with scene(name, prefill=2, decode=2, handoff=SOON) as on:
+        on.prefill[0].legs.faults = [fault]
+        for number in range(8):
+            last = await on.answer(f"r{number}")
+            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+            if not on.prefill[0].legs.faults:
+                break
+        assert not on.prefill[0].legs.faults, "the faulty worker was never asked"
+        await on.failed(PREFILL_FAULTS[fault])
+        asked = [leg for wire in on.prefill for leg in wire.legs.asked]
+        ids = Counter(leg.request_id for leg in asked)
+        assert max(ids.values()) == 1, "an attempt has an id of its own"
+        keys = [leg.key for leg in asked if leg.key]
+        assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("name", relaying)
+async def test_a_prefill_that_hands_nothing_over_is_a_failure(name: str) -> None:
+    async with scene(name, decode=1, handoff=SOON) as on:
+        on.prefill[0].legs.faults = ["no_parcel"]
+        last = await on.answer()
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+        await on.failed("no_parcel")
+
+
+@pytest.mark.parametrize("name", [name for name in relaying if name in whole])
+async def test_a_prefill_that_ends_the_answer_is_the_answer(name: str) -> None:
+    async with scene(name) as on:
+        on.prefill[0].legs.faults = ["terminal"]
+        last = await on.answer()
+        assert (list(last.output_token_ids), last.finish_reason) == ([EOS], "stop")
+        assert not on.decode[0].legs.asked
+
+
+DECODE_FAULTS = {
+    "refuse": "decode",
+    "unavailable": "decode",
+    "die": "decode",
+    "empty": "decode_empty",
+    "hang": "handoff_timeout",
+}
+
+
+@pytest.mark.parametrize("fault", DECODE_FAULTS)
+@pytest.mark.parametrize("name", WIRES)
+async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fault: str) -> None:
+    async with scene(name, decode=2, handoff=SOON) as on:
+        on.decode[0].legs.faults, on.decode[1].legs.faults = [fault], []
+        for number in range(8):
+            last = await on.answer(f"r{number}")
+            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+            if not on.decode[0].legs.faults:
+                break
+        phase = DECODE_FAULTS[fault]
+        if name == "sglang" and fault == "empty":
+            phase = "decode"  # it says in words that it gave up
+        await on.failed(phase)
+        asked = [leg for wire in on.decode for leg in wire.legs.asked]
+        assert len({leg.request_id for leg in asked}) == len(asked)
+
+
+@pytest.mark.parametrize("name", together)
+async def test_both_fail_and_the_cause_is_what_the_client_hears(name: str) -> None:
+    async with scene(name, max_attempts=1) as on:
+        on.prefill[0].legs.faults = ["unavailable"]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await on.answer()
+        assert "no memory" in (raised.value.details() or "")
+        await on.failed("prefill")
+        await until(lambda: len(on.decode[0].legs.cancelled) == 1)
+
+
+@pytest.mark.parametrize("name", together)
+async def test_tokens_flow_before_the_prefill_has_answered(name: str) -> None:
+    async with scene(name) as on:
+        on.prefill[0].legs.faults = ["late"]
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        stream = call(prompt("r1", TOKENS).SerializeToString())
+        tokens: list[int] = []
+        async for message in stream:
+            found = pb.GenerateResponse.FromString(message)
+            tokens += found.chunk.token_ids
+            if len(tokens) == 1:
+                on.prefill[0].legs.go.set()
+        assert tokens == greedy(range(1, TOKENS + 1), 4)
+        assert found.complete.cached_tokens == CACHED
+
+
+@pytest.mark.parametrize("name", WIRES)
+async def test_clients_that_leave_leave_nothing(name: str) -> None:
+    """Of all that were cancelled no block is held once the leases are over."""
+    count = 1000 if name == "mock" else 40
+    async with scene(name) as on:
+        on.prefill[0].legs.faults = ["hang"] * count
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        bodies = [prompt(f"r{n}", TOKENS).SerializeToString() for n in range(count)]
+        streams = [call(body) for body in bodies]
+        await until(lambda: len(on.prefill[0].legs.asked) == count)
+        for stream in streams:
+            stream.cancel()
+        if name in ("vllm-nixl-push", "vllm-mooncake", "dynamo-push"):
+            await until(lambda: len(on.decode[0].legs.cancelled) == count)
+            assert not on.prefill[0].legs.cancelled, "what is written on is not cut off"
+            for pool in on.pools.running:
+                for client in pool.monitor.ready_clients():
+                    await client.close()
+        await until(lambda: len(on.prefill[0].legs.cancelled) == count)
+
+
+@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("what", ["answers", "prompt_logprobs"])
+async def test_what_two_workers_cannot_share(name: str, what: str) -> None:
+    """Goes to the decode worker, or is refused by the field's name where that runs no whole one."""
+    async with scene(name) as on:
+        asked = prompt("r1", TOKENS)
+        field = "num_return_sequences" if what == "answers" else "prompt_logprobs"
+        if what == "answers":
+            asked.sampling_config.num_return_sequences = 2
+        else:
+            asked.output_config.prompt_logprobs = 1
+        if name in whole:
+            with_words = name == "mock" or (name.startswith("vllm") and what != "answers")
+            if not with_words:  # its dialect has no word for that either
+                return
+            await on.ports.answers(asked)
+            assert [leg.phase for leg in on.decode[0].legs.asked] == [""]
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await on.ports.answers(asked)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert field in (raised.value.details() or "")
+        assert not on.prefill[0].legs.asked
