@@ -90,7 +90,17 @@ COMMANDS: Mapping[str, Entry] = {
     "synthesize": Entry(
         "More of the same traffic.", "bench.synthesize:SynthesizeConfig", "bench.synthesize:run"
     ),
+    "plan": Entry(
+        "How many engines a day needs: a planner beside other rules and bounds.",
+        "planner.command:PlanConfig",
+        "planner.command:run",
+    ),
     "demo": Entry("KV-aware against round-robin.", "bench.demo:DemoConfig", "bench.demo:run"),
+    "planner": Entry(
+        "Start and stop engines, as many as the traffic needs.",
+        "planner.live.config:PlannerConfig",
+        "planner.live.command:run",
+    ),
     "doctor": Entry(
         "Check a deployment of serve: what is wrong, and what to do.",
         "frontend.config:DoctorConfig",
@@ -179,7 +189,7 @@ WORKERS: Mapping[str, Entry] = {
         ("remove", "remove", "Forget one."),
     )
 }
-SERVERS = ("serve", "frontend", "epp")
+SERVERS = ("serve", "frontend", "epp", "planner")
 """The commands that run until a signal ends them, each with a configuration file."""
 NAMES = (*COMMANDS, *BENCHES, *ENGINES, "workers")
 """What the prefixes of environment names are made of."""

@@ -22,6 +22,7 @@ FOLDERS = [
     "frontend",
     "indexer",
     "kv_events",
+    "planner",
     "process",
     "router",
     "runtime",

@@ -6,7 +6,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from ..process.setting_checks import require_at_least, require_positive
@@ -14,6 +14,7 @@ from ..process.settings import bad_setting, option
 from ..router.policy import MODES
 from .demo_page import DemoPage, watches_on_terminal
 from .load import OnStart, ServeProcess, mock_fleet_arguments, progress_bar
+from .planner_demo import run_planner_demo
 from .replay import ReplayConfig, new_loop, replay
 from .results import Output, Run, runs_content, runs_table
 from .synthesizer import SAMPLE_TRACE
@@ -40,6 +41,12 @@ class DemoConfig:
     block_size: int = option(64, "Tokens in a KV-cache block.")
     num_gpu_blocks: int = option(1024, "KV-cache blocks of each engine.")
     seed: int = option(0, "Content of the prompts.")
+    disagg: bool = option(
+        False,
+        "Show another thing: two prefill and two decode engines that share prompts through a queue,"
+        " beside four that do both. Of the others --seed, --progress and --json count.",
+        "--disagg",
+    )
     start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
@@ -50,6 +57,9 @@ class DemoConfig:
         False,
         "Show all ways side by side meanwhile, and keep their routers and dashboards until Ctrl-C.",
     )
+    planner: bool = option(
+        False, "Show the planner instead: a wave of load, and engines that come and go with it."
+    )
     json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
 
     def __post_init__(self) -> None:
@@ -58,6 +68,11 @@ class DemoConfig:
         require_at_least(self, 1, "workers", "block_size", "num_gpu_blocks")
         require_positive(self, "start_timeout_s")
         self.replay_config()  # which checks the rest
+        if self.planner:
+            usual = {each.name: each.default for each in fields(self)}
+            for key in ("modes", "trace", "requests", "arrival_speedup", "watch"):
+                if getattr(self, key) != usual[key]:
+                    raise bad_setting(key, "has no use with --planner, which has its own load")
 
     def replay_config(self) -> ReplayConfig:
         """The load, the same for every mode."""
@@ -173,6 +188,14 @@ def verdict(runs: Sequence[Run]) -> str:
 def run(config: DemoConfig) -> int:
     """The command: 0, or 1 if a request failed."""
     output = Output(config.json)
+    if config.planner:
+        return _run_planner(config, output)
+    if config.disagg:
+        from .demo_disagg import DisaggDemo, run_disagg  # with NATS' client, for this alone
+
+        shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return 0 if runner.run(run_disagg(shown, output)) else 1
     done: list[Run] = []
 
     def show(runs: list[Run]) -> None:
@@ -193,3 +216,21 @@ def run(config: DemoConfig) -> int:
         if not done:
             raise
     return 1 if any(run.errors + run.rejected for run in done) else 0
+
+
+def _run_planner(config: DemoConfig, output: Output) -> int:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        done = runner.run(
+            run_planner_demo(
+                engines_max=config.workers,
+                block_size=config.block_size,
+                num_gpu_blocks=config.num_gpu_blocks,
+                seed=config.seed,
+                start_timeout_s=config.start_timeout_s,
+            )
+        )
+    for table in done.tables():
+        output.print(table)
+    output.print("No stream was cut." if not done.failed else f"{done.failed} requests failed.")
+    output.write(done.content)
+    return 1 if done.failed else 0

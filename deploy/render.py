@@ -11,6 +11,20 @@ MANIFESTS: dict[str, dict[str, Any]] = {
     "serve": {"config": {"workers": ["grpc+dns://engines:9001"]}},
     "serve-mock": {"mockWorkers": {"enabled": True}},
     "frontend": {"mode": "frontend", "discovery": {"backend": "kubernetes"}},
+    "planner": {
+        "mode": "planner",
+        "discovery": {"backend": "kubernetes"},
+        "nats": {"url": "nats://nats:4222"},
+        "config": {
+            "plan_store": "nats",
+            "routers": ["http://dynamo-router:9090"],
+            "deployments": ["aggregated=engines"],
+        },
+        "planner": {"tokenSecret": "planner"},
+        # Labels of its own: the router's Service must not lead to it.
+        "nameOverride": "dynamo-planner",
+        "fullnameOverride": "dynamo-planner",
+    },
     "epp": {
         "mode": "epp",
         "replicas": 2,

@@ -27,7 +27,7 @@ from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Rule
 from dynamo_router.server.dispatch import HTTP_STATUSES
 
 ROOT = Path(__file__).parent.parent
-_COMMANDS = ("serve", "frontend", "epp", "mocker", "simulate", "replay")
+_COMMANDS = ("serve", "frontend", "epp", "planner", "mocker", "simulate", "replay")
 SHOWN = {
     **{name: COMMANDS[name] for name in _COMMANDS},
     **{f"worker {name}": entry for name, entry in ENGINES.items()},

@@ -15,7 +15,14 @@ from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
 from ..server.server import Server
 from ..server.server_parts import ServerParts
-from ..server.services import AdminAt, HealthRoutes, HttpServer, MetricsRoute, WorkersRoute
+from ..server.services import (
+    AdminAt,
+    HealthRoutes,
+    HttpServer,
+    MetricsRoute,
+    RecordRoute,
+    WorkersRoute,
+)
 from ..transport.http1 import Routes
 from ..workers.records import STATIC
 from .agents import error_form_of
@@ -101,6 +108,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
     shared = SharedPages(parts.siblings, lambda: models.shown)
     routes = {
         **DashboardRoutes(shared.shown, parts.read_overview, models.refused_cards).routes,
+        **parts.plan.routes,
         **WorkersRoute(models.routers).routes,
         **AdminRoutes(changes).routes,
         **CacheClearingRoute(
@@ -109,6 +117,7 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         ).routes,
         **ReloadRoute(settings.shared).routes,
         **MetricsRoute(page).routes,
+        **RecordRoute(parts.recorder).routes,
     }
     listener = openai_server(
         parts,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from ..process.setting_checks import require_finite
-from ..process.settings import SHORTEST_S, option
+from ..process.setting_checks import require_at_least, require_finite
+from ..process.settings import SHORTEST_S, bad_setting, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,9 @@ class RequestLimits:
             require_finite(self, SHORTEST_S if each.name.endswith("_s") else 0, each.name)
 
 
+HANDOFFS = ("relay", "queue")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HandoffLimits:
     """How long each leg of a request on two workers may take, and what clients may say of it.
@@ -77,6 +80,25 @@ class HandoffLimits:
 
     GROUP: ClassVar[str] = "Prefill and decode workers"
 
+    disagg_handoff: str = option(
+        "relay",
+        "Who has a prompt computed that goes to a prefill worker: the router, as the engines'"
+        " connector wants it (relay), or the decode worker through the prefill queue (queue), of"
+        " mock engines with --prefill-queue.",
+        "--disagg-handoff",
+        choices=HANDOFFS,
+    )
+    max_local_prefill_length: int | None = option(
+        None,
+        "queue: the decode worker computes a prompt itself of which it has at most this many tokens"
+        " to compute. A key in the store counts more.",
+        "--max-local-prefill-length",
+    )
+    max_prefill_queue_size: int | None = option(
+        None,
+        "queue: and any prompt while the queue has this many. A key in the store counts more.",
+        "--max-prefill-queue-size",
+    )
     disagg_prefill_timeout_s: float = option(
         30.0,
         "How long a prefill worker may take for a prompt, or ten times the forecast if that is"
@@ -96,6 +118,10 @@ class HandoffLimits:
     )
 
     def __post_init__(self) -> None:
+        if self.disagg_handoff not in HANDOFFS:
+            known = ", ".join(HANDOFFS)
+            raise bad_setting("disagg_handoff", f"{self.disagg_handoff!r} is not one of {known}")
+        require_at_least(self, 0, "max_local_prefill_length", "max_prefill_queue_size")
         require_finite(self, SHORTEST_S, "disagg_prefill_timeout_s", "disagg_handoff_timeout_s")
 
 

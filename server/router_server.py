@@ -24,6 +24,7 @@ from .services import (
     HttpServer,
     MetricsRoute,
     PoolRoutes,
+    RecordRoute,
     RouterService,
     TrtllmService,
     WorkersRoute,
@@ -101,6 +102,7 @@ def admin_server(
     return HttpServer(
         {
             **MetricsRoute(page).routes,
+            **RecordRoute(parts.recorder).routes,
             **HealthRoutes(pool.health, parts).routes,
             **WorkersRoute(
                 lambda: [(labels, each.router) for labels, each in pool.labelled]
@@ -113,6 +115,7 @@ def admin_server(
             ).routes,
             **ReloadRoute(settings.shared).routes,
             **DashboardRoutes(shared.shown, parts.read_overview).routes,
+            **parts.plan.routes,
         },
         parts,
         name="http",

@@ -13,7 +13,7 @@ from .access import Security
 from .answer_watch import AnswerWatch
 from .call_limits import CallLimits
 from .config import ServeConfig
-from .dashboard import Overview, ProcessHistory
+from .dashboard import Overview, PlanView, ProcessHistory
 from .dispatch import NO_TRACE, Tracing
 from .fronts import Siblings, share_metrics, share_overview
 from .metrics import LabelledPages, MetricsPage, ProcessMetrics, record_metrics
@@ -72,6 +72,15 @@ class ServerParts:
             self.siblings, Overview(self.clock, self.history, self.metrics.http_answers)
         )
         """for dashboards: what all processes did lately"""
+        self.plan = PlanView(
+            # Kubernetes keeps no decisions, and each view of it is a watch of the whole namespace.
+            lambda: (
+                None if config.backend == "kubernetes" else config.discovery.open(config.backend)
+            ),
+            config.namespace,
+            self.clock,
+        )
+        """for dashboards: what a planner writes"""
         seen = config.observability
         self.recorder = recorder_of(
             seen.record,
@@ -113,6 +122,7 @@ class ServerParts:
         await self.security.watch.close()
         if self.recorder is not None:
             await self.recorder.close()
+        await self.plan.close()
         self._freed.close()
         self.off_loop.close()
         if self._spans is not None:

@@ -11,7 +11,7 @@ from .completion_client import CompletionClient
 from .http_client import HttpClient
 from .neighbours import Neighbours, children_of, noise_content, noise_words
 from .progress import OnStart, progress_bar
-from .serve_process import READY, ServeProcess, mock_fleet_arguments, worker_arguments
+from .serve_process import READY, UNANNOUNCED, ServeProcess, mock_fleet_arguments, worker_arguments
 from .stats import LoadStats
 from .target import TargetAccess
 from .way import (

@@ -5,9 +5,14 @@ Entered by the commands `simulate` and `sweep`, and by the benchmarks of policie
 
 from .bounds import idle_engine_ms, pooled_hit_rate
 from .capacity import CapacityConfig
+from .changing_fleet import ChangingFleet, EngineRole, SimulatedEngine
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .experiment import Experiment, Result, compare_policies
 from .handoffs import RoleConfig
 from .plots import draw_comparison
 from .policies import PolicyVariant, parse_policies
+from .prepared_trace import SimulatedTrace
+from .request_log import SERVED, RequestLog
+from .sampled_trace import SampledRequest, SampledTrace
 from .simulated_run import SimulatedRun
+from .simulation import FleetSpec, Simulation

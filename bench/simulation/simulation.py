@@ -24,6 +24,7 @@ from ...router.kv_router import KvRouter
 from ...router.placement import Placement
 from ...server.prefetch import PrefetchPlan, ask_held, ask_sent
 from ...workers.retention import Span, returning_spans
+from .changing_fleet import ChangingFleet, EngineRole, FleetControl
 from .handoffs import Handoffs, RoleConfig
 from .prepared_trace import SimulatedTrace
 from .recovery import SimulatedRecovery
@@ -47,6 +48,7 @@ class FleetSpec:
     roles: RoleConfig = RoleConfig()  # engines beside the workers: see Handoffs
     disagg: DisaggConfig = DisaggConfig()
     told: bool = True  # the router knows the engines' blocks and budgets
+    changing: bool = False  # the numbers of engines are the most at a time; none is there yet
 
 
 class _Clock:
@@ -62,7 +64,8 @@ class _Clock:
 class Simulation:
     """One run. `new_router` makes the router under test from the clock it must use.
 
-    `router` and `fleet` are there to be looked at while it runs.
+    `router` and `fleet` are there to be looked at while it runs, and `engines` to be changed where
+    the fleet is changing.
     """
 
     def __init__(
@@ -106,7 +109,27 @@ class Simulation:
                 frozenset(range(roles.decode_workers, decoding)),
             )
         self._decoding = decoding
-        for worker in range(roles.engines + whole):
+        self.engines: ChangingFleet | None = None
+        if fleet.changing:
+            apart_places: dict[EngineRole, range] = {
+                "aggregated": range(roles.decode_workers, decoding),
+                "decode": range(roles.decode_workers),
+                "prefill": range(decoding, roles.engines + whole),
+            }
+            routers_of: dict[EngineRole, KvRouter] = {
+                "aggregated": self.router,
+                "decode": self.router,
+                "prefill": self.router if self._handoffs is None else self._handoffs.prefill,
+            }
+            self.engines = ChangingFleet(
+                fleet.engine,
+                self.fleet,
+                apart_places,
+                routers_of,
+                self._lose,
+                told=fleet.told,
+            )
+        for worker in () if fleet.changing else range(roles.engines + whole):
             told = fleet.engine if fleet.told else None
             routers = self.routers
             if self._handoffs is not None and worker >= decoding:
@@ -152,8 +175,18 @@ class Simulation:
         self._queued = np.zeros(size)
         self._first_failure = ""
 
-    def run(self, on_request: Callable[[int], None] | None = None) -> RequestLog:
-        """Route the whole trace and run to its end. `on_request` gets the number routed so far."""
+    def run(
+        self,
+        on_request: Callable[[int], None] | None = None,
+        *,
+        control: FleetControl | None = None,
+    ) -> RequestLog:
+        """Route the whole trace and run to its end. `on_request` gets the number routed so far.
+
+        `control` changes the fleet on the way, until nothing arrives and runs any more.
+        """
+        if (control is None) != (self.engines is None):
+            raise ValueError("a changing fleet needs a control, and no other has one")
         routed = 0
         with ExitStack() as stack:
             for router in self.routers:
@@ -162,6 +195,8 @@ class Simulation:
             if handoffs is not None:
                 stack.enter_context(handoffs.prefill)
             while self._due or self._is_moving or (handoffs is not None and handoffs.blocked):
+                if control is not None and self._change(control):
+                    continue
                 self._pass_time(self._due[0][0] if self._due else math.inf)
                 # Not what we waited for, perhaps: an answer can call for the next turn before.
                 now = self._due[0][0] if self._due else math.inf
@@ -174,27 +209,32 @@ class Simulation:
                         on_request(routed)
         # Whoever asks the router afterwards asks at the last answer, not at the end of time.
         self._clock.time = float(np.nanmax(self._last, initial=self._arrival.max()))
-        return RequestLog(
-            arrival_s=self._arrival,
-            status=self._status,
-            worker=self._worker,
-            first_s=self._first,
-            last_s=self._last,
-            cached_tokens=self._cached,
-            preemptions=self._preemptions,
-            gaps=self.fleet.gaps(),
-            engines=self.fleet.stats(),
-            end_s=self._clock.time,
-            lost_messages=self.fleet.lost_messages,
-            announcements=self._recovery.announcements if self._recovery else 0,
-            replays=self._recovery.replays if self._recovery else 0,
-            queued_s=self._queued,
-            queue_max=self._queue_max,
-            first_failure=self._first_failure,
-            remote=None if handoffs is None else handoffs.remote,
-            handoff_s=None if handoffs is None else handoffs.handoff_s,
-            transfer_s=None if handoffs is None else handoffs.transfer_s,
-        )
+        return self.log()
+
+    def _change(self, control: FleetControl) -> bool:
+        """Whether the fleet's next change came before anything else, and was made."""
+        engines, due = self.engines, self._due[0][0] if self._due else math.inf
+        assert engines is not None
+        at = min(engines.next_time, control.next_time)
+        if at > due or at == math.inf:
+            return False
+        if at > self._clock.time:
+            self._pass_time(at)
+            if self._due and self._due[0][0] < at:  # an answer has called for a turn before
+                return True
+            self._clock.time = at
+        if engines.next_time <= at:
+            engines.act(at)
+        if control.next_time <= at:
+            control.act(at)
+        return True
+
+    def _lose(self, request_id: str, now: float) -> None:
+        """An engine was killed that had the request."""
+        place = int(request_id)
+        self._status[place] = FAILED
+        self._first_failure = self._first_failure or f"request {place}: its engine was stopped"
+        self._call_follower(place, now)
 
     def _pass_time(self, until: float) -> None:
         """Move to `until`, or to the arrival of a turn that is called for on the way."""
@@ -305,6 +345,31 @@ class Simulation:
         self._cached[emissions.requests[lasts]] = cached_tokens[lasts]
         self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
         return len(answers)
+
+    def log(self) -> RequestLog:
+        """The log as far as the run has come; its arrays go on to change."""
+        handoffs = self._handoffs
+        return RequestLog(
+            arrival_s=self._arrival,
+            status=self._status,
+            worker=self._worker,
+            first_s=self._first,
+            last_s=self._last,
+            cached_tokens=self._cached,
+            preemptions=self._preemptions,
+            gaps=self.fleet.gaps(),
+            engines=self.fleet.stats(),
+            end_s=self._clock.time,
+            lost_messages=self.fleet.lost_messages,
+            announcements=self._recovery.announcements if self._recovery else 0,
+            replays=self._recovery.replays if self._recovery else 0,
+            queued_s=self._queued,
+            queue_max=self._queue_max,
+            first_failure=self._first_failure,
+            remote=None if handoffs is None else handoffs.remote,
+            handoff_s=None if handoffs is None else handoffs.handoff_s,
+            transfer_s=None if handoffs is None else handoffs.transfer_s,
+        )
 
     def _arrive(self, place: int, now: float) -> None:
         """A request comes: it goes to an engine at once, or waits."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from ...process.settings import bad_setting, option
+from ..prefill_queue import PrefillQueueConfig
 from ..serving import ServingConfig, require, require_choice, require_positive
 from ..transfer import TransferConfig
 from .tiers import TierConfig
@@ -219,6 +220,7 @@ class MockerConfig(ServingConfig):
     )
     transfer_latency_ms: float = option(2.0, "And how long that takes beside.")
     moves: TransferConfig = field(default_factory=TransferConfig, metadata={"inline": True})
+    queue: PrefillQueueConfig = field(default_factory=PrefillQueueConfig, metadata={"inline": True})
     speedup_ratio: float = option(
         1.0, "How much faster than real time the engines run.", short=True
     )
@@ -264,6 +266,11 @@ class MockerConfig(ServingConfig):
             text = f"{self.engine.engine_type} takes no prompts whose blocks are moved (transfer)"
             require("engine_type", self.engine.engine_type == "vllm", text)
         require_choice("disaggregation_mode", self.disaggregation_mode, DISAGGREGATION_MODES)
+        if self.queue.prefill_queue:
+            text = "a prefill queue is for engines of --disaggregation-mode prefill or decode"
+            require("prefill_queue", self.disaggregation_mode != "agg", text)
+            text = "a prefill queue needs a way by which blocks move (--transfer)"
+            require("prefill_queue", self.moves.transfer is not None, text)
         require_positive("speedup_ratio", self.speedup_ratio)
         parse_speeds(self.worker_speeds)
 

@@ -96,6 +96,10 @@ class DataParallelEngine:
             raise request_id_in_use(request.request_id)
         return live.submit(request)
 
+    def rank_for(self, request: EngineRequest) -> LiveEngine:
+        """The rank that would take a request now. Raises as `submit`."""
+        return self._rank(request.dp_rank)
+
     def prefetch(self, request: EngineRequest, rank: int | None) -> int:
         """Load what lower tiers have of a prompt that is expected: how many blocks. Raises as
         LiveEngine.prefetch does."""

@@ -139,6 +139,15 @@ class MockEngine:
         self._sequences[number] = sequence
         return sequence
 
+    def uncached_tokens(self, request: EngineRequest) -> int:
+        """Of a prompt, those behind its first blocks that are on the device."""
+        sequence, cached = self._sequence_of(request), self._cached["device"]
+        size, blocks = self.config.block_size, 0
+        hashes: list[int] = sequence.sequence_hashes[: sequence.prompt_len // size].tolist()
+        while blocks < len(hashes) and hashes[blocks] in cached:
+            blocks += 1
+        return sequence.prompt_len - blocks * size
+
     def prefetch(self, request: EngineRequest, since_s: float = 0.0) -> tuple[int, list[KvEvent]]:
         """Load what lower tiers have of a prompt that is expected; (blocks, what changed).
 

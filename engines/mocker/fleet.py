@@ -13,6 +13,7 @@ from ...runtime.event_planes import EventPlane, SharedPlane
 from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
+from ..prefill_queue import QueueMetrics
 from ..serving import MetricsPage, ServingContext, WorkerRegistration
 from ..transfer import TransferMetrics
 from .config import MockerConfig
@@ -42,6 +43,7 @@ class MockFleet:
         Dynamo's workers are. Both stay the caller's to close."""
         # All engines listen for the same requests, each for its own.
         self.metrics = TransferMetrics()
+        self.queues = QueueMetrics(self.metrics.registry)
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
             MockServer(
@@ -53,6 +55,7 @@ class MockFleet:
                 registration=_registration(store, config, requests),
                 store=store,
                 metrics=self.metrics,
+                queues=self.queues,
             )
             for config in map(with_end_tokens, configs)
             for index in range(config.workers)

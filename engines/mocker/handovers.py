@@ -11,6 +11,8 @@ from secrets import token_hex
 from typing import Any
 
 from ...base.errors import RouterError
+from ...workers.handoffs import RemotePrefillHint
+from ..prefill_queue import QueuedPrompt, RemotePrefillError, RemotePrefills
 from ..transfer import (
     Notification,
     Offer,
@@ -21,7 +23,7 @@ from ..transfer import (
     TransferMetrics,
 )
 from .contents import CacheContents
-from .live import IncomingPrompt, LiveEngine
+from .live import IncomingPrompt, LiveEngine, NotBroughtError
 from .sequence import Sequence
 
 FindMetadata = Callable[[str], Awaitable[bytes | None]]
@@ -43,7 +45,7 @@ class BlockMoves:
         """`find_metadata`: where engines' metadata are found; None: in the handoffs alone.
         `seconds_of`: see TransferConfig.open."""
         self.ranks: list[RankTransfers] = []
-        self._config, self._metrics, self._hands_over = config, metrics, hands_over
+        self._config, self.metrics, self._hands_over = config, metrics, hands_over
         self._find, self._seconds_of = find_metadata, seconds_of
 
     def open(self, ranks: Iterable[LiveEngine]) -> None:
@@ -57,7 +59,7 @@ class BlockMoves:
                     transfer,
                     live,
                     self._find or _find_none,
-                    self._metrics,
+                    self.metrics,
                     lease_s=self._config.transfer_lease_s,
                     deadline_s=self._config.transfer_timeout_s,
                 )
@@ -103,6 +105,8 @@ class RankTransfers:
         self._lease_s, self._deadline_s = lease_s, deadline_s
         self._leases: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         """by attempt: the number of the prompt that is kept"""
+        self.remote: RemotePrefills | None = None
+        """of a decode engine that takes part in a prefill queue"""
         self.contents = live.engine.contents = CacheContents(transfer, metrics)
         live.source = self
         transfer.listen(self.on_notification)
@@ -117,6 +121,11 @@ class RankTransfers:
         self._leases[attempt] = (number, timer)
         self.transfer.expect(1)
 
+    def hold(self, attempt: str) -> None:
+        """Keep the prompt that is kept for it until `end_lease`, however long that takes."""
+        number, timer = self._leases[attempt]
+        timer.cancel()
+
     def end_lease(self, attempt: str) -> bool:
         """The prompt that was kept for it is kept no longer. False if none is."""
         number, timer = self._leases.pop(attempt, (-1, None))
@@ -127,11 +136,15 @@ class RankTransfers:
         return self._live.let_go(number)
 
     def on_notification(self, engine_id: str, notification: Notification) -> None:
-        """A reader has ended."""
-        if notification.status in ("done", "failed"):
-            self.end_lease(notification.attempt)
+        """A reader has ended, or a prefill engine of the queue that writes into our blocks."""
+        if notification.status in ("done", "failed") and not self.end_lease(notification.attempt):
+            if self.remote is not None:
+                self.remote.on_notification(notification)
 
     async def bring(self, incoming: IncomingPrompt) -> None:
+        if incoming.sequence.hint is not None:
+            await self._bring_queued(incoming, incoming.sequence.hint)
+            return
         offer = incoming.sequence.offer
         if offer is None:
             raise TransferError("the prompt comes without blocks: its engine moves none", "unknown")
@@ -164,6 +177,32 @@ class RankTransfers:
         finally:
             if ticket is not None:
                 self._metrics.observe(transfer.kind, "read", ticket)
+
+    async def _bring_queued(self, incoming: IncomingPrompt, hint: RemotePrefillHint) -> None:
+        """Have a prefill engine of the queue compute the prompt, and write its blocks."""
+        request, engine = incoming.sequence.request, self._live.engine
+        if self.remote is None:
+            raise RemotePrefillError("the engine is in no queue", "away")
+        prompt = QueuedPrompt(
+            request.request_id,
+            request.token_ids,
+            engine.config.block_size,
+            incoming.hashes,
+            self.contents.blocks_of(incoming.hashes[: incoming.first]),
+            incoming.blocks,
+            lora_name=request.lora_name,
+            cache_salt=request.cache_namespace,
+            worker_id=hint.worker_id,
+        )
+
+        def failed(error: RemotePrefillError) -> None:
+            self._live.give_up(request.request_id, NotBroughtError(str(error)))
+
+        self.transfer.expect(1)
+        try:
+            await self.remote.prefill(prompt, failed)
+        finally:
+            self.transfer.expect(-1)
 
     async def _settle(self, attempt: str, ticket: Ticket | None) -> None:
         """Return once nothing is written into the blocks of an attempt that was given up."""

@@ -30,6 +30,10 @@ _STEPS_PER_TURN = 16
 _log = logging.getLogger(__name__)
 
 
+class NotBroughtError(WorkerError):
+    """No other engine has computed the prompt, so this one is to do it."""
+
+
 class TokenStream:
     """What became of one request, as far as it got; one reader."""
 
@@ -223,6 +227,14 @@ class LiveEngine:
         if stream is not None:
             stream.failure = WorkerError(why)
             self.abort(request_id)
+
+    def give_up(self, request_id: str, error: WorkerError) -> None:
+        """End a request whose prompt does not come. What brings it goes on, until nothing is
+        written into its blocks any more."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.failure = error
+            stream.advance(stream.ready, done=True, aborted=True)
 
     def let_go(self, number: int) -> bool:
         """See MockEngine.let_go."""

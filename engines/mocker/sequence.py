@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...indexer.hashing import block_hashes, sequence_hashes
+from ...workers.handoffs import RemotePrefillHint
 from ..serving import CachedBlock, EngineRequest
 from ..transfer import Offer
 from .sampling import plan_output
@@ -38,6 +39,7 @@ class Sequence:
         "finished",
         "offer",
         "metadata",
+        "hint",
         "_tokens",
         "_block_bytes",
     )
@@ -67,6 +69,7 @@ class Sequence:
         self.finished = False
         self.offer: Offer | None = None  # of its prompt's blocks, by the engine that computed it
         self.metadata: bytes | None = None  # that engine's, if it is in no store
+        self.hint: RemotePrefillHint | None = None  # its prompt comes through a prefill queue
         self._tokens = tokens.astype("<u4", copy=False).tobytes()
         self._block_bytes = 4 * block_size
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
 from ...base.clock import Clock
 from ...indexer.wire import StorageTier
 from ...workers.dialects import TokenLogprob
+from ...workers.handoffs import RemotePrefillHint, read_hint
 from ..serving import (
     AnswerPart,
     CachedBlock,
@@ -22,10 +23,20 @@ from .config import EngineConfig
 from .disaggregation import DisaggregationRole
 from .dp_engine import DataParallelEngine
 from .handovers import BlockMoves
-from .live import TokenStream, first_news
+from .live import NotBroughtError, TokenStream, first_news
 from .own_model import facts_of
 from .sampling import logprob_of
 from .sequence import Sequence
+
+
+class PromptDivider(Protocol):
+    """Decides which prompts of an engine others compute."""
+
+    async def divided(
+        self, request: EngineRequest
+    ) -> tuple[EngineRequest, RemotePrefillHint | None]:
+        """A request as its engine runs it; with a hint its prompt comes through a queue."""
+        ...
 
 
 class ServedMock:
@@ -45,6 +56,8 @@ class ServedMock:
         are really moved, if they are."""
         self.role = role
         self.moves = moves
+        self.queue: PromptDivider | None = None
+        """of a decode engine that takes part in a prefill queue"""
         self._config = config
         self.ranks = DataParallelEngine(
             config,
@@ -115,10 +128,18 @@ class ServedMock:
         self._several[name] = [each.request_id for each in others]
         return streams
 
-    def release(self, streams: list[TokenStream]) -> None:
+    def submit_again(self, request: EngineRequest) -> list[TokenStream]:
+        """One whose prompt did not come, to be computed here. It goes by another id, as the first
+        try may have blocks still."""
+        name = request.request_id
+        again = replace(request, request_id=f"{name}\x1flocal", phase=None, handoff=None)
+        stream = self.ranks.submit(again, request.dp_rank)
+        self._several[name] = [again.request_id]
+        return [stream]
+
+    def release(self, streams: list[TokenStream], request_id: str = "") -> None:
         """Their reader goes away: what is not finished is aborted."""
-        if len(streams) > 1:
-            self._several.pop(streams[0].sequence.request.request_id, None)
+        self._several.pop(request_id or streams[0].sequence.request.request_id, None)
         for stream in streams:
             self.ranks.release(stream)
 
@@ -165,10 +186,16 @@ class MockAnswer:
         if self._streams is None:
             await self._engine.ranks.awake()
             role = self._engine.role()
-            request = role.take(self._request)
+            request, hint = self._request, None
+            if not role.hands_over:
+                request, hint = await self._divided(request)
+            if hint is None:
+                request = role.take(request)
             self._streams = self._engine.submit(request)
             self._role = role
-            if not role.hands_over and request.handoff is not None:
+            if hint is not None:
+                self._streams[0].sequence.hint = hint
+            elif not role.hands_over and request.handoff is not None:
                 given = role.read_handoff(request.handoff, len(request.token_ids))
                 for stream in self._streams:
                     stream.sequence.offer = given.offer
@@ -179,6 +206,9 @@ class MockAnswer:
             ]
         while self._open:
             for answer in self._open:
+                if isinstance(answer.stream.failure, NotBroughtError):
+                    self._run_locally()
+                    break
                 part = answer.next()
                 if part is None:
                     continue
@@ -188,12 +218,30 @@ class MockAnswer:
                     self._open.remove(answer)
                     part = part._replace(handoff=self._handoff(answer.stream.sequence))
                 return part
-            await first_news([answer.stream for answer in self._open])
+            else:
+                await first_news([answer.stream for answer in self._open])
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         if self._streams is not None:
-            self._engine.release(self._streams)
+            self._engine.release(self._streams, self._request.request_id)
+
+    async def _divided(
+        self, request: EngineRequest
+    ) -> tuple[EngineRequest, RemotePrefillHint | None]:
+        """See PromptDivider. An engine in no queue computes what a router wants queued."""
+        queue = self._engine.queue
+        if queue is not None:
+            return await queue.divided(request)
+        if request.handoff is not None and read_hint(request.handoff) is not None:
+            return replace(request, phase=None, handoff=None), None
+        return request, None
+
+    def _run_locally(self) -> None:
+        """The prompt did not come: this engine computes it."""
+        self._streams = self._engine.submit_again(self._request)
+        config = self._engine.ranks.config
+        self._open = [_OneAnswer(stream, 0, config) for stream in self._streams]
 
     def _handoff(self, sequence: Sequence) -> bytes | None:
         """What a prefill worker hands over."""

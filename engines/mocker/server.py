@@ -7,6 +7,7 @@ from ...base.clock import Clock, SystemClock
 from ...runtime.event_planes import EventPlane
 from ...runtime.kv_stores import KeyValueStore
 from ...transport.security import ServerTls
+from ..prefill_queue import QueueMetrics
 from ..serving import EngineServer, WorkerRegistration, metadata_bucket
 from ..transfer import TransferMetrics
 from .config import MockerConfig, parse_speeds
@@ -15,7 +16,8 @@ from .dp_engine import DataParallelEngine
 from .engine import MockEngine
 from .faults import HEALTHY, Fault, FaultyPlane
 from .faulty_serving import FaultyCalls, FaultyFeed
-from .handovers import BlockMoves
+from .handovers import BlockMoves, FindMetadata
+from .queued_prefills import EngineQueue
 from .served import ServedMock
 
 
@@ -33,12 +35,15 @@ class MockServer:
         registration: WorkerRegistration | None = None,
         store: KeyValueStore | None = None,
         metrics: TransferMetrics | None = None,
+        queues: QueueMetrics | None = None,
     ) -> None:
         """`registration`: under which it is found; without one it is not. `store`: where other
-        engines are. `metrics`: where transfers are counted, if others are counted there."""
+        engines are. `metrics`, `queues`: where transfers and queued prompts are counted, if those
+        of others are counted there."""
         self.registration = registration
         self._store = store
         self._metrics = metrics or TransferMetrics()
+        self._queues = queues or QueueMetrics()
         self.worker_id = -1  # until it listens, if it depends on the address
         self.address = ""
         self.fault = HEALTHY
@@ -70,6 +75,11 @@ class MockServer:
         )
         self.ranks: DataParallelEngine = engine.ranks
         self.moves = engine.moves
+        self.queue: EngineQueue | None = None
+        if self._config.queue.prefill_queue:
+            self.queue = EngineQueue(
+                self._config, engine, self._queues, self._store, self._find_metadata()
+            )
         self._feed = FaultyFeed(engine, self.ranks.awake)
         self._calls = FaultyCalls(self.ranks.awake)
         self._served = EngineServer(
@@ -87,21 +97,25 @@ class MockServer:
         config = self._config
         if config.moves.transfer is None:
             return None
-        find = None
-        if self._store is not None and self.registration is not None and config.stores_metadata:
-            bucket = self._store.bucket(metadata_bucket(config.namespace))
-
-            async def find(engine_id: str) -> bytes | None:
-                entry = await bucket.get(engine_id)
-                return None if entry is None else entry.value
-
         return BlockMoves(
             config.moves,
             self._metrics,
             hands_over=config.disaggregation_mode == "prefill",
-            find_metadata=find,
+            find_metadata=self._find_metadata(),
             seconds_of=self._moving_s,
         )
+
+    def _find_metadata(self) -> FindMetadata | None:
+        config = self._config
+        if self._store is None or self.registration is None or not config.stores_metadata:
+            return None
+        bucket = self._store.bucket(metadata_bucket(config.namespace))
+
+        async def find(engine_id: str) -> bytes | None:
+            entry = await bucket.get(engine_id)
+            return None if entry is None else entry.value
+
+        return find
 
     def _moving_s(self, size: int) -> float:
         """How long prompts take whose contents in an arena would have this size."""
@@ -139,18 +153,28 @@ class MockServer:
         self._listens = True
         self.worker_id, self.address = self._served.worker_id, self._served.address
         self._config = replace(self._config, port=self._served.port)
+        if self.queue is not None:
+            self.queue.start(self.worker_id)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more requests, let those here finish for `grace_s`, end the rest. Idempotent."""
+        if self.queue is not None:
+            await self.queue.drain(grace_s)
         await self._served.stop(grace_s)
         self._listens = False
+        if self.queue is not None:
+            await self.queue.close()
         if self._plane is not None:
             await self._plane.close()
 
     async def kill(self) -> None:
         """Be gone at once, as a process that crashed: connections break, nothing is announced."""
         self._listens = False
+        if self.queue is not None and self.queue.consumer is not None:
+            await self.queue.close(killed=True)
         await self._served.kill()
+        if self.queue is not None:
+            await self.queue.close(killed=True)
 
     async def set_fault(self, fault: Fault) -> None:
         """Be as `fault` says from now on. ConfigError if it cannot listen again after a crash."""

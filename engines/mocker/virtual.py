@@ -146,6 +146,18 @@ class VirtualFleet:
                 f"{config.max_seq_len} ({config.length_key})"
             )
 
+    def restart(self, worker: int, now: float) -> None:
+        """Every rank of a worker is new at `now`: nothing cached, events from 1. Requests that it
+        has are gone, and bring nothing any more."""
+        for rank in range(self.config.dp_size):
+            self._fleet.restart(self._engine(worker, rank), now)
+
+    def queues(self, worker: int) -> tuple[int, int]:
+        """Requests that wait at a worker, and that run."""
+        engines = [self._engine(worker, rank) for rank in range(self.config.dp_size)]
+        waiting = sum(self._fleet.waiting(engine) for engine in engines)
+        return waiting, sum(self._fleet.running(engine) for engine in engines)
+
     def settle_handoff(self, worker: int, request: int, state: Handoff, now: float) -> None:
         """A prompt has come to the engine where its request is ARRIVING, or was read from the one
         that HANDS_OVER. KeyError if there is none."""

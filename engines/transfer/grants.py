@@ -145,6 +145,11 @@ class BlockGrants:
         found = self._open.get(attempt)
         return None if found is None else found.grant
 
+    def writer_of(self, attempt: str) -> str | None:
+        """The engine that has taken the attempt on, if that is known."""
+        found = self._open.get(attempt)
+        return None if found is None else found.writer
+
     def withdraw(self, attempt: str) -> bool:
         """End the right to begin a write: the epochs that the writer was given are past. It may be
         in the middle of one: `fail` or `quarantine` follows. False as `land`."""

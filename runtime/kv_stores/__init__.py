@@ -25,7 +25,14 @@ from .store import (
 
 if TYPE_CHECKING:
     from .etcd_store import EtcdStore
-    from .kubernetes import KubernetesApi, KubernetesConfig, Listed, Outcome, Reflector
+    from .kubernetes import (
+        KubernetesApi,
+        KubernetesConfig,
+        Listed,
+        Outcome,
+        PodIdentity,
+        Reflector,
+    )
     from .nats_connection import NatsConnection
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
@@ -54,6 +61,7 @@ __all__ = [
     "NatsConnection",
     "NatsStore",
     "Outcome",
+    "PodIdentity",
     "Reflector",
     "StoreError",
     "Watch",
@@ -74,6 +82,7 @@ __getattr__ = lazy_names(
         "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
+        "PodIdentity": ".kubernetes",
         "read_delivery": ".nats_messages",
     },
 )

@@ -46,6 +46,9 @@ REQUESTS = (
 )
 DISAGG = (
     *(field.name for field in fields(DisaggConfig)),
+    "disagg_handoff",
+    "max_local_prefill_length",
+    "max_prefill_queue_size",
     "disagg_prefill_timeout_s",
     "disagg_handoff_timeout_s",
 )

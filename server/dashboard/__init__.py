@@ -7,4 +7,5 @@ from .dashboard import Dashboard, Tokenize
 from .history import ProcessHistory
 from .overview import Overview, OverviewQuestion, ProcessOverview, merged_overview
 from .pages import PageData
+from .plan_view import PlanView
 from .routes import DashboardRoutes, PagedPool, ShownPool

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import cast
+from typing import Protocol, cast
 
 from ...base.errors import StatusCode
 from ...process.supervised import is_cancelled
@@ -280,17 +280,25 @@ class _LostError(EngineCallError):
     """The decode worker failed its leg, and that was counted."""
 
 
+class PairCall(EngineCall, Protocol):
+    """A call of a pair of workers."""
+
+    async def abort(self, *, timeout: float) -> tuple[bool, str]:
+        """Have the engines stop that run a leg."""
+        ...
+
+
 class HandoffClient:
     """The way to a pair of workers, for one attempt of a request."""
 
-    def __init__(self, decode: EngineClient, start: Callable[..., HandoffCall]) -> None:
+    def __init__(self, decode: EngineClient, start: Callable[..., PairCall]) -> None:
         self.address = decode.address
         self._start = start
-        self._call: HandoffCall | None = None
+        self._call: PairCall | None = None
 
     def generate(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
-    ) -> HandoffCall:
+    ) -> PairCall:
         """Begin both legs; see EngineClient."""
         self._call = self._start(request, timeout, tuple(metadata or ()))
         return self._call

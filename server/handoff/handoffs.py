@@ -16,13 +16,26 @@ from ...router.placement import Placement
 from ...router.prompt import Prompt
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
-from ...workers.handoffs import Connector, Fit, Half, Meetings, fit, plan_handoff, why_whole
+from ...workers.handoffs import (
+    PARCELS,
+    Connector,
+    Fit,
+    Half,
+    Meetings,
+    RemotePrefillHint,
+    Shape,
+    fit,
+    plan_handoff,
+    plan_queued,
+    why_whole,
+)
 from ...workers.health import HealthMonitor
 from ...workers.trtllm_proto import length_delimited
 from ..request_limits import HandoffLimits
 from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
+from .queued import QueuedCall
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -144,9 +157,18 @@ class Handoffs:
         request: bytes,
         timeout: float | None,
         metadata: Metadata,
-    ) -> HandoffCall:
+    ) -> HandoffCall | QueuedCall:
         if ids[0] != ids[1]:
             request += length_delimited(1, ids[1].encode())
+        limits = self.outcomes.limits
+        if limits.disagg_handoff == Shape.QUEUE.value and connector is PARCELS:
+            # A worker that has some of the prompt is worth waiting for; else any will do.
+            chosen = leg.worker_id if leg.decision.cached_tokens else None
+            hint = RemotePrefillHint(
+                chosen, limits.max_local_prefill_length, limits.max_prefill_queue_size
+            )
+            request = plan_queued(request, hint)
+            return QueuedCall(self.outcomes, leg, decode, request, ids, pair, timeout, metadata)
         facts = leg.facts
         parallel = facts.tensor_parallel_size or 1, facts.pipeline_parallel_size or 1
         meeting = self._meetings.new(*leg.rank, parallel)

@@ -10,7 +10,7 @@ from .http_answers import HttpAnswers, HttpFault
 from .merged import Family, FrontPages, families_of
 from .page import MetricsPage
 from .pooled import Labels
-from .process import record_metrics
+from .process import build_metrics, record_metrics
 from .process_metrics import LabelledPages, ProcessMetrics
 from .requests import BUCKETS, REQUEST_COUNTS
 from .router_metrics import RouterMetrics

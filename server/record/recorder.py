@@ -25,6 +25,7 @@ from ..loop_share import TimeShare
 from ..record_format import Fleet
 from .lines import EndedRequest, Salt, blocks_to_hash, encode_line, new_header
 from .record_file import RecordFile, Write
+from .tail import RecordTail
 
 OUTCOMES = ("written", "queue_full", "disk_error", "failed")
 """What becomes of a line."""
@@ -77,6 +78,7 @@ class Recorder:
         self._path, self._salt, self._process, self._write = path, salt, process, write
         self._max_bytes, self._kept = max_bytes, kept
         self._files: dict[tuple[str, int], RecordFile] = {}
+        self._models: dict[RecordFile, str] = {}
         self._queue: deque[tuple[RecordFile, int, EndedRequest]] = deque()
         # Each of the two is changed by one thread only.
         self._queued_blocks = self._written_blocks = 0
@@ -87,6 +89,8 @@ class Recorder:
         """by outcome: see OUTCOMES"""
         self.bytes = 0
         """written, ever"""
+        self.tail = RecordTail()
+        """the newest lines, whether or not the disk took them"""
 
     def start(self) -> None:
         """Idempotent."""
@@ -119,7 +123,13 @@ class Recorder:
             file = self._files[key] = RecordFile(
                 path, header, max_bytes=self._max_bytes, kept=self._kept, write=self._write
             )
+            self._models[file] = model
         return file
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        """The first line of each file as it would be begun now, by its model."""
+        return {model: file.header() for file, model in self._models.items()}
 
     def put(self, file: RecordFile | None, ended: EndedRequest) -> None:
         """Take a request that ended. Never waits."""
@@ -189,6 +199,7 @@ class Recorder:
                 continue
             batches.setdefault(file, []).append(line)
         for file, lines in batches.items():
+            self.tail.append(self._models[file], lines)
             try:
                 self.bytes += file.append(lines)
             except OSError as error:

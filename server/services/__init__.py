@@ -8,7 +8,7 @@ from .http_server import AdminAt, HttpServer
 from .pool_routes import PoolRoutes, WorkersRoute
 from .router_service import SERVICE as ROUTER_SERVICE
 from .router_service import RouterService
-from .state_routes import HealthRoutes, MetricsRoute
+from .state_routes import HealthRoutes, MetricsRoute, RecordRoute
 from .trtllm_service import (
     METADATA_KEYS,
     MODE_KEY,

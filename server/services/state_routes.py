@@ -1,12 +1,15 @@
-"""How a server is, over HTTP: /metrics, /health, /ping, /live and /version."""
+"""How a server is, over HTTP: /metrics, /record, /health, /ping, /live and /version."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from ...base.package_version import package_version
-from ...transport.http1 import HttpCall, Routes, answer_json, answer_whole
+from ...transport.http1 import HttpCall, HttpError, Routes, answer_json, answer_whole
 from ..metrics import MetricsPage
+from ..record import Recorder
 from ..server_parts import ServerParts
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -39,6 +42,37 @@ class MetricsRoute:
             part = body[begin : begin + WRITTEN_AT_ONCE]
             more = begin + len(part) < len(body)
             await call.send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+class RecordRoute:
+    """The newest lines of the record, for a planner: see docs/record.md."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+
+    @property
+    def routes(self) -> Routes:
+        return {"GET /record": self._on_record}
+
+    async def _on_record(self, call: HttpCall) -> None:
+        if self._recorder is None:
+            raise HttpError(404, "no requests are recorded here: --record")
+        since = call.parameters.get("since", "0")
+        if not (since.isascii() and since.isdecimal() and len(since) <= 15):
+            raise HttpError(400, f"since {since[:40]!r} is not the number of a line")
+        tail = self._recorder.tail
+        lines, missed, last = tail.since(int(since), WRITTEN_AT_ONCE)
+        page = {
+            "process": tail.process,
+            "last": last,
+            "missed": missed,
+            "headers": {name: msgspec.Raw(line) for name, line in self._recorder.headers.items()},
+            "lines": [
+                {"number": each.number, "model": each.model, "line": msgspec.Raw(each.line)}
+                for each in lines
+            ],
+        }
+        await answer_json(call, page)
 
 
 class HealthRoutes:

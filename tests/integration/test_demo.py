@@ -16,7 +16,9 @@ import pytest
 from support.polling import until
 from support.processes import http_json
 
+from dynamo_router.bench import demo_disagg
 from dynamo_router.bench.demo import DemoConfig, run, run_demo
+from dynamo_router.bench.results import Output
 
 START_S = 40.0  # generous: the machine may be busy with other things
 
@@ -100,6 +102,27 @@ def test_it_runs_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert 0 < result["cached_token_share"] < 1
     assert 1 <= result["balance_max_over_mean"] <= 2
     assert result["details"]["workers_seen"] in (1, 2)
+
+
+async def test_apart_it_compares_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_disagg, "REQUESTS", 8)
+    monkeypatch.setattr(demo_disagg, "SECONDS", 1.0)
+    monkeypatch.setattr(demo_disagg, "_program", lambda name: None)  # no etcd: files
+    out = tmp_path / "demo.json"
+    shown = demo_disagg.DisaggDemo(seed=1, start_timeout_s=START_S, progress=False)
+    assert await demo_disagg.run_disagg(shown, Output(str(out)))
+    assert alive(family_of(os.getpid())) == []
+    result = json.loads(out.read_text())
+    moved, checked = result["transferred_bytes"], result["blocks_checked"]
+    assert (result["store"], result["queued"] > 0) == ("file", True)
+    assert result["transfer"] in ("nixl", "shm")
+    assert moved > 0 < checked
+    assert (result["kv_corrupt"], result["redelivered"], result["dead_letters"]) == (0, 0, 0)
+    assert [run["mode"] for run in result["runs"]] == ["aggregated", "prefill apart"]
+    assert [run["errors"] for run in result["runs"]] == [0, 0]
+    assert "there is no etcd program" in capsys.readouterr().out
 
 
 async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:

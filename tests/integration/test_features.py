@@ -23,6 +23,7 @@ from support.polling import until
 from support.servers.discovered_fleet import backend_of
 
 from dynamo_router.engines.mocker.faults import Fault
+from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.process.settings import options_of
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
@@ -35,15 +36,17 @@ class Row(NamedTuple):
     name: str
     flags: list[str]
     cells: dict[str, str]
+    of_picker: str
+    """what `epp` says of it, which Envoy stands before"""
 
 
 def read_rows() -> list[Row]:
     rows = []
     for line in (ROOT / "docs" / "features.md").read_text().splitlines():
         if line.startswith("| ") and "| feature |" not in line:
-            name, flags, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            name, flags, *cells, picker = (cell.strip() for cell in line.strip("|").split("|"))
             found = re.findall(r"`(--[\w-]+)`", flags)
-            rows.append(Row(name, found, dict(zip(COMMANDS, cells, strict=True))))
+            rows.append(Row(name, found, dict(zip(COMMANDS, cells, strict=True)), picker))
     return rows
 
 
@@ -393,7 +396,7 @@ def test_every_row_has_a_probe_and_every_hole_a_reason() -> None:
     assert sorted(ROWS) == sorted(PROBES)
     for row in ROWS.values():
         assert "yes" in row.cells.values()
-        for cell in row.cells.values():
+        for cell in (*row.cells.values(), row.of_picker):
             assert cell == "yes" or cell.startswith("no: "), row
 
 
@@ -407,6 +410,17 @@ def test_a_command_takes_the_flags_of_its_features(command: str) -> None:
         ours = {row.name for row in ROWS.values() if set(row.flags) <= flags}
         refused = {name for name in ours if ROWS[name].cells[command] != "yes"}
         assert not any(ROWS[name].flags for name in refused), refused
+
+
+def test_epp_takes_the_flags_of_its_features_and_no_others() -> None:
+    flags = {flag for spec in options_of(PickerConfig) for flag in spec.flags} | {"--config"}
+    refused = {"--hedge-after-s", "--migration-limit"}
+    without_effect = {"--router-prefetch"}  # it is on where nothing is set
+    for row in ROWS.values():
+        if row.of_picker == "yes":
+            assert set(row.flags) - {"--worker"} <= flags, row
+        elif row.flags:
+            assert not set(row.flags) <= flags or set(row.flags) & (refused | without_effect), row
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -22,6 +22,7 @@ PRODUCT = (
     "frontend",
     "indexer",
     "kv_events",
+    "planner",
     "process",
     "router",
     "runtime",

@@ -192,10 +192,11 @@ class NatsLink:
         self._client.shorten()
         self._opened = True
 
-    async def publish(self, subject: str, payload: bytes) -> bool:
-        """Hand over one message, without waiting; False if the server takes none that large."""
+    async def publish(self, subject: str, payload: bytes, *, reply: str = "") -> bool:
+        """Hand over one message, without waiting; False if the server takes none that large.
+        `reply`: where its answers go."""
         try:
-            await self._client.publish(subject, payload)
+            await self._client.publish(subject, payload, reply)
         except MaxPayloadError:
             return False
         return True

@@ -1,9 +1,10 @@
 """How do engines hand a computed prompt over? A pure plan for each connector."""
 
-from .connectors import Connector
+from .connectors import PARCELS, Connector
 from .fitting import Fit, Half, fit
 from .meetings import Meetings
-from .plan import HandoffPlan, plan_handoff, why_whole
+from .plan import HandoffPlan, Shape, plan_handoff, plan_queued, why_whole
+from .queue_hint import RemotePrefillHint, read_hint
 from .security import MOST_PARCEL_BYTES, foreign_host
 
 __all__ = [
@@ -13,8 +14,13 @@ __all__ = [
     "Half",
     "HandoffPlan",
     "Meetings",
+    "PARCELS",
+    "RemotePrefillHint",
+    "Shape",
     "fit",
     "foreign_host",
     "plan_handoff",
+    "plan_queued",
+    "read_hint",
     "why_whole",
 ]

@@ -11,6 +11,7 @@ from ..dialects import for_decode, for_prefill, split_tokens
 from ..transfer_facts import TransferFacts
 from ..trtllm_proto import pb
 from .connectors import PARCELS, Connector, Meeting
+from .queue_hint import RemotePrefillHint
 
 
 class Shape(enum.Enum):
@@ -22,6 +23,8 @@ class Shape(enum.Enum):
     """both at once; they meet under an id that the router has made"""
     PUSH = "push"
     """both at once; the decode worker knows the prefill worker by what that has published"""
+    QUEUE = "queue"
+    """the decode worker alone is asked, and puts the prompt into the prefill queue"""
 
     @property
     def is_together(self) -> bool:
@@ -67,6 +70,11 @@ def plan_handoff(
     shape = Shape(connector.shape)
     then = for_decode(request, _encoded(here)) if shape.is_together else request
     return HandoffPlan(shape, first, then, False, connector.abort_safe, connector.ends_with_prefill)
+
+
+def plan_queued(request: bytes, hint: RemotePrefillHint) -> bytes:
+    """For the decode worker, which finds a prefill worker itself."""
+    return for_decode(request, hint.encode())
 
 
 def _encoded(fields: dict[str, object]) -> bytes:

@@ -25,4 +25,5 @@ from .model_card import (
     encode_card,
     read_card_key,
 )
+from .planner_keys import DECISIONS, STATUS, read_plan
 from .worker_watch import WorkerWatch

@@ -4,6 +4,7 @@ cimport cython
 from libc.math cimport INFINITY
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
@@ -110,6 +111,20 @@ cdef class Fleet:
         )
         self.record.followed += follow >= 0
 
+    def restart(self, uint32_t number, double now):
+        """Make an engine new: no cache, no requests, events numbered from 1. Its totals go on."""
+        cdef Engine* engine = self.engine(number)
+        cdef Engine fresh
+        memset(&fresh, 0, sizeof(Engine))
+        fresh.steps, fresh.busy, fresh.waited = engine.steps, engine.busy, engine.waited
+        fresh.most_waiting, fresh.loaded_s = engine.most_waiting, engine.loaded_s
+        cdef double speed = engine.speed
+        cdef bint journal = engine.kv.journal.on
+        engine_free(engine)
+        memcpy(engine, &fresh, sizeof(Engine))
+        if engine_init(engine, &self.limits, journal, speed, now) < 0:
+            raise MemoryError
+
     def settle_handoff(self, uint32_t engine, uint32_t request, int state, double now):
         return engine_settle_handoff(self.engine(engine), request, state, now)
 
@@ -123,6 +138,9 @@ cdef class Fleet:
 
     def waiting(self, uint32_t engine):
         return self.engine(engine).queues.n_waiting
+
+    def running(self, uint32_t engine):
+        return self.engine(engine).queues.n_running
 
     def advance(self, double until, bint to_answer):
         cdef uint32_t i

@@ -6,6 +6,7 @@ import { drawHttpErrors, drawIncidents } from "./faults.js";
 import { ApiError, call, Fleet, useToken } from "./fleet.js";
 import { drawTiles, followPointer, History } from "./history.js";
 import { learnNames, nameOf } from "./names.js";
+import { drawPlan } from "./plan.js";
 import { drawPools } from "./pools.js";
 import { drawReceipt } from "./receipt.js";
 import { drawRecent, drawTimeline, forgetBars } from "./timeline.js";
@@ -14,10 +15,12 @@ import { drawWorkers, watchTable } from "./workers.js";
 
 const POLL_MS = 1000;
 const CACHES_EVERY = 4; // polls
+const PLAN_EVERY = 3;
 const fleet = new Fleet();
 const history = new History();
 const connection = { lostAt: null, error: "" };
 let polls = 0;
+let looks = 0; // also while no pool serves
 let paused = false;
 let shownProcess = "";
 
@@ -36,6 +39,8 @@ async function poll() {
       drawHttpErrors(history);
       drawScopes();
       drawPools(fleet, choose);
+      if (looks % PLAN_EVERY === 0) drawPlan(await call("/dashboard/plan").catch(() => ({ status: null, decisions: [] })));
+      looks += 1;
       if (serves) {
         draw();
         if (polls === 0) performance.mark("drawn");

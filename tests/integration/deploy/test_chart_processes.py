@@ -12,6 +12,10 @@ from support.epp.pool import pool_of, put
 from support.polling import until
 from support.processes import command, http_json
 from support.servers.kubernetes import KubernetesServer
+from support.servers.kubernetes.replicas import add_deployment, pods_of, reconcile
+
+from dynamo_router.planner.connectors import KubernetesScale
+from dynamo_router.runtime.kv_stores import KubernetesApi, KubernetesConfig, PodIdentity
 
 WATCHED = {
     "frontend-kubernetes": {"dynamoworkermetadatas", "endpointslices"},
@@ -99,15 +103,65 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
     finally:
         await server.stop()
     asked = {_right(*request) for request in server.requests}
-    allowed = {
+    assert asked == _allowed(one(objects, "Role")["rules"])
+    assert {resource for _, resource, _ in asked} == WATCHED[case]
+
+
+async def test_the_planner_s_role_is_what_it_asks_for(tmp_path: Path) -> None:
+    """It scales Deployments of none up to the least; which pod goes, the same code asks for."""
+    objects = objects_of(CASES["planner-kubernetes"])
+    container, (mode, *_) = arguments(objects)
+    environ = {each["name"]: each.get("value", "test") for each in container["env"]}
+    store = tmp_path / "store"
+    store.mkdir()
+    server = KubernetesServer()
+    await server.start()
+    names = {"prefill": "engines-prefill", "decode": "engines-decode"}
+    try:
+        for name in names.values():
+            add_deployment(server, name, 0)
+        environ["KUBECONFIG"] = str(server.kubeconfig(tmp_path / "account", "first"))
+        environ["DYN_FILE_KV"] = str(store)
+        changes = {"host": '"127.0.0.1"', "port": "0", "plan_store": '"file"'}
+        token = tmp_path / "token"
+        token.write_text("secret")
+        token.chmod(0o600)
+        changes |= {"router_token_file": f'"{token}"', "routers": '["http://127.0.0.1:1"]'}
+        file = file_of(objects, tmp_path / "etc", changes)
+        async with command(tmp_path / "run", mode, "--config", file, environ=environ) as planner:
+            await planner.says("dynamo-router planner ready")
+
+            def scaled() -> bool:
+                return all(reconcile(server, name) == [] and pods_of(server, name) for name in
+                           names.values())  # fmt: skip
+
+            await until(scaled, 30)
+            await _history_is_forgotten(server, 2)
+            assert await planner.stop() == 0
+        config = KubernetesConfig(kubeconfig=environ["KUBECONFIG"], namespace="test")
+        scale = KubernetesScale(KubernetesApi(config), "test", {"decode": "engines-decode"})
+        (pod,) = pods_of(server, "engines-decode")
+        victim = PodIdentity(pod["metadata"]["name"], "", "").instance_id
+        await scale.apply({"decode": 0}, {"decode": (victim,)})
+        await scale.close()
+        assert reconcile(server, "engines-decode") == [pod["metadata"]["name"]]
+    finally:
+        await server.stop()
+    asked = {_right(*request) for request in server.requests}
+    rules = one(objects, "Role")["rules"]
+    assert asked == _allowed(rules)
+    (only,) = (rule["resourceNames"] for rule in rules if "resourceNames" in rule)
+    assert only == list(names.values())
+
+
+def _allowed(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {
         (group, resource, verb)
-        for rule in one(objects, "Role")["rules"]
+        for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert asked == allowed
-    assert {resource for _, resource, _ in asked} == WATCHED[case]
 
 
 async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
@@ -124,8 +178,12 @@ async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
 
 def _right(method: str, path: str, query: dict[str, str]) -> tuple[str, str, str]:
     """Group, resource and verb of a request, as a role names them."""
-    assert method == "GET"
-    found = re.fullmatch(r"/(?:api|apis/([^/]+))/v\w+/namespaces/[^/]+/(\w+)(/\w+)?", path)
+    found = re.fullmatch(
+        r"/(?:api|apis/([^/]+))/v\w+/namespaces/[^/]+/(\w+)(/[\w-]+)?(/scale)?", path
+    )
     assert found is not None, path
-    group, resource, name = found.groups()
-    return group or "", resource, "get" if name else "watch" if "watch" in query else "list"
+    group, resource, name, part = found.groups()
+    if method != "GET":
+        return group or "", f"{resource}{part or ''}", method.lower()
+    verb = "get" if name else "watch" if "watch" in query else "list"
+    return group or "", f"{resource}{part or ''}", verb

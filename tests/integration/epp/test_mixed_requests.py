@@ -104,7 +104,11 @@ class Run:
         """Leave in the head, before and in the body, behind it, in the answer's head, in the
         answer, at its end."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway.port)
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        # A refusal ends the connection, so that what it lacks is not waited for.
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+            f"content-length: {len(data)}\r\n\r\n"
+        ).encode()
         writer.write((head[:20], head, head + data[:40])[point] if point < 3 else head + data)
         try:
             await writer.drain()
@@ -112,7 +116,8 @@ class Run:
                 await reader.readuntil((b"HTTP/1.1", b"w0", b"[DONE]")[point - 4])
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # refused or cut: it would have left
-        writer.transport.abort()
+        finally:
+            writer.transport.abort()
         return "left"
 
 

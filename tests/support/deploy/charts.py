@@ -59,6 +59,26 @@ CASES: dict[str, dict[str, Any]] = {
         "mode": "frontend",
         "discovery": {"backend": "kubernetes", "mode": "container"},
     },
+    "planner-kubernetes": {
+        "mode": "planner",
+        "discovery": {"backend": "kubernetes"},
+        "etcd": {"endpoints": "http://etcd:2379"},
+        "config": {
+            "plan_store": "etcd",
+            "routers": ["http://frontend:8000"],
+            "deployments": ["prefill=engines-prefill", "decode=engines-decode"],
+            "roles": "disaggregated",
+        },
+        "planner": {"tokenSecret": "admin"},
+        "serviceMonitor": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+    },
+    "planner-metrics": {
+        "mode": "planner",
+        "discovery": {"backend": "nats"},
+        "nats": {"url": "nats://nats:4222"},
+        "config": {"routers": ["http://frontend:8000"], "connector": "metrics"},
+    },
     "epp": {"mode": "epp", "inferencePool": {"create": True, "selector": {"app": "vllm"}}},
     "epp-labels": {
         "mode": "epp",

@@ -71,7 +71,7 @@ async def registered(
     """So many mock engines, registered; unregistered when the block ends."""
     config.setdefault("engine", ENGINE)
     config.setdefault("speedup_ratio", 1000.0)
-    settings = MockerConfig(workers=count, port=0, **config)
+    settings = MockerConfig(workers=count, port=0, nats=nats, **config)
     store = open_store(backend.kind, backend.environ)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)

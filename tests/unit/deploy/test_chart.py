@@ -169,6 +169,8 @@ def test_every_case_has_its_kinds() -> None:
     assert all_on - {"Ingress"} <= kinds["epp-all"]
     assert "InferencePool" not in kinds["epp-labels"]
     assert {"Role", "RoleBinding"} <= kinds["frontend-kubernetes"]
+    assert {"Role", "RoleBinding"} <= kinds["planner-kubernetes"]
+    assert "Role" not in kinds["planner-metrics"], "it scales nothing itself"
     assert "Role" not in kinds["static"], "nothing is asked of the API server"
 
 
@@ -282,7 +284,7 @@ def test_stopping_has_the_time_that_it_takes() -> None:
     [
         ({}, "no engines: name them in config.workers, set discovery.backend, or try mock"),
         ({"mode": "frontend"}, "mode frontend finds its models in a store"),
-        ({"mode": "planner"}, "at '/mode': value must be one of"),
+        ({"mode": "worker"}, "at '/mode': value must be one of"),
         (WORKERS | {"replicaSync": {"enabled": True}}, "replicaSync.enabled needs nats.url"),
         ({"discovery": {"backend": "etcd"}}, "discovery.backend etcd needs etcd.endpoints"),
         ({"discovery": {"backend": "nats"}}, "discovery.backend nats needs nats.url"),
@@ -321,6 +323,21 @@ def test_stopping_has_the_time_that_it_takes() -> None:
         ({"mode": "epp", "config": {"pool": "a"}}, "config"),
         (WORKERS | {"inferencePool": {"create": True}}, "inferencePool is for mode epp"),
         (WORKERS | {"replica": 2}, "replica"),
+        *(
+            (CASES["planner-kubernetes"] | change, text)
+            for change, text in (
+                ({"discovery": {"backend": "static"}}, "mode planner finds engines in a store"),
+                ({"config": {}}, "mode planner needs config.routers"),
+                ({"config": {"routers": ["http://r"]}}, "needs config.deployments: [ROLE=NAME"),
+                (
+                    {"config": {"routers": ["http://r"], "deployments": ["decode=d"]}},
+                    "Kubernetes keeps no decisions: config.plan_store etcd or nats",
+                ),
+                ({"etcd": {"endpoints": ""}}, "config.plan_store etcd needs etcd.endpoints"),
+                ({"tls": {"existingSecret": "x"}}, "mode planner serves no clients"),
+                ({"planner": {"token": "x"}}, "token"),
+            )
+        ),
         (WORKERS | {"probes": {"liveness": {"periodSecond": 2}}}, "periodSecond"),
         (WORKERS | {"ports": {"http": 70000}}, "'/ports/http': maximum"),
         (WORKERS | {"image": {"digest": "latest"}}, "digest"),

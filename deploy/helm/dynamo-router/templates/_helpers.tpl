@@ -49,6 +49,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {name: http, key: http_frontend, port: {{ .Values.ports.http }}}
 {{- end }}
 - {name: metrics, key: http_port, port: {{ .Values.ports.metrics }}}
+{{- else if eq .Values.mode "planner" }}
+- {name: metrics, key: port, port: {{ .Values.ports.metrics }}}
 {{- else if eq .Values.mode "epp" }}
 - {name: extproc, key: grpc_port, port: {{ .Values.ports.extproc }}}
 - {name: health, key: grpc_health_port, port: {{ .Values.ports.health }}}
@@ -82,8 +84,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- range fromYamlArray (include "dynamo-router.ports" .) -}}
 {{- $_ := set $set .key .port -}}
 {{- end -}}
-{{- with .Values.nats.url -}}
-{{- $_ := set $set "nats" . -}}
+{{- $given := .Values.config -}}
+{{- if eq .Values.mode "planner" -}}
+{{- $given = omit $given "lame_duck_s" "drain_timeout_s" -}}
+{{- $_ := set $set "connector" (default "kubernetes" .Values.config.connector) -}}
+{{- if .Values.planner.tokenSecret -}}
+{{- $_ := set $set "router_token_file" "/etc/dynamo-router-planner/token" -}}
+{{- end -}}
+{{- else if .Values.nats.url -}}
+{{- $_ := set $set "nats" .Values.nats.url -}}
 {{- end -}}
 {{- if .Values.auth.existingSecret -}}
 {{- $_ := set $set "auth_tokens" "/etc/dynamo-router-auth/tokens" -}}
@@ -111,7 +120,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.mockWorkers.enabled -}}
 {{- $_ := set $set "workers" (list (printf "grpc+dns://%s-mock-workers:9001" (include "dynamo-router.fullname" .))) -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite (deepCopy .Values.config) $set) -}}
+{{- toYaml (mergeOverwrite (deepCopy $given) $set) -}}
 {{- end -}}
 
 {{- define "dynamo-router.config" -}}
@@ -145,6 +154,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- if and (eq .Values.discovery.backend "nats") (not .Values.nats.url) -}}
 {{- fail "discovery.backend nats needs nats.url" -}}
+{{- end -}}
+{{- if eq .Values.mode "planner" -}}
+{{- $config := .Values.config -}}
+{{- if eq .Values.discovery.backend "static" -}}
+{{- fail "mode planner finds engines in a store: discovery.backend kubernetes, etcd or nats" -}}
+{{- end -}}
+{{- if not $config.routers -}}
+{{- fail "mode planner needs config.routers: the admin listeners of the routers" -}}
+{{- end -}}
+{{- if and (eq (default "kubernetes" $config.connector) "kubernetes") (not $config.deployments) -}}
+{{- fail "mode planner needs config.deployments: [ROLE=NAME, ...]" -}}
+{{- end -}}
+{{- if and (eq .Values.discovery.backend "kubernetes") (not $config.plan_store) -}}
+{{- fail "Kubernetes keeps no decisions: config.plan_store etcd or nats" -}}
+{{- end -}}
+{{- if and (eq (default "" $config.plan_store) "etcd") (not .Values.etcd.endpoints) -}}
+{{- fail "config.plan_store etcd needs etcd.endpoints" -}}
+{{- end -}}
+{{- if and (eq (default "" $config.plan_store) "nats") (not .Values.nats.url) -}}
+{{- fail "config.plan_store nats needs nats.url" -}}
+{{- end -}}
+{{- if or .Values.tls.existingSecret .Values.auth.existingSecret .Values.autoscaling.enabled .Values.ingress.enabled .Values.httpRoute.enabled .Values.replicaSync.enabled -}}
+{{- fail "mode planner serves no clients: no tls, auth, autoscaling, ingress, httpRoute or replicaSync" -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq .Values.mode "frontend") (eq .Values.discovery.backend "static") -}}
 {{- fail "mode frontend finds its models in a store: discovery.backend kubernetes, etcd or nats" -}}
@@ -196,9 +229,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.mode "epp") (or .Values.inferencePool.enabled .Values.config.endpoint_selector) }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether the planner scales Deployments. */}}
+{{- define "dynamo-router.scales" -}}
+{{- if and (eq .Values.mode "planner") (eq (default "kubernetes" .Values.config.connector) "kubernetes") }}true{{ end -}}
+{{- end -}}
+
 {{/* Whether the pods ask the API server. */}}
 {{- define "dynamo-router.asksKubernetes" -}}
-{{- if or (eq .Values.discovery.backend "kubernetes") (include "dynamo-router.watchesPods" .) }}true{{ end -}}
+{{- if or (eq .Values.discovery.backend "kubernetes") (include "dynamo-router.watchesPods" .) (include "dynamo-router.scales" .) }}true{{ end -}}
 {{- end -}}
 
 {{/* The port with /metrics, /live and /health. */}}

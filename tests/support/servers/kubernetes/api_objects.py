@@ -41,6 +41,7 @@ KINDS = (
     Kind("", "v1", "Pod", "pods", ("po",)),
     Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
     Kind("nvidia.com", "v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas", ("dwm",)),
+    Kind("apps", "v1", "Deployment", "deployments", ("deploy",)),
     Kind("inference.networking.k8s.io", "v1", "InferencePool", "inferencepools"),
     Kind("llm-d.ai", "v1alpha2", "InferenceObjective", "inferenceobjectives"),
     Kind(

@@ -124,7 +124,12 @@ class KubernetesServer:
                 raise Failure(401, "Unauthorized", "Unauthorized")
             if (document := document_of(request.path)) is not None:
                 return web.json_response(document)
-            kind, namespace, name = _place_of(request.path)
+            path = request.path.removesuffix("/scale")
+            kind, namespace, name = _place_of(path)
+            if path != request.path:
+                answer = await self._scale(request, kind, namespace, name)
+                await self.changed()
+                return web.json_response(answer)
             if request.query.get("watch") in ("true", "1"):
                 return await self._watch(request, kind, namespace)
             answer = await self._change(request, kind, namespace, name)
@@ -155,6 +160,27 @@ class KubernetesServer:
         if request.content_type == "application/merge-patch+json":
             return objects.merge(kind, namespace, name, body, manager or "unknown")
         raise Failure(415, "UnsupportedMediaType", f"no patches of {request.content_type}")
+
+    async def _scale(self, request: web.Request, kind: Kind, namespace: str, name: str) -> Object:
+        """The scale subresource of a Deployment."""
+        if kind.plural != "deployments":
+            raise Failure(404, "NotFound", "the server could not find the requested resource")
+        if request.method == "PATCH":
+            if request.content_type != "application/merge-patch+json":
+                raise Failure(415, "UnsupportedMediaType", f"no {request.content_type} here")
+            replicas = (await request.json())["spec"]["replicas"]
+            if not isinstance(replicas, int) or replicas < 0:
+                raise Failure(422, "Invalid", "spec.replicas: must be at least 0")
+            patch = {"spec": {"replicas": replicas}}
+            self.objects.merge(kind, namespace, name, patch, "unknown")
+        found = self.objects.get(kind, namespace, name)
+        labels = found["spec"]["selector"]["matchLabels"]
+        replicas = found["spec"]["replicas"]
+        return {
+            "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": name},
+            "spec": {"replicas": replicas} if replicas else {},
+            "status": {"selector": ",".join(f"{key}={value}" for key, value in labels.items())},
+        }  # fmt: skip
 
     async def _watch(self, request: web.Request, kind: Kind, namespace: str) -> web.StreamResponse:
         query, selector = request.query, selector_of(request.query)

@@ -7,7 +7,7 @@ from support.servers.kubernetes.api_server import NAMESPACE, KubernetesServer
 
 from dynamo_router.runtime.kv_stores.kubernetes import PodIdentity
 
-PODS, SLICES, METADATA, *_ = KINDS
+PODS, SLICES, METADATA, DEPLOYMENTS, *_ = KINDS
 LABELS = {
     "nvidia.com/dynamo-discovery-enabled": "true",
     "nvidia.com/dynamo-discovery-backend": "kubernetes",

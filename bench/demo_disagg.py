@@ -1,0 +1,239 @@
+"""dynamo-router demo --disagg: prompts computed apart, beside engines that do both.
+
+Two prefill and two decode mock engines share prompts through the prefill queue, over NATS with
+JetStream; etcd and NIXL are used where they are.
+"""
+
+import asyncio
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from ..base.errors import RouterError
+from ..process.child_process import ChildError, ChildProcess
+from ..runtime.event_planes import EmbeddedNats
+from .load import ServeProcess, mock_fleet_arguments, progress_bar, worker_arguments
+from .replay import ReplayConfig, replay
+from .results import Output, Run, runs_content, runs_table
+
+SHORT, LONG = (320, 64), (7000, 8)
+"""Tokens of a prompt and of its answer."""
+LONG_SHARE = 0.3
+REQUESTS, SECONDS = 40, 6.0
+_TRACE_BLOCK = 512
+_STOP_S = 10.0
+_ENGINE = re.compile(r"engine \d+: grpc://(\S+)")
+_METRICS = re.compile(r"metrics: (http://\S+)")
+_COUNTED = {
+    "transferred_bytes": "dynamo_router_transfer_bytes_total",
+    "blocks_checked": "dynamo_router_kv_blocks_checked_total",
+    "kv_corrupt": "dynamo_router_kv_corrupt_total",
+    "redelivered": "dynamo_router_prefill_queue_redelivered_total",
+    "dead_letters": "dynamo_router_prefill_queue_dead_letters_total",
+    "queued": "dynamo_router_prefill_queue_prefills_total",
+}
+
+
+class DisaggDemo(NamedTuple):
+    """What to show of it."""
+
+    seed: int = 0
+    start_timeout_s: float = 30.0
+    progress: bool = True
+
+
+async def run_disagg(config: DisaggDemo, output: Output) -> bool:
+    """Both ways, one after the other; whether all requests were answered and all blocks right.
+    Leaves no process behind."""
+    store = "file" if _program("etcd") is None else "etcd"
+    transfer = "nixl" if importlib.util.find_spec("nixl") is not None else "shm"
+    output.print(f"store: {store}, transfer of blocks: {transfer}; {_why_not(store, transfer)}")
+    with tempfile.TemporaryDirectory(prefix="dynamo-router-demo-") as made:
+        folder = Path(made)
+        trace = folder / "trace.jsonl"
+        trace.write_text(long_and_short(config.seed))
+        aggregated = await _aggregated(config, trace)
+        apart, counts = await _apart(config, trace, folder, store, transfer)
+    runs = [aggregated, apart]
+    output.print(runs_table(runs))
+    output.print(
+        f"{counts['queued']} prompts went through the queue, {counts['transferred_bytes']:,} bytes"
+        f" of blocks moved; {counts['blocks_checked']} blocks were checked,"
+        f" {counts['kv_corrupt']} had wrong contents. Redelivered: {counts['redelivered']}, dead"
+        f" letters: {counts['dead_letters']}."
+    )
+    content = {"store": store, "transfer": transfer, **counts, **runs_content(runs)}
+    output.write(content)
+    return not counts["kv_corrupt"] and not any(run.errors + run.rejected for run in runs)
+
+
+def long_and_short(seed: int) -> str:
+    """The trace: short prompts with longer answers, long ones among them."""
+    rng, hashes, lines = Random(seed), 0, []
+    for number in range(REQUESTS):
+        prompt, answer = LONG if rng.random() < LONG_SHARE else SHORT
+        blocks = -(-prompt // _TRACE_BLOCK)
+        record = {
+            "timestamp": int(number * SECONDS * 1e3 / REQUESTS),
+            "input_length": prompt,
+            "output_length": answer,
+            "hash_ids": list(range(hashes, hashes + blocks)),
+        }
+        hashes += blocks
+        lines.append(json.dumps(record))
+    return "\n".join(lines) + "\n"
+
+
+async def _aggregated(config: DisaggDemo, trace: Path) -> Run:
+    arguments = mock_fleet_arguments("kv", workers=4, block_size=64, num_gpu_blocks=1024)
+    limit_s = config.start_timeout_s
+    async with ServeProcess(arguments, workers=4, start_timeout_s=limit_s) as serving:
+        return await _replayed(config, trace, serving, "aggregated")
+
+
+async def _apart(
+    config: DisaggDemo, trace: Path, folder: Path, store: str, transfer: str
+) -> tuple[Run, dict[str, int]]:
+    async with AsyncExitStack() as stack:
+        nats = EmbeddedNats(store=folder / "nats")
+        stack.push_async_callback(nats.stop)
+        await nats.start()
+        env = {"DYN_FILE_KV": str(folder / "store")}
+        if store == "etcd":
+            env = {"ETCD_ENDPOINTS": await stack.enter_async_context(_etcd(folder / "etcd"))}
+        blocks = folder / "blocks"
+        blocks.mkdir(mode=0o700)
+
+        def mocker(role: str) -> Any:
+            return stack.enter_async_context(
+                _Mocker(
+                    *("--discovery", store, "--nats", nats.url, "--transfer", transfer),
+                    *("--transfer-folder", str(blocks), "--disaggregation-mode", role),
+                    *("--prefill-queue", "--max-model-len", "0", "--num-gpu-blocks", "1024"),
+                    *("--workers", "2", "--port", "0", "--metrics-port", "0"),
+                    env=env,
+                    timeout_s=config.start_timeout_s,
+                )
+            )
+
+        prefill, decode = await asyncio.gather(mocker("prefill"), mocker("decode"))
+        arguments = [
+            *worker_arguments(decode.addresses),
+            *(f"--prefill-worker=grpc://{each}" for each in prefill.addresses),
+            *("--nats", nats.url, "--block-size", "64"),
+            *("--disagg-handoff", "queue", "--disagg", "always"),
+            *("--max-local-prefill-length", "1000"),
+        ]
+        limit_s = config.start_timeout_s
+        serving = await stack.enter_async_context(
+            ServeProcess(arguments, workers=2, start_timeout_s=limit_s)
+        )
+        run = await _replayed(config, trace, serving, "prefill apart")
+        pages = [await each.metrics() for each in (prefill, decode)]
+    counts = {
+        key: int(sum(_sample_sum(page, name) for page in pages)) for key, name in _COUNTED.items()
+    }
+    return run, counts
+
+
+async def _replayed(config: DisaggDemo, trace: Path, serving: ServeProcess, name: str) -> Run:
+    print(f"{name}: {REQUESTS} requests", file=sys.stderr)
+    asked = ReplayConfig(
+        trace=str(trace), target=serving.grpc_address, seed=config.seed, mode=name, workers=4
+    )
+    async with AsyncExitStack() as stack:
+        on_start = await stack.enter_async_context(progress_bar(name, config.progress))
+        return await replay(asked, on_start)
+
+
+class _Mocker:
+    """A `dynamo-router mocker` as a child, while entered."""
+
+    def __init__(self, *arguments: str, env: dict[str, str], timeout_s: float) -> None:
+        self.addresses: list[str] = []
+        self._page, self._timeout_s = "", timeout_s
+        self._child = ChildProcess(
+            [sys.executable, "-P", "-m", "dynamo_router", "mocker", *arguments],
+            stop_timeout_s=_STOP_S,
+            own_session=True,
+            env=env,
+        )
+
+    async def __aenter__(self) -> "_Mocker":
+        try:
+            await self._child.start(self._on_line, self._timeout_s)
+        except ChildError as error:
+            lines = "\n".join(f"  {line}" for line in error.output)
+            raise RouterError(f"dynamo-router mocker {error.reason}:\n{lines}") from None
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._child.stop()
+
+    def _on_line(self, line: str) -> bool:
+        if found := _ENGINE.search(line):
+            self.addresses.append(found[1])
+        if found := _METRICS.search(line):
+            self._page = found[1]
+        return line == "ready"
+
+    async def metrics(self) -> str:
+        import aiohttp  # by what runs alone: a command that prints its help needs no client
+
+        async with aiohttp.ClientSession(trust_env=False) as http, http.get(self._page) as answer:
+            return await answer.text()
+
+
+@asynccontextmanager
+async def _etcd(folder: Path) -> AsyncIterator[str]:
+    """Its address, while it runs."""
+    program = _program("etcd")
+    assert program is not None
+    found: list[str] = []
+
+    def on_line(line: str) -> bool:
+        if address := re.search(r'serving client traffic insecurely.*?"address":"([^"]+)"', line):
+            found.append(f"http://{address[1]}")
+        return bool(found)
+
+    any_port = "http://127.0.0.1:0"
+    child = ChildProcess(
+        [
+            program, "--data-dir", str(folder), "--listen-client-urls", any_port,
+            "--advertise-client-urls", any_port, "--listen-peer-urls", any_port,
+        ],
+        stop_timeout_s=_STOP_S,
+        own_session=True,
+    )  # fmt: skip
+    try:
+        await child.start(on_line, _STOP_S)
+        yield found[0]
+    finally:
+        await child.stop()
+
+
+def _program(name: str) -> str | None:
+    """The absolute path of a program of ours or on PATH; None if there is none."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return None if found is None else str(Path(found).resolve())
+
+
+def _why_not(store: str, transfer: str) -> str:
+    etcd = "etcd runs" if store == "etcd" else "there is no etcd program"
+    nixl = "NIXL is installed" if transfer == "nixl" else "NIXL is not installed"
+    return f"{etcd}, {nixl}"
+
+
+def _sample_sum(page: str, name: str) -> float:
+    """Of all series of a counter."""
+    samples = (line.rsplit(" ", 1) for line in page.splitlines() if line.startswith(name))
+    return sum(float(value) for series, value in samples if series.partition("{")[0] == name)

@@ -1,0 +1,16 @@
+"""How many engines of which role? Plans by simulation, within constraints; who executes them."""
+
+from .constraints import Allowed, Change, Constraints, constrain
+from .decision import (
+    Decision,
+    DecisionKind,
+    DecisionState,
+    Score,
+    decode_decision,
+    encode_decision,
+)
+from .fleet import ROLES, Fleet, Role
+from .objectives import Objectives
+from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState
+from .planner import Planner, PlanningConfig, choose_victims
+from .what_if import EngineModel

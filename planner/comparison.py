@@ -1,0 +1,347 @@
+"""A planner beside what others scale by, and beside bounds, on one day; tuned on another one."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bench.simulation import SampledRequest
+from .bounds import Course, Needs, reach
+from .constraints import Constraints
+from .day import MINUTE_S, Autoscaler, DayRun, DayTrace, run_day
+from .decision import Decision
+from .fleet import Fleet
+from .objectives import Objectives
+from .observation import Observation
+from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
+from .planner import BIN_S, Oracle, Planner, PlanningConfig
+from .profile import Curves
+from .what_if import EngineModel
+
+PEERS = (
+    "static-peak",
+    "static-mean",
+    "hpa-queue",
+    "hpa-kv",
+    "keda",
+    "wva",
+    "dynamo-0.8",
+    "dynamo-1.5",
+)
+BOUNDS = (
+    "bound-clairvoyant",
+    "bound-reachable",
+    "bound-perfect-forecast",
+    "bound-perfect-model",
+)
+POLICIES = ("plan", *PEERS, *(f"{name}-tuned" for name in PEERS), *BOUNDS)
+# What a peer is tuned over: the number that an operator would set, its usual value first.
+GRIDS: Mapping[str, tuple[float, ...]] = {
+    "hpa-queue": (32, 8, 16, 64),
+    "hpa-kv": (0.8, 0.2, 0.4, 0.6),
+    "keda": (5, 0.5, 2),
+    "wva": (0.8, 0.2, 0.4, 0.6),
+    "dynamo-0.8": (1.0, 0.5, 0.7, 1.5),
+    "dynamo-1.5": (1.0, 0.5, 0.7, 1.5),
+}
+WINDOW_OF_MEANS_S = 180.0
+TUNED = "-tuned"
+
+
+class PlanPolicy:
+    """The planner as a policy of a day: it drains for as long as it takes."""
+
+    drain_limit_s = math.inf
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner, self.window_s = planner, planner.config.window_s
+        self.observe = planner.observe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a day is run with. `model` is what engines are really like; the planner's own has
+    `model_error` times its step times."""
+
+    model: EngineModel
+    objectives: Objectives
+    constraints: Constraints
+    planning: PlanningConfig
+    curves: Curves
+    model_error: float = 1.0
+    seed: int = 0
+
+
+class Comparison:
+    """One day, and perhaps another one to tune on."""
+
+    def __init__(self, setting: Setting, day: DayTrace, train: DayTrace | None = None) -> None:
+        self.setting, self.day, self.train = setting, day, train
+
+    def policies(self) -> list[str]:
+        """Those that can be run: tuned ones need a day to tune on."""
+        return [each for each in POLICIES if self.train is not None or not each.endswith(TUNED)]
+
+    @cached_property
+    def needs(self) -> Needs:
+        return self._needs_of(self.day)
+
+    @cached_property
+    def start(self) -> Fleet:
+        """The fleet that every policy begins with: what the first minute needs."""
+        return self.needs.fleets[0]
+
+    @cached_property
+    def places(self) -> Fleet:
+        """Engines at a time: of a role at most the budget, and as many again that drain."""
+        most = 2 * self.setting.constraints.engines_max
+        roles = self.setting.planning.roles
+        if roles == "aggregated":
+            return Fleet(aggregated=most)
+        return Fleet(most if roles == "both" else 0, most, most)
+
+    def run(self, name: str) -> DayRun:
+        """A policy's day. KeyError for a name that is none of POLICIES."""
+        began = time.process_time()
+        run = self._run(name)
+        run.policy, run.cpu_s = name, time.process_time() - began
+        return run
+
+    def _run(self, name: str) -> DayRun:
+        if name == "plan":
+            return self._day(self._planner())
+        if name == "bound-clairvoyant":
+            needs = self.needs
+            return DayRun(name, needs.attainment, needs.engine_hours, settings="no start-up")
+        if name == "bound-reachable":
+            return self._reachable()
+        if name == "bound-perfect-forecast":
+            return self._day(self._planner(oracle=self._oracle()))
+        if name == "bound-perfect-model":
+            return self._day(self._planner(perfect=True))
+        if name.endswith(TUNED):
+            return self._tuned(name.removesuffix(TUNED))
+        return self._peer(name, GRIDS.get(name, (0.0,))[0], self.day, self.start)
+
+    def _day(
+        self, policy: Autoscaler, day: DayTrace | None = None, start: Fleet | None = None
+    ) -> DayRun:
+        setting = self.setting
+        return run_day(
+            "",
+            day or self.day,
+            policy,
+            start or self.start,
+            setting.model,
+            setting.objectives,
+            budget=setting.constraints.engines_max,
+            places=self.places,
+        )
+
+    def _planner(self, *, oracle: Oracle | None = None, perfect: bool = False) -> PlanPolicy:
+        setting, season = self.setting, list[float]()
+        if self.train is not None:
+            season = self.train.counts(BIN_S)
+        speed = setting.model.speed / (1.0 if perfect else setting.model_error)
+        planner = Planner(
+            setting.planning,
+            replace(setting.model, speed=speed),
+            setting.objectives,
+            setting.constraints,
+            seed=setting.seed,
+            season=season,
+            proposals=self._proposals(),
+            oracle=oracle,
+            corrects=not perfect,
+        )
+        return PlanPolicy(planner)
+
+    def _proposals(self) -> dict[str, Callable[[Observation], Fleet | None]]:
+        """Others' fleets as candidates."""
+        rules: dict[str, Rule] = {
+            "wva": Wva(),
+            "dynamo-0.8": Dynamo08(self.setting.curves, self.setting.objectives),
+        }
+        return {
+            name: (lambda seen, rule=rule: rule.wanted(seen)[0])  # type: ignore[misc]  # bound now
+            for name, rule in rules.items()
+        }
+
+    def _oracle(self) -> Oracle:
+        day = self.day
+
+        def requests(
+            first_s: float, last_s: float
+        ) -> tuple[list[SampledRequest], NDArray[np.float64]]:
+            low, high = day.between(first_s, last_s)
+            return day.requests[low:high], day.arrivals_s[low:high] - first_s
+
+        return Oracle(requests)
+
+    def _reachable(self) -> DayRun:
+        setting, runs = self.setting, list[DayRun]()
+
+        def attempt(course: Course) -> tuple[float, list[bool]]:
+            run = self._day(course)
+            runs.append(run)
+            minutes = (self.day.arrivals_s // MINUTE_S).astype(np.int64)
+            total = np.bincount(minutes)
+            good = np.bincount(minutes, run.good)
+            kept = good >= setting.objectives.target * total
+            return run.attainment, [bool(each) for each in kept]
+
+        reach(
+            self.needs,
+            attempt,
+            setting.planning.start_up_s,
+            setting.objectives.target,
+            setting.constraints.engines_max,
+        )
+        reaching = [each for each in runs if each.attainment >= setting.objectives.target]
+        best = min(reaching, key=lambda each: each.engine_hours) if reaching else runs[-1]
+        best.settings = f"{len(runs)} courses"
+        return best
+
+    def _needs_of(self, day: DayTrace) -> Needs:
+        setting = self.setting
+        roles = setting.planning.roles
+        return Needs(day, setting.model, setting.objectives, setting.constraints, roles)
+
+    # Peers
+
+    def _peer(self, name: str, value: float, day: DayTrace, start: Fleet) -> DayRun:
+        rule, window_s, settings = self._rule(name, value)
+        scaler = Scaler(rule, self.setting.constraints, window_s=window_s)
+        if isinstance(rule, Static):
+            start = rule.fleet
+        run = self._day(scaler, day, start)
+        run.settings = settings
+        return run
+
+    def _rule(self, name: str, value: float) -> tuple[Rule, float, str]:
+        setting = self.setting
+        if name == "static-peak":
+            fleet = self.needs.peak()
+            return Static(fleet), 0.0, str(fleet)
+        if name == "static-mean":
+            fleet = self.needs.mean()
+            return Static(fleet), 0.0, str(fleet)
+        if name in ("hpa-queue", "hpa-kv"):
+            metric = name.removeprefix("hpa-")
+            return Hpa(metric, value), 0.0, f"{metric} {value:g}"
+        if name == "keda":
+            return Keda(value), 0.0, f"threshold {value:g}"
+        if name == "wva":
+            return Wva(kv_limit=value, spare_kv=value / 8), 0.0, f"kv limit {value:g}"
+        kinds = {"dynamo-0.8": Dynamo08, "dynamo-1.5": Dynamo15}
+        rule: Any = kinds[name](setting.curves, setting.objectives, value)
+        return rule, WINDOW_OF_MEANS_S, f"demand times {value:g}"
+
+    def _tuned(self, name: str) -> DayRun:
+        """The peer with what was best on the day to tune on: the cheapest that keeps the target,
+        else the one that keeps most."""
+        assert self.train is not None
+        if name.startswith("static"):
+            fleet = self._static_of_train(mean=name == "static-mean")
+            run = self._day(Scaler(Static(fleet), self.setting.constraints), None, fleet)
+            run.settings = str(fleet)
+            return run
+        tried: list[tuple[float, DayRun]] = []
+        for value in GRIDS[name]:
+            tried.append((value, self._peer(name, value, self.train, self.start)))
+        value = best_value(tried, self.setting.objectives.target)
+        return self._peer(name, value, self.day, self.start)
+
+    def _static_of_train(self, *, mean: bool) -> Fleet:
+        """Of the peak: the smallest static fleet that keeps the target on the day to tune on. Of
+        the mean: what its minutes need in the mean."""
+        assert self.train is not None
+        needs = self._needs_of(self.train)
+        if mean:
+            return needs.mean()
+        fleet, peak = needs.mean(), needs.peak()
+        while fleet != peak:
+            run = self._day(Scaler(Static(fleet), self.setting.constraints), self.train, fleet)
+            if run.attainment >= self.setting.objectives.target:
+                return fleet
+            short = [role for role, count in peak if fleet.count(role) < count]
+            fleet = fleet.changed(max(short, key=lambda role: peak.count(role)), 1)
+        return fleet
+
+
+def best_value(tried: Sequence[tuple[float, DayRun]], target: float) -> float:
+    """Of settings that were run: the cheapest that keeps the target, else the one nearest to it."""
+    keeping = [each for each in tried if each[1].attainment >= target]
+    if keeping:
+        return min(keeping, key=lambda each: each[1].engine_hours)[0]
+    return max(tried, key=lambda each: each[1].attainment)[0]
+
+
+def pareto(runs: Sequence[DayRun]) -> list[str]:
+    """Policies that no other beats: more attainment for no more engine hours, or as much for
+    fewer. Bounds are not among them."""
+    real = [each for each in runs if not each.policy.startswith("bound-")]
+    return [
+        each.policy
+        for each in real
+        if not any(
+            other.attainment >= each.attainment
+            and other.engine_hours <= each.engine_hours
+            and (other.attainment, -other.engine_hours) != (each.attainment, -each.engine_hours)
+            for other in real
+        )
+    ]
+
+
+def row(run: DayRun) -> dict[str, object]:
+    """A run's figures."""
+    return {
+        "policy": run.policy,
+        "attainment": run.attainment,
+        "engine_hours": run.engine_hours,
+        "changes": run.changes,
+        "aborted_streams": run.aborted_streams,
+        "good_minutes": run.good_minutes,
+        "worst_5_min": run.worst_5_min,
+        "rejected": run.rejected,
+        "peak_engines": run.peak_engines,
+        "over_budget_s": run.over_budget_s,
+        "settings": run.settings,
+        "cpu_s": run.cpu_s,
+    }
+
+
+def minutes_of(day: DayTrace, runs: Sequence[DayRun]) -> dict[str, object]:
+    """By minutes: arrivals, and of each policy the good answers; and its engines as they change."""
+    minutes = (day.arrivals_s // MINUTE_S).astype(np.int64)
+    return {
+        "arrivals": np.bincount(minutes).tolist(),
+        "good": {
+            each.policy: np.bincount(minutes, each.good).astype(np.int64).tolist()
+            for each in runs
+            if len(each.good)
+        },
+        "engines": {
+            each.policy: [
+                {
+                    "at": at,
+                    "serving": msgspec.to_builtins(serving),
+                    "starting": msgspec.to_builtins(starting),
+                    "draining": msgspec.to_builtins(draining),
+                }
+                for at, serving, starting, draining in each.moments
+            ]
+            for each in runs
+        },
+    }
+
+
+def decisions_of(run: DayRun) -> list[Decision]:
+    """What is worth a line: changes, and plans."""
+    return [each for each in run.decisions if each.changes or each.kind != "hold"]

@@ -1,0 +1,95 @@
+"""Rules between plans: what is seen without a simulation. They add engines and remove none."""
+
+import math
+from typing import NamedTuple
+
+from .fleet import Fleet, Role
+from .objectives import Objectives
+from .observation import Observation, ObservedRequest
+
+RECENT_S = 15.0
+"""What a rule looks back on."""
+LEAST_REQUESTS = 8
+"""Fewer late answers than of so many requests raise no alarm."""
+SURE = 2.0  # standard deviations of arrivals by chance
+
+
+class Alarm(NamedTuple):
+    """Engines of a role that should be there at least, and why."""
+
+    role: Role
+    least: int
+    reason: str
+
+
+def is_good(request: ObservedRequest, now: float, objectives: Objectives) -> bool | None:
+    """Whether an answer is good; None while that is open. No answer in time is not good."""
+    if request.ttft_ms is None:
+        late = (now - request.arrival_s) * 1e3 > objectives.objective_ttft_ms
+        return False if late else None
+    if request.ttft_ms > objectives.objective_ttft_ms:
+        return False
+    if request.itl_ms is None:
+        return True
+    return request.itl_ms <= objectives.objective_itl_ms
+
+
+def attainment(
+    seen: Observation, objectives: Objectives, last_s: float
+) -> tuple[float | None, int]:
+    """The share of good answers to requests of the last seconds, of how many; None: none known."""
+    if seen.requests is None:
+        return None, 0
+    found = [
+        good
+        for each in seen.requests
+        if each.arrival_s >= seen.at - last_s
+        and (good := is_good(each, seen.at, objectives)) is not None
+    ]
+    return (sum(found) / len(found), len(found)) if found else (None, 0)
+
+
+def alarms(
+    seen: Observation, objectives: Objectives, capacity: dict[Role, float], fleet: Fleet
+) -> list[Alarm]:
+    """What calls for more engines at once.
+
+    `capacity`: requests a second that an engine of a role was found to serve in good time. Arrivals
+    of the last seconds count for what they are at least, chance taken off.
+    """
+    found: list[Alarm] = []
+    if seen.requests is None:
+        return found
+    recent = sum(each.arrival_s > seen.at - RECENT_S for each in seen.requests)
+    sure = max(0.0, recent - SURE * math.sqrt(recent)) / RECENT_S
+    for role, rate in capacity.items():
+        least = math.ceil(sure / rate - 1e-9) if rate > 0 else 0
+        if least > fleet.count(role):
+            text = f"at least {sure:.1f} requests a second need {least} {role}"
+            found.append(Alarm(role, least, text))
+    share, count = attainment(seen, objectives, RECENT_S)
+    waits = seen.queue_age_s is not None and seen.queue_age_s * 1e3 > objectives.objective_ttft_ms
+    # Twice the misses that are allowed, and more than chance has.
+    allowed = 1 - objectives.target
+    limit = 2 * allowed + SURE * math.sqrt(allowed * objectives.target / max(1, count))
+    bad = share is not None and count >= LEAST_REQUESTS and 1 - share > limit
+    if (bad or waits) and not any(fleet.count(each.role) < each.least for each in found):
+        role = _scarce(seen, objectives, fleet)
+        starting = seen.fleet("starting").count(role)
+        if not starting:
+            what = f"{1 - (share or 0):.0%} of answers are late" if bad else "the queue is too old"
+            found.append(Alarm(role, fleet.count(role) + 1, what))
+    return found
+
+
+def _scarce(seen: Observation, objectives: Objectives, fleet: Fleet) -> Role:
+    """Which role's engines late answers are for: prefill for first tokens, decode for others."""
+    if fleet.aggregated or not fleet.engines:
+        return "aggregated"
+    slow_first = slow_next = 0
+    for each in seen.requests or ():
+        if each.arrival_s < seen.at - RECENT_S:
+            continue
+        slow_first += each.ttft_ms is None or each.ttft_ms > objectives.objective_ttft_ms
+        slow_next += each.itl_ms is not None and each.itl_ms > objectives.objective_itl_ms
+    return "decode" if slow_next > slow_first else "prefill"

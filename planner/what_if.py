@@ -1,0 +1,186 @@
+"""WhatIf: a candidate fleet over the next minutes, simulated from what is observed.
+
+The last seconds' requests are simulated first, as they came, on the engines that are there: that
+fills queues and caches, and their latencies beside the measured ones are how far the engine model
+is off. From now on the candidate's engines start, after their start-up time, and drain. Engines are
+the mocker's, and decisions the router's own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bench.simulation import (
+    FleetSpec,
+    PolicyVariant,
+    RequestLog,
+    RoleConfig,
+    SampledRequest,
+    SampledTrace,
+    Simulation,
+    parse_policies,
+)
+from ..engines.mocker import EngineConfig
+from ..router.disagg import DisaggConfig
+from .fleet import ROLES, Fleet, Role
+from .objectives import Objectives
+from .observation import ObservedWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineModel:
+    """What the engines, and the way to them, are taken to be like.
+
+    `start_up_s`: from the decision until an engine serves. `speed`: how much faster steps are than
+    the engine's timing has them.
+    """
+
+    engine: EngineConfig
+    start_up_s: float
+    speed: float = 1.0
+    policy: str = "kv"
+    roles: RoleConfig = RoleConfig()  # of which the network counts
+    disagg: DisaggConfig = DisaggConfig(disagg="conditional")
+    trace_block_size: int = 512
+
+    def variant(self) -> PolicyVariant:
+        """The router's policy. ConfigError for a name that is unknown."""
+        return parse_policies(
+            self.policy,
+            block_size=self.engine.block_size,
+            trace_block_size=self.trace_block_size,
+        )[0]
+
+    def simulation(self, trace: SampledTrace, most: Fleet, *, seed: int = 0) -> Simulation:
+        """A run with places for so many engines of each role; none is there yet."""
+        apart = bool(most.prefill and most.decode)
+        roles = replace(
+            self.roles,
+            prefill_workers=most.prefill if apart else 0,
+            decode_workers=most.decode if apart else 0,
+        )
+        spec = FleetSpec(
+            workers=most.aggregated,
+            engine=self.engine,
+            speeds=(self.speed,),
+            roles=roles,
+            disagg=self.disagg if apart else DisaggConfig(),
+            changing=True,
+        )
+        variant = self.variant()
+        return Simulation(trace, spec, lambda clock: variant.new_router(clock, seed), seed=seed)
+
+
+class Scenario(NamedTuple):
+    """What is simulated: requests and their times, in seconds from now; past ones are below 0.
+
+    `probability` is the forecast's quantile that the arrivals are of.
+    """
+
+    requests: Sequence[SampledRequest]
+    arrivals_s: NDArray[np.float64]
+    horizon_s: float
+    start_up_s: float
+    probability: float
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """What became of a candidate in a scenario. `past_*` are means of the requests before now."""
+
+    attainment: float  # of those that arrive within the horizon; 1 if none does
+    late: float  # of those that arrive once a new engine could serve
+    engine_seconds: float
+    past_ttft_ms: NDArray[np.float64]
+    past_itl_ms: NDArray[np.float64]
+
+
+def latencies(log: RequestLog, outputs: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+    """TTFT and mean ITL in ms of every request, nan where there is none."""
+    served = log.served
+    ttft = np.where(served, (log.first_s - log.arrival_s) * 1e3, np.nan)
+    between = np.where(outputs > 1, outputs - 1, np.nan)
+    itl = np.where(served, (log.last_s - log.first_s) * 1e3 / between, np.nan)
+    return ttft, itl
+
+
+class _Change:
+    """The candidate, put into effect once: engines start and drain."""
+
+    def __init__(self, simulation: Simulation, at: float, target: Fleet, start_up_s: float) -> None:
+        self.next_time = at
+        self._simulation, self._target, self._start_up_s = simulation, target, start_up_s
+
+    def act(self, now: float) -> None:
+        self.next_time, engines = math.inf, self._simulation.engines
+        assert engines is not None
+        for role, count in self._target:
+            there = [each for each in engines.engines.values() if each.role == role]
+            # Those that still start are given up first: they serve nothing.
+            there = [each for each in there if each.state != "draining"]
+            there.sort(key=lambda each: (each.state == "serving", -each.worker))
+            for each in there[: max(0, len(there) - count)]:
+                engines.drain(each.worker, now)
+            for _ in range(count - len(there)):
+                engines.start(role, now, now + self._start_up_s)
+
+
+def simulate_candidate(
+    model: EngineModel,
+    workers: Sequence[ObservedWorker],
+    target: Fleet,
+    scenario: Scenario,
+    objectives: Objectives,
+) -> Outcome:
+    """The candidate `target` from the workers that are there, over a scenario."""
+    lead_s = -float(min(0.0, scenario.arrivals_s.min(initial=0.0)))
+    times = scenario.arrivals_s + lead_s
+    trace = SampledTrace(
+        scenario.requests,
+        times,
+        block_size=model.engine.block_size,
+        trace_block_size=model.trace_block_size,
+    )
+    there = Fleet(*(sum(each.role == role for each in workers) for role in ROLES))
+    most = there.highest(target)
+    added = Fleet(*(max(0, target.count(role) - _staying(workers, role)) for role in ROLES))
+    most = Fleet(*(there.count(role) + count for role, count in added)).highest(most)
+    if bool(most.prefill) != bool(most.decode):  # roles need each other, places at least
+        most = most.highest(Fleet(prefill=1, decode=1))
+    simulation = model.simulation(trace, most, seed=scenario.seed)
+    engines = simulation.engines
+    assert engines is not None
+    for each in workers:
+        if each.state == "failed":
+            continue
+        ready = 0.0
+        if each.state == "starting":
+            left = each.expected_ready_s
+            ready = lead_s + (model.start_up_s - each.age_s if left is None else left)
+        worker = engines.start(each.role, 0.0, max(0.0, ready))
+        if each.state == "draining":
+            engines.drain(worker, 0.0)
+    before = engines.engine_seconds(lead_s)
+    log = simulation.run(control=_Change(simulation, lead_s, target, model.start_up_s))
+    outputs = np.array([each.output_tokens for each in scenario.requests], np.int64)
+    ttft, itl = latencies(log, outputs)
+    good = objectives.good(ttft, itl)
+    coming = (scenario.arrivals_s >= 0) & (scenario.arrivals_s < scenario.horizon_s)
+    late = coming & (scenario.arrivals_s >= scenario.start_up_s)
+    past = scenario.arrivals_s < 0
+    seconds = engines.engine_seconds(lead_s + scenario.horizon_s) - before
+    return Outcome(
+        float(good[coming].mean()) if coming.any() else 1.0,
+        float(good[late].mean()) if late.any() else 1.0,
+        seconds,
+        ttft[past],
+        itl[past],
+    )
+
+
+def _staying(workers: Sequence[ObservedWorker], role: Role) -> int:
+    return sum(each.role == role and each.state in ("starting", "serving") for each in workers)

@@ -1,0 +1,141 @@
+"""WorkQueue: one queue in JetStream, as calls. Every failure of NATS is a StoreError."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from ..kv_stores import NatsConnection, StoreError
+from .settings import GroupSettings, QueueSettings
+
+_MESSAGE_ID = "Nats-Msg-Id"
+_IN_USE = 10058
+"""a stream of this name has another configuration"""
+_FULL = (10077, 10023, 10047)
+"""the bound on messages; what the server's memory or disk has"""
+T = TypeVar("T")
+
+
+class QueueFullError(StoreError):
+    """The queue has all that it takes, or its server has no more memory or disk for it."""
+
+
+class QueueRefusedError(StoreError):
+    """What has the queue's name, or its group's, is another's. It does not pass by waiting."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, transient=False)
+
+
+class Published(NamedTuple):
+    sequence: int
+    is_duplicate: bool
+    """a message of this id was there: nothing was added"""
+
+
+class WorkQueue:
+    """Calls about the queue of `settings`. The connection is its owner's to close."""
+
+    def __init__(self, connection: NatsConnection, settings: QueueSettings) -> None:
+        self.connection, self.settings = connection, settings
+
+    async def ensure(self) -> None:
+        """Make it if it is not there. QueueRefusedError if a stream has its name that is none."""
+        settings = self.settings
+        config = await self._stream()
+        if config is None:
+            try:
+                await self.connection.call(lambda js: js.add_stream(settings.config()))
+                return
+            except APIError as error:
+                if error.err_code != _IN_USE:
+                    raise self._refused(error) from None
+            config = await self._stream()  # another process was faster
+        why = None if config is None else settings.why_other(config)
+        if why is not None:
+            raise QueueRefusedError(f"NATS: the stream {settings.stream} {why}: it is no queue")
+
+    async def ensure_group(self, group: GroupSettings) -> None:
+        """Make a group if it is not there. QueueRefusedError if a consumer has its name that is
+        none, or another one reads its messages."""
+        stream = self.settings.stream
+        info = await self._ask_or_none(lambda js: js.consumer_info(stream, group.name))
+        if info is None:
+            try:
+                await self.connection.call(lambda js: js.add_consumer(stream, group.config()))
+            except APIError as error:
+                if error.err_code == 10099 or error.err_code == 10100:
+                    text = f"another consumer of the stream {stream} reads {group.subject}"
+                    raise QueueRefusedError(f"NATS: {text}: this queue is not ours alone") from None
+                raise self._refused(error) from None
+            return
+        why = group.why_other(info.config)
+        if why is not None:
+            raise QueueRefusedError(f"NATS: the consumer {group.name} of {stream} {why}")
+
+    async def publish(
+        self, subject: str, body: bytes, message_id: str, headers: dict[str, str] | None = None
+    ) -> Published:
+        """Add a message; one of the same id within `duplicates_s` adds nothing. QueueFullError, or
+        another StoreError: not transient if NATS takes no message of that length."""
+        given = {**(headers or {}), _MESSAGE_ID: message_id}
+        stream = self.settings.stream
+
+        async def put(js: JetStreamContext) -> Published:
+            try:
+                found = await js.publish(subject, body, stream=stream, headers=given)
+            except APIError as error:
+                if error.err_code in _FULL:  # with the status of a server that is not there
+                    raise QueueFullError(f"NATS: the queue {stream} is full") from None
+                raise
+            return Published(found.seq, bool(found.duplicate))
+
+        try:
+            return await self.connection.call(put)
+        except APIError as error:
+            raise self._refused(error) from None
+
+    async def delete(self, sequence: int) -> None:
+        """Take a message out, also from its reader. Nothing if it is gone."""
+        await self._ask_or_none(lambda js: js.delete_msg(self.settings.stream, sequence))
+
+    async def message(self, sequence: int) -> bytes | None:
+        """The body of one that is in the queue; None if it is gone."""
+        stream = self.settings.stream
+        found = await self._ask_or_none(lambda js: js.get_msg(stream, sequence))
+        return None if found is None else bytes(found.data or b"")
+
+    async def messages(self) -> int:
+        """To be done and being done. StoreError if there is no such queue."""
+        info = await self._ask_or_none(lambda js: js.stream_info(self.settings.stream))
+        if info is None:
+            raise StoreError(f"NATS has no stream {self.settings.stream}")
+        return int(info.state.messages)
+
+    async def send(self, subject: str, body: bytes) -> bool:
+        """Publish outside of the queue, without waiting; False if that is known not to leave."""
+        try:
+            link = await self.connection.link()
+            return await link.publish(subject, body)
+        except (StoreError, NatsError, OSError):
+            return False
+
+    async def _stream(self) -> StreamConfig | None:
+        info = await self._ask_or_none(lambda js: js.stream_info(self.settings.stream))
+        return None if info is None else info.config
+
+    async def _ask_or_none(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
+        """None if NATS does not find it."""
+        try:
+            return await self.connection.call(ask)
+        except NotFoundError:
+            return None
+        except APIError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: APIError) -> StoreError:
+        why = error.description or f"error {error.err_code}"
+        return StoreError(f"NATS refuses the queue {self.settings.stream}: {why}")

@@ -1,0 +1,311 @@
+"""The prefill queue over a real NATS: where prompts are computed, and which cannot be."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError
+from support.engines.queue_rig import BLOCK, BLOCKS, DecodeEnd, PrefillEnd, hashes_of
+from support.polling import until
+from support.servers.jetstream import JetStreamServer
+
+from dynamo_router.engines.prefill_queue import PrefillQueueConfig, QueuedPrompt, RemotePrefillError
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamServer]:
+    server = JetStreamServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
+
+
+FAST: dict[str, Any] = {"prefill_queue_ack_wait_s": 0.6, "prefill_queue_timeout_s": 10.0}
+
+
+class Fleet:
+    """Ends of one queue, closed with it."""
+
+    def __init__(self, url: str, folder: Path, stack: AsyncExitStack, namespace: str) -> None:
+        self._url, self._folder, self._stack = url, folder, stack
+        self.namespace = namespace
+        self.config = PrefillQueueConfig(**FAST)
+
+    async def decode(self, **more: Any) -> DecodeEnd:
+        end = DecodeEnd(self._url, self._folder, self.config, self.namespace, **more)
+        self._stack.push_async_callback(end.close)
+        return await end.ready()
+
+    async def prefill(self, **more: Any) -> PrefillEnd:
+        end = PrefillEnd(self._url, self._folder, self.config, self.namespace, **more)
+        self._stack.push_async_callback(end.close)
+        return await end.ready()
+
+
+@pytest.fixture
+async def fleet(
+    nats: JetStreamServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield Fleet(nats.url, tmp_path, stack, request.node.name)
+
+
+def prompt(tokens: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 1000, tokens, dtype=np.uint32)
+
+
+async def test_a_prompt_is_computed_by_a_prefill_worker_and_lands(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    assert await decode.request(prompt(5 * BLOCK + 3)) == "remote"
+    assert (prefill.computed, decode.corrupt, decode.checked) == (1, 0, 6)
+    await until(lambda: is_empty(decode))
+
+
+async def test_blocks_that_the_decode_worker_has_are_not_written(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    assert await decode.request(prompt(6 * BLOCK), cached=4) == "remote"
+    assert (prefill.computed, decode.corrupt) == (1, 0)
+
+
+async def is_empty(end: DecodeEnd) -> bool:
+    return await end.prefills.queued() == 0
+
+
+async def test_without_a_prefill_worker_the_deadline_ends_the_wait(fleet: Fleet) -> None:
+    fleet.config = PrefillQueueConfig(prefill_queue_timeout_s=0.3)
+    decode = await fleet.decode()
+    assert await decode.request(prompt(4 * BLOCK)) == "deadline"
+    await until(lambda: is_empty(decode))  # nothing is computed for nothing
+    assert decode.transfer.grants.free_blocks == BLOCKS
+
+
+async def test_a_dead_prefill_workers_prompt_goes_to_another(fleet: Fleet) -> None:
+    decode, first = await fleet.decode(), await fleet.prefill(worker_id=1)
+    first.awake.clear()
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: first.consumer.active)
+    second = await fleet.prefill(worker_id=2)
+    await first.kill()
+    assert await request == "remote"
+    assert (second.computed, second.metrics.redelivered, decode.corrupt) == (1, 1, 0)
+
+
+async def test_what_a_worker_thought_dead_writes_is_refused(fleet: Fleet) -> None:
+    fleet.config = PrefillQueueConfig(prefill_queue_slots=1, **FAST)
+    decode, slow = await fleet.decode(), await fleet.prefill(worker_id=1)
+    slow.awake.clear()
+    slow.consumer._config = PrefillQueueConfig(prefill_queue_ack_wait_s=600.0)  # it gives no sign
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: slow.consumer.active)
+    other = await fleet.prefill(worker_id=2)
+    assert await request == "remote"
+    later = decode.transfer.grants.allocate(BLOCKS)  # the same blocks, among them, for others
+    decode.transfer.arena.fill(later, list(range(BLOCKS)))
+    slow.awake.set()
+    await until(lambda: slow.consumer.active == 0)
+    assert (slow.computed, other.computed) == (1, 1)
+    assert not decode.transfer.arena.wrong(later, list(range(BLOCKS)))
+    decode.transfer.grants.free(later)
+
+
+async def test_an_attempt_that_is_given_up_is_computed_no_further(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    prefill.awake.clear()
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: prefill.consumer.active)
+    request.cancel()
+    await asyncio.wait([request])
+    await until(lambda: prefill.consumer.active == 0)
+    assert prefill.computed == 0
+    await until(lambda: is_empty(decode))
+    assert decode.transfer.grants.free_blocks == BLOCKS
+    assert prefill.transfer.grants.free_blocks == BLOCKS
+
+
+async def test_a_full_queue_is_the_decode_workers_own_to_compute(fleet: Fleet) -> None:
+    fleet.config = PrefillQueueConfig(prefill_queue_max_messages=1)
+    decode = await fleet.decode()
+    waiting = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: decode.prefills.queued())
+    assert await decode.request(prompt(4 * BLOCK, 1)) == "full"
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+async def test_a_message_that_nats_does_not_take_is_computed_locally(fleet: Fleet) -> None:
+    decode = await fleet.decode()
+    large = np.zeros(400_000, np.uint32)  # 2 MB in base64
+    text = QueuedPrompt("r", large, 8192, [0] * 49, [], [0] * 49)
+    decode.transfer.grants.allocate(1)
+    with pytest.raises(RemotePrefillError, match=r"bytes are more than 1048576") as failure:
+        await decode.prefills.prefill(text)
+    assert failure.value.reason == "large"
+
+
+async def test_a_draining_worker_gives_its_prompts_to_others(fleet: Fleet) -> None:
+    decode, first = await fleet.decode(), await fleet.prefill(worker_id=1)
+    first.awake.clear()
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: first.consumer.active)
+    second = await fleet.prefill(worker_id=2)
+    await first.close()
+    assert await request == "remote"
+    assert second.computed == 1
+
+
+async def test_a_prompt_for_one_worker_goes_there_and_to_all_if_that_is_gone(fleet: Fleet) -> None:
+    decode = await fleet.decode()
+    others = [await fleet.prefill(worker_id=each) for each in (1, 2, 3)]
+    for _ in range(4):
+        assert await decode.request(prompt(4 * BLOCK), worker_id=3) == "remote"
+    assert [each.computed for each in others] == [0, 0, 4]
+    await others[2].kill()
+    assert await decode.request(prompt(4 * BLOCK), worker_id=3) == "remote"
+    assert sum(each.computed for each in others[:2]) == 1
+
+
+async def publish(decode: DecodeEnd, body: bytes) -> None:
+    names = decode.link.names
+    await decode.link.queue.publish(names.queue, body, str(hash(body)))
+
+
+async def dead_letters(decode: DecodeEnd) -> list[str]:
+    """Their reasons."""
+    js = (await decode.link.connection.link()).jetstream(2.0)
+    name = decode.link.names.dead
+    try:
+        info = await js.stream_info(name)
+    except NotFoundError:
+        return []
+    found = [await js.get_msg(name, each + 1) for each in range(info.state.messages)]
+    return [(each.headers or {})["Dyn-Reason"] for each in found]
+
+
+def message(decode: DecodeEnd, **changed: Any) -> bytes:
+    tokens = prompt(2 * BLOCK)
+    plain: dict[str, Any] = {
+        "v": 1, "request_id": "r", "attempt": "a" * 32, "engine_id": decode.transfer.engine_id,
+        "model": "model", "pool": "", "block_size": BLOCK, "block_ids": [0, 1],
+        "block_hashes": [f"{each:x}" for each in hashes_of(tokens)],
+        "kv_layout": {"tp": 1, "layers": 2, "bytes_per_block": 2048},
+        "prompt_token_ids": tokens.tolist(),
+    }  # fmt: skip
+    return msgspec.json.encode(plain | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"v": 2}, "version"),
+        ({"v": "one"}, "unreadable"),
+        ({"engine_id": "00000000-00000000"}, "unknown"),
+        ({"block_ids": [0]}, "mismatch"),
+        ({"computed_block_ids": [7]}, "mismatch"),
+        ({"block_hashes": ["x", "y"]}, "unreadable"),
+        ({"prompt_token_ids": [], "prompt_tokens_b64": "?"}, "unreadable"),
+        ({"block_size": 0}, "mismatch"),
+    ],
+)
+async def test_what_no_worker_can_do_is_a_dead_letter(
+    fleet: Fleet, changed: dict[str, Any], reason: str
+) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    await publish(decode, message(decode, **changed))
+    await until(lambda: prefill.metrics.dead_letters)
+    await until(lambda: is_empty(decode))
+    assert await dead_letters(decode) == [reason]
+    assert await decode.request(prompt(BLOCK)) == "remote"  # and the worker goes on
+
+
+async def test_unknown_fields_are_passed_over_and_an_old_attempt_is_over(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    await publish(decode, message(decode, colour="blue"))
+    await until(lambda: is_empty(decode))
+    assert (prefill.computed, prefill.metrics.dead_letters) == (0, 0)
+
+
+async def test_what_is_delivered_too_often_is_a_dead_letter_and_counts_no_more(
+    fleet: Fleet,
+) -> None:
+    fleet.config = PrefillQueueConfig(prefill_queue_max_deliver=1, **FAST)
+    decode, first = await fleet.decode(), await fleet.prefill(worker_id=1)
+    first.awake.clear()
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: first.consumer.active)
+    watcher = await fleet.prefill(worker_id=2)
+    await first.kill()
+    assert await request == "failed"  # long before its deadline
+    assert watcher.metrics.dead_letters == 1
+    assert await dead_letters(decode) == ["exhausted"]
+    await until(lambda: is_empty(decode))
+
+
+async def test_a_stream_of_another_retention_is_no_queue(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = await fleet.decode()
+    js = (await decode.link.connection.link()).jetstream(2.0)
+    names = decode.link.names
+    await decode.close()
+    other = DecodeEnd(fleet._url, fleet._folder, fleet.config, fleet.namespace + "x")
+    fleet._stack.push_async_callback(other.close)
+    await other.ready()
+    js = (await other.link.connection.link()).jetstream(2.0)
+    await js.delete_stream(names.stream)
+    await js.add_stream(name=names.stream, subjects=[names.queue, f"{names.stream}.worker.*"])
+    late = DecodeEnd(fleet._url, fleet._folder, fleet.config, fleet.namespace)
+    fleet._stack.push_async_callback(late.close)
+    await until(lambda: "has retention limits" in late.prefills._refusal)
+    assert await late.request(prompt(BLOCK)) == "away"
+    prefill = PrefillEnd(fleet._url, fleet._folder, fleet.config, fleet.namespace)
+    fleet._stack.push_async_callback(prefill.close)
+    await until(lambda: any(each.refused for each in prefill.consumer._readers))
+
+
+async def test_a_foreign_consumer_is_no_member_of_the_group(fleet: Fleet) -> None:
+    decode = await fleet.decode()
+    js = (await decode.link.connection.link()).jetstream(2.0)
+    await js.add_consumer(
+        decode.link.names.stream,
+        ConsumerConfig(durable_name="spy", ack_policy=AckPolicy.EXPLICIT),
+    )
+    prefill = PrefillEnd(fleet._url, fleet._folder, fleet.config, fleet.namespace)
+    fleet._stack.push_async_callback(prefill.close)
+    await until(lambda: any(each.refused for each in prefill.consumer._readers))
+    refused = next(each.refused for each in prefill.consumer._readers if each.refused)
+    assert "another consumer of the stream" in str(refused)
+    await js.delete_consumer(decode.link.names.stream, "spy")
+    await prefill.ready()  # it heals by itself
+    assert await decode.request(prompt(BLOCK)) == "remote"
+
+
+async def test_without_nats_prompts_are_computed_locally_at_once_and_later_not(
+    tmp_path: Path,
+) -> None:
+    server = JetStreamServer(tmp_path / "own")
+    server.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(server.kill)
+        fleet = Fleet(server.url, tmp_path, stack, "lost")
+        decode, prefill = await fleet.decode(), await fleet.prefill()
+        prefill.awake.clear()
+        begun: list[object] = []
+        prefill.consumer.on_begun.append(begun.append)
+        waiting = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+        await until(lambda: begun)
+        server.kill()
+        prefill.awake.set()
+        assert await waiting == "remote"  # it needs no NATS any more
+        await until(lambda: not decode.prefills.is_ready)
+        assert await decode.request(prompt(4 * BLOCK)) == "away"
+        await server.come_back()
+        await decode.ready()
+        await prefill.ready()
+        assert await decode.request(prompt(4 * BLOCK)) == "remote"
+        assert decode.corrupt == 0

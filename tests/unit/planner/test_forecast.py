@@ -1,0 +1,148 @@
+"""Arrivals ahead by quantiles, and more requests like those that were seen."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dynamo_router.planner import Observation, ObservedRequest
+from dynamo_router.planner.arrival_bins import ArrivalBins
+from dynamo_router.planner.forecast import ArrivalForecast, RequestBodies
+from dynamo_router.planner.forecast.predictors import Holt, Kalman, LastValue, Seasonal
+
+
+def fed(forecast: ArrivalForecast, counts: list[float]) -> ArrivalForecast:
+    for each in counts:
+        forecast.update(each)
+    return forecast
+
+
+@pytest.mark.parametrize("predictor", [LastValue(), LastValue(4), Holt(), Kalman()])
+def test_a_constant_series_goes_on(predictor: LastValue) -> None:
+    assert predictor.predict(3).tolist() == [0, 0, 0]
+    for _ in range(60):
+        predictor.update(50.0)
+    assert predictor.predict(3) == pytest.approx([50, 50, 50], rel=0.01)
+    predictor.skip()
+    assert predictor.predict(3) == pytest.approx([50, 50, 50], rel=0.01)
+
+
+@pytest.mark.parametrize("predictor", [Holt(), Kalman()])
+def test_a_slope_goes_on_upwards(predictor: Holt) -> None:
+    for n in range(60):
+        predictor.update(10.0 + 5 * n)
+    ahead = predictor.predict(4)
+    assert (np.diff(ahead) > 2).all()
+    assert ahead[0] == pytest.approx(310, rel=0.05)
+
+
+def test_no_prediction_is_below_zero() -> None:
+    for predictor in (Holt(), Kalman()):
+        for n in range(20):
+            predictor.update(max(0.0, 100 - 10 * n))
+        assert (predictor.predict(20) >= 0).all()
+
+
+def test_yesterday_comes_again_as_much_busier_as_today_is() -> None:
+    yesterday = [100.0 + 50 * math.sin(n / 4) for n in range(50)]
+    seasonal = Seasonal(yesterday, 50)
+    for each in yesterday[:20]:
+        seasonal.update(2 * each)
+    assert seasonal.predict(5) == pytest.approx([2 * each for each in yesterday[20:25]], rel=0.05)
+    assert len(seasonal.predict(200)) == 200  # further than a period
+
+
+def test_the_better_predictor_gets_the_weight() -> None:
+    counts = [100 + 80 * math.sin(n / 6) for n in range(120)]
+    forecast = fed(ArrivalForecast(15.0, 6, counts), counts[:80])
+    weights = forecast.forecast().weights
+    assert sum(weights.values()) == pytest.approx(1, abs=0.01)
+    assert max(weights, key=lambda name: weights[name]) == "seasonal"
+    assert forecast.forecast().mean == pytest.approx(counts[80:86], rel=0.15)
+
+
+def test_quantiles_are_as_wide_as_forecasts_were_wrong() -> None:
+    rng = np.random.default_rng(0)
+    calm = fed(ArrivalForecast(15.0, 4), list(rng.poisson(100, 150).astype(float)))
+    wild = fed(ArrivalForecast(15.0, 4), list(rng.uniform(20, 180, 150)))
+    assert calm.quantile(0.9)[0] == pytest.approx(100 + 1.28 * 10, rel=0.12)
+    assert wild.quantile(0.9)[0] > calm.quantile(0.9)[0] + 20
+    assert (np.array([calm.quantile(q)[1] for q in (0.5, 0.7, 0.9, 0.99)])[1:] > 90).all()
+    later = [float(n) for n in rng.poisson(100, 400)]
+    covered = np.mean([each <= calm.quantile(0.9)[0] for each in later])
+    assert 0.8 <= covered <= 0.99
+
+
+@pytest.mark.parametrize("count", [-1.0, math.nan, math.inf])
+def test_what_is_no_count_is_refused(count: float) -> None:
+    with pytest.raises(ValueError, match="no count of arrivals"):
+        ArrivalForecast(15.0, 2).update(count)
+
+
+def test_bins_that_were_not_seen_are_no_zeros() -> None:
+    forecast = fed(ArrivalForecast(15.0, 3), [60.0] * 30)
+    forecast.skip(20)
+    assert forecast.forecast().mean == pytest.approx([60, 60, 60], rel=0.05)
+    forecast.skip(10**9)  # a clock that jumped by years is soon over
+
+
+def observed(at: float, times: list[float] | None, window_s: float = 60.0) -> Observation:
+    requests = None if times is None else [ObservedRequest(each, 10) for each in times]
+    return Observation(at=at, requests=requests, window_s=window_s)
+
+
+def test_arrivals_are_counted_once_by_bins() -> None:
+    bins = ArrivalBins(10.0)
+    assert bins.take(observed(30.0, [1.0, 2.0, 15.0, 29.0], 30.0)) == [2, 1, 1]
+    assert bins.take(observed(35.0, [29.0, 33.0])) == []
+    assert bins.take(observed(50.0, [29.0, 33.0, 45.0])) == [1, 1]
+
+
+def test_a_clock_that_jumps_leaves_bins_unknown() -> None:
+    bins = ArrivalBins(10.0)
+    bins.take(observed(100.0, [], 0.0))
+    assert bins.take(observed(300.0, [290.0])) == [None] * 14 + [0, 0, 0, 0, 0, 1]
+    assert bins.trouble == "nothing is known of 140 s"
+    assert bins.take(observed(250.0, [249.0], 10.0)) == [1]
+    assert bins.trouble == "the clock went back by 50 s"
+    assert bins.take(observed(270.0, None)) == [None, None]
+    assert bins.trouble == "no data on requests"
+    bins.take(observed(280.0, [275.0]))
+    assert bins.trouble == ""
+
+
+def session(number: int, turns: int, at: float) -> list[ObservedRequest]:
+    """Turns that grow by a block of their own behind two blocks that all sessions begin with."""
+    return [
+        ObservedRequest(
+            at + turn, 10 * (3 + turn), 5, (1, 2, *range(1000 * number, 1000 * number + turn + 1))
+        )
+        for turn in range(turns)
+    ]
+
+
+def test_copies_share_what_sessions_share_and_nothing_else() -> None:
+    window = sorted(
+        (each for n in range(1, 6) for each in session(n, 4, 10.0 * n)), key=lambda r: r.arrival_s
+    )
+    bodies = RequestBodies(window, 10)
+    copies = bodies.draw(60, seed=3)  # three times the window
+    assert [len(each.ids) for each in copies] == [-(-each.prompt_tokens // 10) for each in copies]
+    assert all(each.ids[:2].tolist() == [1, 2] for each in copies)
+    seen = {n for each in window for n in each.block_ids[2:]}
+    own = [tuple(each.ids[2:].tolist()) for each in copies]
+    assert not seen & {n for each in own for n in each}
+    # A session's turns have one beginning within a copy, and copies have none in common.
+    assert len({each[0] for each in own}) in (15, 16)  # one more: the first was cut in two
+    assert bodies.draw(60, seed=3)[7].ids.tolist() == copies[7].ids.tolist()
+    assert bodies.draw(60, seed=4)[7].ids.tolist() != copies[7].ids.tolist()
+
+
+def test_requests_that_run_get_the_output_of_others() -> None:
+    window = [ObservedRequest(0.0, 20, 7, (1, 2)), ObservedRequest(1.0, 20, None, (1, 3))]
+    assert RequestBodies(window, 10).outputs == [7, 7]
+    unknown = [ObservedRequest(0.0, 25), ObservedRequest(1.0, 25)]  # no ids: nothing is shared
+    first, second = RequestBodies(unknown, 10).as_seen(0)
+    assert len(first.ids) == 3 and not set(first.ids.tolist()) & set(second.ids.tolist())
+    with pytest.raises(ValueError, match="no requests"):
+        RequestBodies([], 10)

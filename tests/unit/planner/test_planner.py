@@ -1,0 +1,271 @@
+"""The planner's decisions on fleets whose right size is known, and on observations gone wrong."""
+
+import math
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.engines.mocker import EngineConfig
+from dynamo_router.planner import (
+    Constraints,
+    Decision,
+    EngineModel,
+    Fleet,
+    Objectives,
+    Observation,
+    ObservedRequest,
+    ObservedWorker,
+    Planner,
+    PlanningConfig,
+)
+from dynamo_router.planner.planner import choose_victims
+
+ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
+SPEED = 0.2  # few requests a second are work enough
+ITL_MS, TTFT_MS = 40.0, 300.0  # of the requests below, on engines that are not overrun
+
+
+def new_planner(
+    *, roles: str = "aggregated", engines_max: int = 8, speed: float = SPEED, **more: Any
+) -> Planner:
+    """Its CPU is counted by questions, some eight simulations a plan: the same on every machine."""
+    ticks = count()
+    return Planner(
+        PlanningConfig(start_up_s=30.0, roles=roles, **more.pop("planning", {})),  # type: ignore[arg-type]  # a Roles
+        EngineModel(engine=ENGINE, start_up_s=30.0, speed=speed, trace_block_size=64),
+        Objectives(objective_ttft_ms=5000, objective_itl_ms=200),
+        Constraints(engines_max=engines_max, dwell_s=0),
+        cpu=lambda: 0.02 * next(ticks),
+        **more,
+    )
+
+
+def requests(at: float, rate: float, window_s: float, **more: Any) -> list[ObservedRequest]:
+    """Prompts of 256 tokens and answers of 120: an engine of eight at a time does some 1.6 a
+    second."""
+    times = np.arange(at - window_s, at, 1 / rate) if rate else []
+    facts = {"output_tokens": 120, "ttft_ms": TTFT_MS, "itl_ms": ITL_MS, **more}
+    return [ObservedRequest(float(each), 256, **facts) for each in times]
+
+
+def workers(count: int, **more: Any) -> list[ObservedWorker]:
+    facts = {"role": "aggregated", "state": "serving", "age_s": 1000.0, "served": 500, **more}
+    return [ObservedWorker(worker_id=n, **facts) for n in range(count)]
+
+
+def observation(at: float, rate: float, there: int, **more: Any) -> Observation:
+    window_s = 90.0
+    facts = {
+        "requests": requests(at, rate, window_s),
+        "workers": workers(there),
+        "window_s": window_s,
+        "block_size": 64,
+        **more,
+    }
+    return Observation(at=at, **facts)
+
+
+def decide(planner: Planner, rate: float, there: int, plans: int = 4, **more: Any) -> Decision:
+    """The last of some plans, a minute apart, of one observed state."""
+    found = None
+    for n in range(plans):
+        found = planner.observe(observation(1000.0 + 60 * n, rate, there, **more))
+    assert found is not None
+    return found
+
+
+def test_too_few_engines_become_as_many_as_are_needed() -> None:
+    decision = decide(new_planner(), 2.4, 1, plans=1)
+    assert decision.kind == "plan"
+    needed = decision.after.aggregated
+    assert 2 <= needed <= 4
+    assert decision.scores and decision.scenarios >= 1
+    assert any("wanted are" in each for each in decision.reasons)
+    again = decide(new_planner(), 2.4, needed, plans=1)
+    assert not again.changes
+
+
+def test_an_engine_too_many_is_removed_when_plans_agree() -> None:
+    planner = new_planner()
+    first = planner.observe(observation(1000.0, 0.8, 3))
+    assert not first.changes
+    assert any("3 plans have to find that" in each for each in first.reasons)
+    for n in (1, 2):
+        last = planner.observe(observation(1000.0 + 60 * n, 0.8, 3))
+    assert last.after == Fleet(aggregated=2)
+    assert len(last.victims) == 1
+
+
+def test_a_burst_is_answered_between_plans_and_nothing_is_removed_there() -> None:
+    planner = new_planner()
+    assert not decide(planner, 1.0, 1, plans=1).changes
+    calm = planner.observe(observation(1005.0, 1.0, 1))
+    assert calm.kind == "hold" and not calm.changes
+    at = 1015.0
+    burst = [*requests(at - 10, 1.0, 80.0), *requests(at, 10.0, 10.0, ttft_ms=None, itl_ms=None)]
+    decision = planner.observe(observation(at, 0.0, 1, requests=burst))
+    assert decision.after.aggregated > 1
+    assert not planner.observe(observation(at + 5, 0.1, 3)).changes
+
+
+def test_late_answers_raise_an_alarm_though_the_plan_saw_none() -> None:
+    planner = new_planner()
+    decide(planner, 0.8, 1, plans=1)
+    late = requests(1025.0, 0.8, 90.0, ttft_ms=9000.0)
+    decision = planner.observe(observation(1025.0, 0.0, 1, requests=late))
+    assert decision.after == Fleet(aggregated=2)
+    starting = [*workers(1), *workers(1, state="starting", age_s=5.0)]
+    waiting = planner.observe(observation(1030.0, 0.0, 0, requests=late, workers=starting))
+    assert not waiting.changes  # what was started is waited for
+
+
+def test_no_data_removes_nothing_and_says_so() -> None:
+    """dynamo #6985, the own docs' insufficient data: no data is no silence."""
+    decision = decide(new_planner(), 4.0, 5, requests=None)
+    assert not decision.changes
+    assert "no data on requests" in decision.reasons
+
+
+def test_confirmed_silence_leaves_the_smallest_fleet() -> None:
+    planner = new_planner()
+    there, seen = 4, []
+    for n in range(8):
+        decision = planner.observe(
+            observation(1000.0 + 60 * n, 0.0, there, requests=(), window_s=600.0)
+        )
+        there = decision.after.aggregated
+        seen.append(there)
+    assert seen == [3, 2, 1, 1, 1, 1, 1, 1]  # one drains at a time
+    short = new_planner().observe(observation(10.0, 0.0, 4, requests=(), window_s=10.0))
+    assert not short.changes
+    assert short.reasons == ("no request in 10 s: too short to tell",)
+
+
+def test_an_engine_model_that_is_off_is_corrected() -> None:
+    planner = new_planner(speed=1.25 * SPEED)
+    decide(planner, 0.8, 1, plans=1)
+    first = planner.model.speed
+    for n in range(1, 6):
+        planner.observe(observation(1000.0 + 60 * n, 0.8, 1))
+    assert not planner.mismatch
+    assert planner.model.speed == pytest.approx(first, rel=0.15)
+    slower = new_planner(speed=1.6 * SPEED)
+    decide(slower, 0.8, 1)
+    assert slower.model.speed == pytest.approx(planner.model.speed, rel=0.15)
+
+
+def test_a_model_beyond_its_limits_removes_nothing() -> None:
+    planner = new_planner()
+    slow = requests(1000.0, 1.2, 90.0, itl_ms=190.0)
+    decision = planner.observe(observation(1000.0, 0.0, 6, requests=slow))
+    for n in range(1, 5):
+        at = 1000.0 + 60 * n
+        slow = requests(at, 1.2, 90.0, itl_ms=190.0)
+        decision = planner.observe(observation(at, 0.0, 6, requests=slow))
+    assert not decision.changes
+    assert any(each.startswith("model mismatch: engines take") for each in decision.reasons)
+
+
+def test_answers_of_new_workers_say_nothing_of_the_model() -> None:
+    """dynamo #12430: samples of a cold start poisoned the capacity model."""
+    planner = new_planner()
+    cold = requests(1000.0, 1.0, 90.0, itl_ms=190.0, worker_id=0)
+    planner.observe(observation(1000.0, 0.0, 1, requests=cold, workers=workers(1, served=2)))
+    assert planner.model.speed == SPEED and not planner.mismatch
+
+
+def test_what_is_there_counts_not_what_was_asked_for() -> None:
+    """dynamo #4420: manual edits were invisible."""
+    planner = new_planner()
+    wanted = decide(planner, 2.4, 1, plans=1).after
+    later = planner.observe(observation(1060.0, 2.4, 1))  # none of them came
+    assert later.before == Fleet(aggregated=1)
+    assert later.after.aggregated >= wanted.aggregated
+
+
+def test_workers_that_never_get_ready_are_given_up() -> None:
+    """dynamo #14251."""
+    there = [*workers(2), replace(workers(1, state="failed")[0], worker_id=9)]
+    decision = decide(new_planner(), 0.8, 0, plans=1, workers=there)
+    assert "given up, as they do not get ready: 1 aggregated" in decision.reasons
+    assert 9 in decision.victims
+
+
+def test_reports_of_unknown_workers_are_named_and_planning_goes_on() -> None:
+    """dynamo #12591."""
+    decision = decide(new_planner(), 2.4, 1, plans=1, unmatched=2)
+    assert "2 reports of unknown workers were left out" in decision.reasons
+    assert decision.changes
+
+
+def test_a_clock_that_goes_back_stops_no_planner() -> None:
+    planner = new_planner()
+    decide(planner, 0.8, 2, plans=2)
+    back = planner.observe(observation(100.0, 0.8, 2))
+    assert any(each.startswith("the clock went back by") for each in back.reasons)
+    assert not back.changes
+    assert planner.observe(observation(165.0, 2.4, 1)).changes
+
+
+def test_constant_load_is_left_alone() -> None:
+    """dynamo #9294, #14231: fleets that moved at every tick."""
+    planner, there, changes = new_planner(), 2, 0
+    for n in range(12):
+        decision = planner.observe(observation(1000.0 + 60 * n, 1.0, there))
+        there, changes = decision.after.aggregated, changes + decision.changes
+    assert changes <= 1
+
+
+def test_prefill_and_decode_engines_are_planned_together() -> None:
+    there = [
+        ObservedWorker(worker_id=n, role=role, state="serving", age_s=999.0, served=99)  # type: ignore[arg-type]  # a Role
+        for n, role in enumerate(("prefill", "decode"))
+    ]
+    planner = new_planner(roles="disaggregated", engines_max=6)
+    decision = decide(planner, 2.4, 0, plans=1, workers=there)
+    assert decision.after.prefill >= 1 and decision.after.decode >= 2
+    assert not decision.after.aggregated
+
+
+def test_a_plan_ends_when_its_cpu_is_spent() -> None:
+    short = decide(new_planner(planning={"plan_budget_s": 0.01}), 4.0, 1, plans=1)
+    assert len(short.scores) == 2
+    longer = decide(new_planner(), 4.0, 1, plans=1)
+    assert 2 < len(longer.scores) < 40
+
+
+def test_the_budget_is_the_end() -> None:
+    decision = decide(new_planner(engines_max=2), 5.0, 2, plans=1)
+    assert decision.after == Fleet(aggregated=2)
+    assert any(each.startswith("no fleet seen keeps 9") for each in decision.reasons)
+
+
+def test_victims_are_those_that_serve_least() -> None:
+    there = [
+        replace(workers(1)[0], worker_id=1, running=5),
+        replace(workers(1)[0], worker_id=2, running=1),
+        replace(workers(1, state="starting")[0], worker_id=3),
+    ]
+    seen = Observation(at=0.0, workers=there)
+    assert choose_victims(seen, Fleet(aggregated=1)) == (3, 2)
+    assert choose_victims(seen, Fleet(aggregated=3)) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("start_up_s", -1.0),
+        ("start_up_s", math.nan),
+        ("plan_every_s", 0.0),
+        ("plan_budget_s", math.inf),
+        ("window_s", 5.0),
+        ("roles", "none"),
+    ],
+)
+def test_a_bad_setting_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        PlanningConfig(**{key: value})

@@ -1,0 +1,84 @@
+"""Fleets, observations, decisions: what they refuse, and how decisions are written."""
+
+import math
+
+import pytest
+
+from dynamo_router.base.errors import ConfigError
+from dynamo_router.planner import (
+    Decision,
+    Fleet,
+    Objectives,
+    Observation,
+    ObservedRequest,
+    Score,
+    decode_decision,
+    encode_decision,
+)
+
+DECISION = Decision(
+    id=3,
+    at=12.5,
+    before=Fleet(aggregated=2),
+    after=Fleet(aggregated=1, prefill=1, decode=1),
+    reasons=("why",),
+    scores=(Score(Fleet(decode=1), "present", 1.0, 2.0, 0.9, 0.5, 2),),
+    victims=(7,),
+)
+
+
+def test_a_decision_comes_back_from_its_record() -> None:
+    data = encode_decision(DECISION)
+    assert b'"from":{"aggregated":2}' in data
+    assert decode_decision(data) == DECISION
+    assert decode_decision(data[:-1] + b',"later":{"x":1}}') == DECISION
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a decision"),
+        (b"[]", "not a decision: Expected `object`"),
+        (b'{"id":1}', "missing required field"),
+        (b'{"id":1,"at":0,"from":{"decode":-1},"to":{}}', "a fleet cannot have -1 decode engines"),
+        (b'{"id":1,"at":0,"from":{},"to":{},"kind":"guess"}', "Invalid enum value 'guess'"),
+    ],
+)
+def test_what_is_no_decision_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_decision(data)
+
+
+def test_fleets_are_counted_by_role() -> None:
+    fleet = Fleet(aggregated=1, prefill=2, decode=3)
+    assert fleet.cost({"prefill": 4}) == 1 + 8 + 3
+    assert fleet.changed("prefill", -5) == Fleet(aggregated=1, decode=3)
+    assert str(fleet) == "1 aggregated, 2 prefill, 3 decode"
+    assert str(Fleet()) == "no engines"
+    with pytest.raises(ValueError, match="-1 aggregated"):
+        Fleet(aggregated=-1)
+
+
+def test_unknown_is_not_zero() -> None:
+    """dynamo #6985: means of nothing were nan, and nothing was ever removed."""
+    assert Observation(at=0.0).arrivals_per_s is None
+    assert Observation(at=0.0, requests=(), window_s=60.0).arrivals_per_s == 0
+    some = [ObservedRequest(1.0, 10), ObservedRequest(2.0, 10)]
+    assert Observation(at=9.0, requests=some, window_s=4.0).arrivals_per_s == 0.5
+    with pytest.raises(ValueError, match="nan s is at no time"):
+        Observation(at=math.nan)
+
+
+def test_answers_are_good_within_both_objectives() -> None:
+    objectives = Objectives(objective_ttft_ms=100, objective_itl_ms=10)
+    good = objectives.good([100, 101, 50, 50, math.nan], [10, 5, 11, math.nan, 5])
+    assert good.tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("objective_ttft_ms", 0), ("objective_itl_ms", math.inf), ("target", 1.5), ("confidence", 0)],
+)
+def test_a_bad_objective_is_named(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=key):
+        Objectives(**{key: value})
