@@ -51,7 +51,7 @@ SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
 SPENT = 0.6
-"""More misses, of those that the target allows, that a plan may have where so much is left."""
+"""More misses, of those that the target allows, that a plan may have where this share is left."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 

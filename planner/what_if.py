@@ -56,7 +56,7 @@ class EngineModel:
         )[0]
 
     def simulation(self, trace: SampledTrace, most: Fleet, *, seed: int = 0) -> Simulation:
-        """A run with places for so many engines of each role; none is there yet."""
+        """A run with places for `most` engines of each role; none is there yet."""
         apart = bool(most.prefill and most.decode)
         roles = replace(
             self.roles,
