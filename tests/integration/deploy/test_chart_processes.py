@@ -93,7 +93,7 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
         file = file_of(objects, tmp_path / "etc", {"host": '"127.0.0.1"'} | ports)
         async with command(tmp_path / "run", mode, "--config", file, environ=environ) as router:
             await router.says("dynamo-router ready")
-            await until(lambda: server.watches >= watches, 30)
+            await until(lambda: server.watches >= watches, 60)
             await _history_is_forgotten(server, watches)
             assert await router.stop() == 0
     finally:
@@ -108,6 +108,14 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
     }
     assert asked == allowed
     assert {resource for _, resource, _ in asked} == WATCHED[case]
+    names = {
+        query.get("fieldSelector")
+        for _, path, query in server.requests
+        if path.endswith("/inferencepools")
+    }
+    rules = [rule for rule in one(objects, "Role")["rules"] if "resourceNames" in rule]
+    named = {f"metadata.name={name}" for rule in rules for name in rule["resourceNames"]}
+    assert names == (named if case.startswith("epp") else set()), "a role may name objects"
 
 
 async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
@@ -119,7 +127,7 @@ async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
     def again() -> bool:
         return server.watches >= watches and len(server.requests) >= asked + watches
 
-    await until(again, 30)
+    await until(again, 60)
 
 
 def _right(method: str, path: str, query: dict[str, str]) -> tuple[str, str, str]:
