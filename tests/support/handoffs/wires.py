@@ -257,7 +257,7 @@ class SglangWire(HttpWire):
 
 
 class TrtllmServeWire(HttpWire):
-    """trtllm-serve: refuses fields that it does not know, and answers with ids where it does not detokenize."""
+    """trtllm-serve: refuses unknown fields, and answers with ids where it does not detokenize."""
 
     owner = "tensorrt_llm"
 
