@@ -107,7 +107,7 @@ SHAPES: Mapping[str, tuple[Curve, TrafficSpec]] = {
 
 
 def shape_traffic(name: str, requests: int, *, rate: float, seed: int) -> list[TraceRequest]:
-    """A day of that shape, of blocks of TRAFFIC_BLOCK_SIZE tokens: so many requests, at `rate` a
+    """A day of that shape, of blocks of TRAFFIC_BLOCK_SIZE tokens: `requests` at `rate` a
     second in the mean. KeyError for a name that is none of SHAPES."""
     curve, spec = SHAPES[name]
     made = generate_traffic(spec, requests, rate=rate, seed=seed)

@@ -228,7 +228,7 @@ class PrefillConsumer:
             await asyncio.wait([task], timeout=self._config.prefill_queue_ack_wait_s / 3)
             if not task.done():
                 await delivery.in_progress()
-                await self._tell(request, "busy")
+                await self._report(request, "busy")
 
     async def _serve(self, delivery: Delivery, request: RemotePrefillRequest) -> None:
         grant = ""
@@ -329,7 +329,7 @@ class PrefillConsumer:
             raise _Again("an answer that is none")
         return reply
 
-    async def _tell(self, request: RemotePrefillRequest, word: str) -> None:
+    async def _report(self, request: RemotePrefillRequest, word: str) -> None:
         await self._queue.send(
             self._names.decode(request.engine_id), self._words(request, word, "")
         )

@@ -45,7 +45,7 @@ class RequestBodies:
         return [self._request(place, self._ids[place]) for place in range(first, len(self))]
 
     def draw(self, count: int, seed: int) -> list[SampledRequest]:
-        """So many requests of new sessions, in the order of arrival, from a place of the window
+        """`count` requests of new sessions, in the order of arrival, from a place of the window
         drawn by `seed`."""
         size = len(self)
         start = int(np.random.default_rng(seed).integers(size))
