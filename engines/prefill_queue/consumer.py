@@ -98,6 +98,7 @@ class PrefillConsumer:
         slots = config.prefill_queue_slots
         self._readers = [GroupReader(queue, each, self._handle, slots) for each in groups]
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._burials: set[asyncio.Task[None]] = set()
         self._draining = self._is_killed = False
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -137,6 +138,8 @@ class PrefillConsumer:
         await stopped(task)
         for reader in self._readers:
             await reader.close()
+        for burial in list(self._burials):
+            await stopped(burial)
 
     async def kill(self) -> None:
         """Be gone as a process that crashed: nothing is settled."""
@@ -168,7 +171,9 @@ class PrefillConsumer:
     def _on_exhausted(self, message: Msg) -> None:
         found = read_words(message.data, _Exhausted)
         if found is not None:
-            asyncio.get_running_loop().create_task(self._bury_exhausted(found.stream_seq))
+            task = asyncio.create_task(self._bury_exhausted(found.stream_seq))
+            self._burials.add(task)
+            task.add_done_callback(self._burials.discard)
 
     async def _bury_exhausted(self, sequence: int) -> None:
         """It would stay in the stream, and count, until it is too old."""
@@ -190,6 +195,9 @@ class PrefillConsumer:
             return
         try:
             request = read_request(delivery.body)
+            if request.model != self._model:
+                text = f"its model is {request.model!r}, this worker's {self._model!r}"
+                raise QueueMessageError(text, "mismatch")
         except QueueMessageError as error:
             await self._bury(delivery.body, delivery.sequence, error)
             await delivery.term()

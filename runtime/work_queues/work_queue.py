@@ -14,7 +14,7 @@ from .settings import GroupSettings, QueueSettings
 _MESSAGE_ID = "Nats-Msg-Id"
 _IN_USE = 10058
 """a stream of this name has another configuration"""
-_FULL = (10077, 10023, 10047)
+_FULL = (10077, 10023, 10028, 10047)
 """the bound on messages; what the server's memory or disk has"""
 T = TypeVar("T")
 

@@ -210,6 +210,7 @@ def message(decode: DecodeEnd, **changed: Any) -> bytes:
         ({"block_hashes": ["x", "y"]}, "unreadable"),
         ({"prompt_token_ids": [], "prompt_tokens_b64": "?"}, "unreadable"),
         ({"block_size": 0}, "mismatch"),
+        ({"model": "another"}, "mismatch"),
     ],
 )
 async def test_what_no_worker_can_do_is_a_dead_letter(
@@ -283,6 +284,34 @@ async def test_a_foreign_consumer_is_no_member_of_the_group(fleet: Fleet) -> Non
     await js.delete_consumer(decode.link.names.stream, "spy")
     await prefill.ready()  # it heals by itself
     assert await decode.request(prompt(BLOCK)) == "remote"
+
+
+@pytest.mark.parametrize("storage", ["memory", "file"])
+async def test_a_server_without_space_is_as_a_full_queue(tmp_path: Path, storage: str) -> None:
+    settings = tmp_path / "nats.conf"
+    settings.write_text("jetstream { max_memory_store: 40KB, max_file_store: 40KB }\n")
+    server = JetStreamServer(tmp_path / "own", "--config", str(settings))
+    server.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(server.kill)
+        fleet = Fleet(server.url, tmp_path, stack, "small")
+        fleet.config = PrefillQueueConfig(prefill_queue_storage=storage, **FAST)
+        decode = await fleet.decode()
+        waiting = [
+            asyncio.create_task(decode.request(prompt(200 * BLOCK, each))) for each in range(4)
+        ]
+        ended, waits = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert ended.pop().result() == "full"
+        await fleet.prefill()
+        for each in waits:
+            assert await each in ("full", "remote")
+        await until(lambda: is_empty(decode))
+
+        async def goes_on() -> bool:
+            return await decode.request(prompt(100 * BLOCK, 9)) == "remote"
+
+        await until(goes_on)
+        assert decode.corrupt == 0
 
 
 async def test_without_nats_prompts_are_computed_locally_at_once_and_later_not(

@@ -30,7 +30,7 @@ from dynamo_router.runtime.work_queues import WorkQueue
 
 BLOCK = 16
 LAYOUT = ArenaLayout(bytes_per_block=2048, layers=2, heads=2)
-BLOCKS = 256
+BLOCKS = 1024
 
 
 def hashes_of(tokens: np.ndarray[Any, np.dtype[np.uint32]]) -> list[int]:
