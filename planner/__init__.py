@@ -1,14 +1,7 @@
 """How many engines of which role? Plans by simulation, within constraints; who executes them."""
 
-from .constraints import Allowed, Change, Constraints, constrain
-from .decision import (
-    Decision,
-    DecisionKind,
-    DecisionState,
-    Score,
-    decode_decision,
-    encode_decision,
-)
+from .constraints import Change, Constraints, constrain
+from .decision import Decision, Score, decode_decision, encode_decision
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
 from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState

@@ -50,8 +50,6 @@ SHRINK_MARGIN = 0.7
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
-SPENT = 0.6
-"""More misses, of those that the target allows, that a plan may have where this share is left."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 
@@ -197,19 +195,16 @@ class Planner:
             expires=seen.at + self.config.start_up_s + 2 * self.config.plan_every_s,
         )
 
-    def aim(self, seen: Observation) -> tuple[float, float]:
-        """(the forecast's quantile, the share of good answers) that is planned for: the wanted
-        chance and the target. Both are less where the past window has kept more than the target:
-        what was kept beyond it is there to be spent."""
+    def level(self, seen: Observation) -> float:
+        """The forecast's quantile that is planned for: the wanted chance, and less where the past
+        window has kept more than the target. What was kept beyond it is there to be spent."""
         objectives = self.objectives
-        confidence, target = objectives.confidence, objectives.target
         share, count = attainment(seen, objectives, seen.window_s)
         if share is None or count < LEAST_SAMPLES:
-            return confidence, target
-        spare = (share - target) / max(1e-9, 1 - target)
+            return objectives.confidence
+        spare = (share - objectives.target) / max(1e-9, 1 - objectives.target)
         spent = float(np.interp(spare, SPARE, (0.0, 1.0)))
-        level = confidence - spent * max(0.0, confidence - 0.5)
-        return level, target - spent * SPENT * (1 - target)
+        return objectives.confidence - spent * max(0.0, objectives.confidence - 0.5)
 
     # A plan
 
@@ -250,7 +245,7 @@ class Planner:
     ) -> tuple[Fleet, tuple[Score, ...], bool, list[str]]:
         """No request in the window: that is silence, if records can be read."""
         if seen.window_s < min(IDLE_S, self.config.window_s):
-            return present, (), False, [f"no request in {seen.window_s:.0f} s: too short to tell"]
+            return present, (), False, [f"no request in {seen.window_s:.0f} s: too short a silence"]
         least = max(1, self.constraints.engines_min)
         smallest = Fleet(*(least if role in self._smallest_roles(present) else 0 for role in ROLES))
         self._choices.clear()
@@ -337,14 +332,13 @@ class _Search:
         self._outcomes: dict[tuple[Fleet, float, int], Outcome] = {}
         self.first: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}
-        self._level, self._target = planner.aim(seen)
-        level = self._level
+        self._level = level = planner.level(seen)
         coming = len(self._scenario(level, 0).requests) - len(self._lead)
         self.rate = coming / planner.config.horizon_s
 
     def choose(self) -> tuple[Fleet, list[str]]:
         """The cheapest fleet that keeps the objectives; without one, the best of those seen."""
-        planner, target = self._planner, self._target
+        planner, target = self._planner, self._planner.objectives.target
         roles, constraints = planner.config.roles, planner.constraints
         costs = constraints.costs
         start = self._start(roles, constraints)
@@ -435,7 +429,7 @@ class _Search:
         """Cheaper and cheaper, while one keeps more than the target, in more than a scenario."""
         planner, chosen = self._planner, start
         constraints, roles = planner.constraints, planner.config.roles
-        margin = 1 - SHRINK_MARGIN * (1 - self._target)
+        margin = 1 - SHRINK_MARGIN * (1 - planner.objectives.target)
         while not self._spent():
             cost = chosen.cost(constraints.costs)
             field = [

@@ -60,7 +60,7 @@ class Curves:
         return float(self.decode_rate[fastest])
 
     def itl(self, requests: float, context: float) -> float:
-        """ITL in ms of `requests` of a context."""
+        """ITL in ms of a number of requests of a context."""
         use = requests * context / self.max_kv_tokens
         near = np.abs(self.context - context) == np.abs(self.context - context).min()
         order = np.argsort(self.kv_usage[near])

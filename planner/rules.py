@@ -10,7 +10,7 @@ from .observation import Observation, ObservedRequest
 RECENT_S = 15.0
 """What a rule looks back on."""
 LEAST_REQUESTS = 8
-"""Late answers of fewer requests raise no alarm."""
+"""Answers to fewer requests raise no alarm."""
 SURE = 2.0  # standard deviations of arrivals by chance
 
 

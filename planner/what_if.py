@@ -6,8 +6,10 @@ is off. From now on the candidate's engines start, after their start-up time, an
 the mocker's, and decisions the router's own.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -56,7 +58,7 @@ class EngineModel:
         )[0]
 
     def simulation(self, trace: SampledTrace, most: Fleet, *, seed: int = 0) -> Simulation:
-        """A run with places for `most` engines of each role; none is there yet."""
+        """A run with places for the engines of `most`; none is there yet."""
         apart = bool(most.prefill and most.decode)
         roles = replace(
             self.roles,
@@ -106,6 +108,18 @@ def latencies(log: RequestLog, outputs: NDArray[np.int64]) -> tuple[NDArray[np.f
     between = np.where(outputs > 1, outputs - 1, np.nan)
     itl = np.where(served, (log.last_s - log.first_s) * 1e3 / between, np.nan)
     return ttft, itl
+
+
+@contextmanager
+def _silent_policies() -> Iterator[None]:
+    """Warnings of policies are of a fleet that there is not: an operator must not read them."""
+    policies = logging.getLogger("dynamo_router.router.policy")
+    before = policies.level
+    policies.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        policies.setLevel(before)
 
 
 class _Change:
@@ -165,7 +179,8 @@ def simulate_candidate(
         if each.state == "draining":
             engines.drain(worker, 0.0)
     before = engines.engine_seconds(lead_s)
-    log = simulation.run(control=_Change(simulation, lead_s, target, model.start_up_s))
+    with _silent_policies():
+        log = simulation.run(control=_Change(simulation, lead_s, target, model.start_up_s))
     outputs = np.array([each.output_tokens for each in scenario.requests], np.int64)
     ttft, itl = latencies(log, outputs)
     good = objectives.good(ttft, itl)

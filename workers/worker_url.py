@@ -33,7 +33,7 @@ _EVENTS, _REPLAY = "events", "replay"
 _ZMQ, _HTTP = ("tcp", "ipc"), ("http", "https")
 _HANDOFF, _ENGINE_IDS = "handoff", "engine_id"
 _HANDOFF_PORTS = {NIXL: 0, NIXL_PUSH: 5600, MOONCAKE: 8998, BOOTSTRAP: 8998}
-"""Ways that an engine over HTTP does not report itself, and where their other engines look."""
+"""Ways that an engine over HTTP does not state itself, and where partners look for it."""
 _OF_WORKERS = (*_NUMBERS, _WEIGHT, _EVENTS, _REPLAY, _HANDOFF, _ENGINE_IDS)
 _OF_NAMES = ("dp_size", "dp_start", _WEIGHT, _FAMILY)
 

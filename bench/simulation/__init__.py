@@ -5,7 +5,7 @@ Entered by the commands `simulate` and `sweep`, and by the benchmarks of policie
 
 from .bounds import idle_engine_ms, pooled_hit_rate
 from .capacity import CapacityConfig
-from .changing_fleet import ChangingFleet, EngineRole, SimulatedEngine
+from .changing_fleet import ChangingFleet
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .experiment import Experiment, Result, compare_policies
 from .handoffs import RoleConfig

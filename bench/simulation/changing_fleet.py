@@ -1,7 +1,7 @@
 """Engines that come and go during a run: they start, serve, drain, and are gone.
 
 Each role has places of its own among the engines of a VirtualFleet. A place is taken by one engine
-at a time; whoever takes it next begins with an empty cache. An engine that starts gets no request
+at a time; the next one begins with an empty cache. An engine that starts gets no request
 until it is ready, one that drains gets no more, and is gone when it has none: then its place is
 free. One that may not drain for ever is killed, and its requests are lost.
 """
@@ -53,9 +53,9 @@ class ChangingFleet:
         routers: Mapping[EngineRole, KvRouter],
         on_lost: Callable[[str, float], None],
         *,
-        told: bool = True,
+        sizes_known: bool = True,
     ) -> None:
-        self._facts = engine if told else None
+        self._facts = engine if sizes_known else None
         self._config, self._fleet, self._routers, self._lost = engine, fleet, routers, on_lost
         self._free = {role: list(of) for role, of in places.items()}
         self._used: set[int] = set()

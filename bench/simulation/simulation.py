@@ -127,7 +127,7 @@ class Simulation:
                 apart_places,
                 routers_of,
                 self._lose,
-                told=fleet.told,
+                sizes_known=fleet.told,
             )
         for worker in () if fleet.changing else range(roles.engines + whole):
             told = fleet.engine if fleet.told else None

@@ -66,8 +66,8 @@ class Ends:
         self._ours = self._first.grants.allocate(config.blocks)
         self._first.arena.fill(self._ours, self._hashes)
         self._theirs = self._second.grants.allocate(config.blocks)
-        self._heard = asyncio.Event()
-        self._second.listen(self._hear)
+        self._notified = asyncio.Event()
+        self._second.listen(self._notice)
         for each in (self._first, self._second):
             each.expect(1)
         self._attempts = 0
@@ -96,11 +96,11 @@ class Ends:
     async def _write(self) -> None:
         second = self._second
         grant = self._granted()
-        self._heard.clear()
+        self._notified.clear()
         peer = self._first.connect(second.export())
         ticket = self._first.write(peer, self._ours, grant, "r", deadline_s=_DEADLINE_S)
         await self._first.finished(ticket)
-        await self._heard.wait()
+        await self._notified.wait()
         second.grants.fail(grant.attempt)
 
     async def _read(self) -> None:
@@ -116,9 +116,9 @@ class Ends:
         self._attempts += 1
         return self._second.grants.grant(self._theirs, str(self._attempts), deadline=0.0)
 
-    def _hear(self, engine_id: str, notification: Notification) -> None:
+    def _notice(self, engine_id: str, notification: Notification) -> None:
         if notification.attempt == str(self._attempts):
-            self._heard.set()
+            self._notified.set()
 
 
 async def _opened(settings: TransferConfig, blocks: int) -> tuple[Transfer[Any], Transfer[Any]]:

@@ -139,7 +139,9 @@ class ServedMock:
 
     def release(self, streams: list[TokenStream], request_id: str = "") -> None:
         """Their reader goes away: what is not finished is aborted."""
-        self._several.pop(request_id or streams[0].sequence.request.request_id, None)
+        if request_id or streams:
+            name = request_id or streams[0].sequence.request.request_id
+            self._several.pop(name, None)
         for stream in streams:
             self.ranks.release(stream)
 

@@ -15,7 +15,7 @@ class MetricTargets:
         """An autoscaler comes by itself."""
 
     async def asked(self) -> Mapping[str, int] | None:
-        """The reader of the metric reports nothing back: what is registered counts."""
+        """What reads the metric reports nothing back: what is registered counts."""
         return None
 
     async def apply(

@@ -42,7 +42,6 @@ CIRCLES = {
 OPEN_DOORS = {
     "frontend.processor": "its own list of names",
     "indexer": "programs that embed an index take names there",
-    "planner": "its connectors and its executor take them",
     "router": "programs that embed a router, and policies, take names there",
     "runtime": "programs that use Dynamo's runtime take names there",
     "server.access": "its own list of names",

@@ -257,7 +257,7 @@ class _SglangPart(msgspec.Struct):
 
 class SglangReader:
     """An answer of SGLang's /generate. A part of a stream has all tokens so far, or, where the
-    engine was started so, those that are new: how many there are in all tells which are."""
+    engine was started so, those that are new: which, follows from how many there are in all."""
 
     def __init__(self, request: Any) -> None:
         self.answer = TrtllmAnswer(request, len(request.tokenized.input_token_ids))

@@ -18,7 +18,7 @@ class Meetings:
         self._at, self._step = rng.getrandbits(_BITS), rng.getrandbits(_BITS) | 1
 
     def new(self, rank: int, ranks: int, parallel: tuple[int, int]) -> Meeting:
-        """For the rank of a prefill worker with so many. The number is at least 1, and its
+        """For the rank of a prefill worker that has `ranks`. The number is at least 1, and its
         remainder by `ranks` is the rank: engines find it so."""
         number = 0
         while not number:  # which engines keep for their own probes

@@ -197,7 +197,7 @@ class NixlPushWire(VllmWire):
 
 
 class MooncakeWire(VllmWire):
-    """vLLM with a MooncakeConnector: a bootstrap server of its own tells its engine's id."""
+    """vLLM with a MooncakeConnector: a bootstrap server of its own has its engine's id."""
 
     shape = "rendezvous"
 
@@ -257,7 +257,7 @@ class SglangWire(HttpWire):
 
 
 class TrtllmServeWire(HttpWire):
-    """trtllm-serve: refuses fields that it does not know, and tells ids without detokenizing."""
+    """trtllm-serve: refuses unknown fields, and answers with ids where it does not detokenize."""
 
     owner = "tensorrt_llm"
 

@@ -142,7 +142,7 @@ def test_confirmed_silence_leaves_the_smallest_fleet() -> None:
     assert seen == [3, 2, 1, 1, 1, 1, 1, 1]  # one drains at a time
     short = new_planner().observe(observation(10.0, 0.0, 4, requests=(), window_s=10.0))
     assert not short.changes
-    assert short.reasons == ("no request in 10 s: too short to tell",)
+    assert short.reasons == ("no request in 10 s: too short a silence",)
 
 
 def test_an_engine_model_that_is_off_is_corrected() -> None:

@@ -14,6 +14,7 @@ from support.polling import until
 
 from dynamo_router.engines.transfer import (
     Grant,
+    GrantError,
     Notification,
     Offer,
     Revocation,
@@ -295,3 +296,20 @@ async def test_a_large_transfer_leaves_the_loop_free_and_ends_by_its_deadline(
     assert ended.state is not TransferState.RUNNING
     await owner.transfer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")
+async def test_over_nixl_a_write_lands_in_quarantine_and_frees_it(tmp_path: Path) -> None:
+    async with two_ends("nixl", tmp_path) as (writer, owner):
+        ours, theirs = writer.filled(HASHES), owner.grants.allocate(20)
+        grant = owner.grants.grant(theirs, "a1", deadline=1e9)
+        assert await owner.transfer.revoke(grant) is Revocation.QUARANTINED
+        with pytest.raises(GrantError, match="is quarantined: it cannot be freed"):
+            owner.grants.free(theirs)
+        peer = writer.transfer.connect(owner.transfer.export())
+        late = writer.transfer.write(peer, ours, grant, "r1", deadline_s=10)
+        await writer.transfer.finished(late)  # the writer cannot know
+        await until(lambda: owner.notified)
+        assert owner.arena.wrong(theirs, HASHES) == [], "it was written all the same"
+        assert owner.grants.land("a1") and owner.grants.free_blocks == BLOCKS
+        assert await owner.transfer.revoke(grant) is Revocation.UNKNOWN
