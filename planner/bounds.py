@@ -190,11 +190,11 @@ class Course:
             ]
             count = max(now.count(role), serving_then.count(role), *ahead)
             after = after.replaced(role, count)
-        places = self._budget - seen.held.engines
+        left = self._budget - seen.held.engines
         for role, count in after:
-            if (more := count - present.count(role)) > places:
-                after = after.replaced(role, present.count(role) + max(0, places))
-            places -= max(0, more)
+            if (more := count - present.count(role)) > left:
+                after = after.replaced(role, present.count(role) + max(0, left))
+            left -= max(0, more)
         return Decision(
             id=0,
             at=seen.at,

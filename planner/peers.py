@@ -56,12 +56,12 @@ class Scaler:
             if wanted is not None:
                 after = self._bounded(wanted, present)
         # Pods that are drained hold their accelerators: newcomers wait.
-        places = self._constraints.engines_max - seen.held.cost(self._constraints.costs)
+        left = self._constraints.engines_max - seen.held.cost(self._constraints.costs)
         for role, count in after:
             more = count - present.count(role)
-            if more > places:
-                after = after.replaced(role, present.count(role) + max(0, places))
-            places -= max(0, min(more, places))
+            if more > left:
+                after = after.replaced(role, present.count(role) + max(0, left))
+            left -= max(0, min(more, left))
         self._number += after != present
         return Decision(
             id=self._number,

@@ -1,8 +1,8 @@
 """Transaction: one change of the fleet from its decision to its end. Pure: what is seen goes in,
 what is wanted comes out; each step says all of it, so that a planner that starts again goes on.
 
-Engines come before others go, unless there is no room for both. An engine goes only once the ones
-that come take requests, every router has stopped sending it any, and its last one has ended.
+Engines come before others go, unless the budget is too small for both. An engine goes only once the
+ones that come take requests, every router has stopped sending it any, and its last one has ended.
 """
 
 from collections.abc import Mapping

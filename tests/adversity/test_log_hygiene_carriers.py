@@ -18,6 +18,7 @@ import grpc
 import msgspec
 import nats
 import pytest
+from support.adversity.false_nats import FalseNats
 from support.adversity.log_hygiene import FORGED, SECRET, TEXTS, check_log
 from support.epp.engine import Engine
 from support.epp.messages import HEAD, body, request_headers
@@ -27,7 +28,6 @@ from support.polling import until
 from support.processes import Command, command, http_json, http_text
 from support.security.certificates import Authority
 from support.servers.discovered_fleet import backend_of
-from support.servers.false_nats import FalseNats
 from support.servers.kubernetes.api_server import NAMESPACE, KubernetesServer
 from support.servers.kubernetes.pods import LABELS, METADATA, add_pod, set_ready
 

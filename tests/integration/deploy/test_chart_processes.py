@@ -97,7 +97,7 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
         file = file_of(objects, tmp_path / "etc", {"host": '"127.0.0.1"'} | ports)
         async with command(tmp_path / "run", mode, "--config", file, environ=environ) as router:
             await router.says("dynamo-router ready")
-            await until(lambda: server.watches >= watches, 30)
+            await until(lambda: server.watches >= watches, 60)
             await _history_is_forgotten(server, watches)
             assert await router.stop() == 0
     finally:
@@ -105,6 +105,14 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
     asked = {_right(*request) for request in server.requests}
     assert asked == _allowed(one(objects, "Role")["rules"])
     assert {resource for _, resource, _ in asked} == WATCHED[case]
+    names = {
+        query.get("fieldSelector")
+        for _, path, query in server.requests
+        if path.endswith("/inferencepools")
+    }
+    rules = [rule for rule in one(objects, "Role")["rules"] if "resourceNames" in rule]
+    named = {f"metadata.name={name}" for rule in rules for name in rule["resourceNames"]}
+    assert names == (named if case.startswith("epp") else set()), "a role may name objects"
 
 
 async def test_the_planner_s_role_is_what_it_asks_for(tmp_path: Path) -> None:
@@ -173,7 +181,7 @@ async def _history_is_forgotten(server: KubernetesServer, watches: int) -> None:
     def again() -> bool:
         return server.watches >= watches and len(server.requests) >= asked + watches
 
-    await until(again, 30)
+    await until(again, 60)
 
 
 def _right(method: str, path: str, query: dict[str, str]) -> tuple[str, str, str]:

@@ -36,6 +36,7 @@ async def pods_behind_envoy(
     monkeypatch: pytest.MonkeyPatch,
     roles: tuple[str, ...] = ("", "", ""),
     ports: int = 1,
+    pods: PodsConfig = PodsConfig(pool="qwen"),  # noqa: B008  # it is frozen
     **config: Any,
 ) -> AsyncIterator[tuple[Picking, KubernetesServer]]:
     """A pod at each of HOSTS, with engines at as many ports, which all pods have the same."""
@@ -60,7 +61,7 @@ async def pods_behind_envoy(
         for host, role in zip(HOSTS, roles, strict=False):
             labels = {"app": "qwen"} | ({"llm-d.ai/role": role} if role else {})
             await put(server, pod_of(f"pod-{host[-1]}", host, labels=labels))
-        found = settings((), workers=(), pods=PodsConfig(pool="qwen"), **config)
+        found = settings((), workers=(), pods=pods, **config)
         ready = sum(role != "prefill" for role in roles) * ports
         picker = await stack.enter_async_context(served_picker(found, ready))
         pools: Any = picker.pools
@@ -119,6 +120,40 @@ async def test_what_was_cached_of_a_pod_is_forgotten_with_it(
         await until(lambda: not served.pool.router.overlaps(tokens))
         await until(lambda: bool(served.pool.monitor.ready_clients()))
         assert (await served.post(completion([1, 2]), "/v1/completions"))[0] == 200
+
+
+async def test_events_of_pods_come_from_their_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that publishes none has its cache predicted."""
+    pytest.importorskip("zmq")
+    from support.kv_events.engine_events import stored
+    from support.kv_events.zmq_publisher import ZmqPublisher
+
+    tokens = list(range(100, 100 + 8 * BLOCK))
+    router = KvRouterConfig(block_size=BLOCK, seed=1)
+    async with ZmqPublisher() as publisher:
+        pods = PodsConfig(
+            pool="qwen", events_port=publisher.port, events_replay_port=publisher.replay_port
+        )
+        async with pods_behind_envoy(tmp_path, monkeypatch, ("", ""), pods=pods, router=router) as (
+            served,
+            _,
+        ):
+            holder = served.engines[0]
+            entries = served.pool.router.registry.entries
+
+            def sources() -> dict[str, str]:
+                return {str(entry.address): entry.event_source for entry in entries()}
+
+            wanted = {served.engines[0].address: "zmq", served.engines[1].address: "predicted"}
+            await until(lambda: sources() == wanted)
+            await publisher.publish(stored([*range(1, 9)], tokens, BLOCK))
+            await until(lambda: served.pool.router.overlaps(tokens))
+            for number in range(4):
+                body = completion([*tokens, number])
+                assert (await served.post(body, "/v1/completions"))[0] == 200
+            assert len(holder.prompts) == 4
 
 
 async def test_an_objective_sets_the_priority(
