@@ -39,7 +39,8 @@ class Needs:
         roles: Roles,
     ) -> None:
         self._day, self._model, self._objectives = day, model, objectives
-        self._constraints, self._roles = constraints, roles
+        self._constraints = constraints
+        self._roles: Roles = roles
         self.fleets: list[Fleet] = []
         self.shares: list[tuple[int, int]] = []  # good answers, of how many
         last = self._smallest()

@@ -16,7 +16,7 @@ from .bounds import Course, Needs, reach
 from .constraints import Constraints
 from .day import MINUTE_S, Autoscaler, DayRun, DayTrace, run_day
 from .decision import Decision
-from .fleet import Fleet
+from .fleet import Fleet, Role
 from .objectives import Objectives
 from .observation import Observation
 from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
@@ -270,7 +270,7 @@ class Comparison:
             run = self._day(Scaler(Static(fleet), self.setting.constraints), self.train, fleet)
             if run.attainment >= self.setting.objectives.target:
                 return fleet
-            short = [role for role, count in peak if fleet.count(role) < count]
+            short: list[Role] = [role for role, count in peak if fleet.count(role) < count]
             fleet = fleet.changed(max(short, key=lambda role: peak.count(role)), 1)
         return fleet
 

@@ -79,8 +79,8 @@ def constrain(
     """
     present, reasons = seen.fleet(), list[str]()
     bounded = _within_bounds(wanted, constraints, reasons)
-    ups = {role: max(0, bounded.count(role) - count) for role, count in present}
-    downs = {role: max(0, count - bounded.count(role)) for role, count in present}
+    ups: dict[Role, int] = {role: max(0, bounded.count(role) - count) for role, count in present}
+    downs: dict[Role, int] = {role: max(0, count - bounded.count(role)) for role, count in present}
     free = constraints.engines_max - seen.held.cost(constraints.costs)
     needed = sum(by * constraints.costs.get(role, 1) for role, by in ups.items())
     over = present.cost(constraints.costs) > constraints.engines_max

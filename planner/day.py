@@ -33,6 +33,7 @@ class Autoscaler(Protocol):
     @property
     def observe(self) -> Callable[[Observation], Decision]:
         """Called with what is observed, every LOOK_S."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def read_completion(body: bytes) -> CompletionBody:
 def pairing_facts(read: ChatBody | CompletionBody) -> bytes:
     """Of a request, as a GenerateRequest: what two workers could not share it for."""
     message = pb.GenerateRequest()
-    if (read.n or 1) > 1:
+    if read.n is not None and read.n > 1:
         message.sampling_config.num_return_sequences = read.n
     echoed = isinstance(read, CompletionBody) and bool(read.echo) and read.logprobs is not None
     if read.prompt_logprobs is not None or echoed:

@@ -25,6 +25,7 @@ class Predictor(Protocol):
 
     def predict(self, bins: int) -> Path:
         """Means of the next bins, none below 0."""
+        ...
 
 
 class LastValue:

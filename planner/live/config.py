@@ -110,7 +110,7 @@ class ConnectorConfig:
         found: dict[Role, str] = {}
         for pair in self.deployments:
             name, equals, deployment = pair.partition("=")
-            role = next((role for role in ROLES if role == name), None)
+            role: Role | None = next((role for role in ROLES if role == name), None)
             if not equals or not deployment or role is None:
                 text = f"{pair!r} is not ROLE=NAME, with a role of {', '.join(ROLES)}"
                 raise bad_setting("deployments", text)

@@ -89,7 +89,7 @@ class Transaction:
         self._idle_since: float | None = None
         self._stage = ""
         before, after = dict(decision.before), dict(decision.after)
-        roles = [role for role in before if before[role] or after[role]]
+        roles: list[Role] = [role for role in before if before[role] or after[role]]
         self._before: dict[str, int] = {role: before[role] for role in roles}
         self._target: dict[str, int] = {role: after[role] for role in roles}
         grown = decision.before.highest(decision.after)
