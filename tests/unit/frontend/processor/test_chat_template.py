@@ -55,7 +55,7 @@ def test_what_goes_wrong_in_a_template_is_the_requests_error(text: str, error: s
 
 def test_what_it_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 100)
-    with pytest.raises(InvalidRequestError, match="too long"):
+    with pytest.raises(InvalidRequestError, match="more than 100 characters"):
         render("{% for i in range(60000) %}{{ i }}{% endfor %}")
 
 

@@ -19,7 +19,7 @@ class Call:
     """What the route asks of an HttpCall."""
 
     def __init__(self, **parameters: str) -> None:
-        self.parameters, self.told, self.body = parameters, dict[str, str](), b""
+        self.parameters, self.answer_headers, self.body = parameters, dict[str, str](), b""
 
     async def send(self, message: Any) -> None:
         self.body += message.get("body", b"")
