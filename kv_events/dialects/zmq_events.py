@@ -112,7 +112,8 @@ class ZmqEvents:
         """See `_replay`; what it gives may come again as a message that is published."""
         found, complete = await self._replay(begin)
         self._replayed = {number: hash(payload) for number, payload in found}
-        self._covered = range(begin, found[-1][0]) if found else range(0)
+        # Engines keep some: what comes before the first may have been published, and not be kept.
+        self._covered = range(found[0][0], found[-1][0]) if found else range(0)
         return found, complete
 
     def deliver(self, number: int, payload: bytes) -> ZmqMessage:
