@@ -15,6 +15,7 @@ from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.server.access.roles import FRONTEND_RULES, RULES, Role
+from dynamo_router.server.observability import ObservabilityConfig
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 TOKENS = {role: f"{role}-token-0123456789" for role in Role}
@@ -91,8 +92,9 @@ BODIES = {
 }
 
 
-async def test_every_route_asks_for_its_role(tokens: str) -> None:
-    async with serving(FakeEngine(), auth_tokens=tokens) as ports:
+async def test_every_route_asks_for_its_role(tokens: str, tmp_path: Path) -> None:
+    seen = ObservabilityConfig(record=str(tmp_path / "requests.jsonl"))  # else it has no /record
+    async with serving(FakeEngine(), auth_tokens=tokens, observability=seen) as ports:
         for call, rule in RULES.items():
             if call.startswith("/") or call in FRONTEND_RULES:
                 continue
