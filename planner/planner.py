@@ -259,7 +259,9 @@ class Planner:
         return ("aggregated",)
 
     def _learn_capacity(self, search: "_Search", chosen: Fleet) -> None:
-        """Requests a second of an engine, as the candidates show: the best that passed."""
+        """Requests a second of an engine, as the candidates show: the best that passed, once one
+        has failed. What passes alone says how much is asked of engines, not how much they can do.
+        """
         for role, count in chosen:
             if not count:
                 self.capacity.pop(role, None)
@@ -273,6 +275,8 @@ class Planner:
             known = self.capacity.get(role, 0.0)
             if failing:  # what failed is a bound above
                 known = min(known, min(failing)) if known else known
+            elif not known:
+                continue
             # Remembered for a while: a fleet that is larger than needed shows less.
             self.capacity[role] = max(per_engine, 0.98 * known)
 

@@ -178,6 +178,17 @@ def test_answers_of_new_workers_say_nothing_of_the_model() -> None:
     assert planner.model.speed == SPEED and not planner.mismatch
 
 
+def test_what_a_quiet_fleet_served_is_not_what_its_engines_can_do() -> None:
+    planner = new_planner()
+    decide(planner, 0.2, 1, plans=3)
+    assert not planner.capacity
+    busier = planner.observe(observation(1130.0, 1.2, 1))  # one engine does 1.6
+    assert not any(each.startswith("rule:") for each in busier.reasons), busier.reasons
+    for n in range(3):
+        planner.observe(observation(1240.0 + 60 * n, 3.0, 2))  # less than two was tried, and failed
+    assert planner.capacity["aggregated"] > 1.0
+
+
 def test_what_is_there_counts_not_what_was_asked_for() -> None:
     """dynamo #4420: manual edits were invisible."""
     planner = new_planner()
