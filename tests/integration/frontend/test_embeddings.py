@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_ends_it(served: Served, engine: FakeEngine) 
         ({}, 400, "input"),
         ({"input": 3}, 400, "input must be a text"),
         ({"input": []}, 400, "1 to 128 entries"),
-        ({"input": [""]}, 400, "empty entry"),
+        ({"input": [""]}, 400, "input[0] is empty"),
         ({"input": "a", "dimensions": 5}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),
         ({"input": "a", "model": "other"}, 404, "does not exist; there is: tiny"),
