@@ -334,14 +334,12 @@ async def _answer_one(
     in_one_piece = scores or request.output_limit == 0
     streaming = True if part.leads is not None else False if in_one_piece else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
-    try:
-        pair = await origin.generate(
-            dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
-        )
-        choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
-    finally:
-        if part.leads is not None:
-            part.leads.begin(None)
+    pair = await origin.generate(
+        dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
+    )
+    choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
+    if part.leads is not None:  # had it failed, those that wait for it would end and not begin
+        part.leads.begin(None)
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
         choice.finish_reason = _ABORTED
