@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bench.simulation import ChangingFleet, SampledRequest, SampledTrace, Simulation
+from ..bench.simulation import ChangingFleet, RequestLog, SampledRequest, SampledTrace, Simulation
 from ..bench.traces import TraceRequest
 from .decision import Decision
 from .fleet import ROLES, Fleet
@@ -190,49 +190,35 @@ class _Control:
         return Observation(
             at=now,
             workers=workers,
-            requests=self._requests(now, window, log.first_s, log.last_s, log.worker),
+            requests=self._requests(now, window, log),
             window_s=window,
             block_size=self._day.block_size,
             queued=0,
         )
 
-    def _requests(
-        self,
-        now: float,
-        window_s: float,
-        first: NDArray[np.float64],
-        last: NDArray[np.float64],
-        worker: NDArray[np.int32],
-    ) -> list[ObservedRequest]:
+    def _requests(self, now: float, window_s: float, log: RequestLog) -> list[ObservedRequest]:
         low = bisect_left(self._times, now - window_s)
         high = bisect_right(self._times, now) if window_s else low
         return [
-            self._done.get(place) or self._request(place, now, first, last, worker)
-            for place in range(low, high)
+            self._done.get(place) or self._request(place, now, log) for place in range(low, high)
         ]
 
-    def _request(
-        self,
-        place: int,
-        now: float,
-        first: NDArray[np.float64],
-        last: NDArray[np.float64],
-        worker: NDArray[np.int32],
-    ) -> ObservedRequest:
+    def _request(self, place: int, now: float, log: RequestLog) -> ObservedRequest:
         request, arrived = self._day.requests[place], self._times[place]
-        begun, ended = first[place] <= now, last[place] <= now
+        first_s, last_s = log.first_s[place], log.last_s[place]
+        begun, ended = first_s <= now, last_s <= now
         found = ObservedRequest(
             arrived,
             request.prompt_tokens,
             request.output_tokens if ended else None,
             self._day.ids[place],
             None,
-            float(first[place] - arrived) * 1e3 if begun else None,
-            float(last[place] - first[place]) * 1e3 / (request.output_tokens - 1)
+            float(first_s - arrived) * 1e3 if begun else None,
+            float(last_s - first_s) * 1e3 / (request.output_tokens - 1)
             if ended and request.output_tokens > 1
             else None,
             None,
-            int(worker[place]),
+            int(log.worker[place]),
         )
         if ended:
             self._done[place] = found

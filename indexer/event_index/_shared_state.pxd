@@ -1,9 +1,9 @@
 """What the threads of an event index share, and how they take turns at changing it.
 
-Whose turn it is writes: the thread, or a caller. The one that empties the mailbox lets others have
-their turns between two messages, and a flushing caller takes out no more than what was there when
-it came. Messages are applied in the order they were posted. The writer changes what readers see
-only under the write lock, which it gives up between two steps of long work; readers take the read
+One of them writes at a time: the index's thread, or a caller, in turns. The one that empties the
+mailbox gives others their turns between two messages, and a flushing caller takes out no more than
+what was there when it came. Messages are applied in the order they were posted. The writer changes
+what readers see only under the write lock, which it gives up between two steps of long work; readers take the read
 lock and never wait for a turn. Both wait outside the GIL, and no holder of the lock asks for it.
 Lock order: a turn, the reader-writer lock, the mailbox's lock.
 """

@@ -164,7 +164,7 @@ cdef inline void compact_edges(Tree* tree) noexcept nogil:
             children = count_children(tree, last, MOST_CHILDREN)
             cost = tree.edges[last].cap + children
             if cost > tree.credit or children == MOST_CHILDREN:
-                # Those with so many children stay: renaming their parent is one step of work.
+                # An edge with MOST_CHILDREN stays: giving them another parent is one step.
                 tree.credit -= min(tree.credit, <uint64_t>children)
                 return
             tree.credit -= cost

@@ -168,7 +168,8 @@ cdef inline double learn_prefill(
     """Learn that the tokens of the stream from the anchor to `position` took until `now`.
 
     They were forecast to take `steps` steps, and to attend to `attended` tokens; the booking is
-    the first of them. Where its engine reported how many of its tokens it found cached, those it computed count.
+    the first of them. Where its engine reported how many of its tokens it found cached, those it
+    computed count.
     What is of the `same_step` as the tokens before it was computed with them: their sample is
     amended. Else a whole prompt would seem to be computed in no time.
     Returns how much longer than foreseen they took, of which nothing is learnt here where blocks

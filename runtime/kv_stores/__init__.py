@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         PodIdentity,
         Reflector,
     )
-    from .nats_connection import NatsConnection
+    from .nats_connection import NatsConnection, refusal
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
 
@@ -67,6 +67,7 @@ __all__ = [
     "Watch",
     "open_store",
     "read_delivery",
+    "refusal",
 ]
 
 # The client of a store is imported by its first user.
@@ -84,5 +85,6 @@ __getattr__ = lazy_names(
         "NatsStore": ".nats_store",
         "PodIdentity": ".kubernetes",
         "read_delivery": ".nats_messages",
+        "refusal": ".nats_connection",
     },
 )

@@ -8,7 +8,7 @@ from typing import TypeVar
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, NoRespondersError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, ServiceUnavailableError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from ...base.backoff import Backoff
 from ...base.urls import redact_text, redact_url, split_nats_url
@@ -26,6 +26,12 @@ _UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionErro
 _LONGEST_TEXT = 1000
 """Characters that are repeated of what a server says."""
 T = TypeVar("T")
+
+
+def refusal(what: str, error: APIError) -> StoreError:
+    """JetStream's refusal of `what`, with its own words."""
+    why = redact_text(str(error.description or f"error {error.err_code}")[:_LONGEST_TEXT])
+    return StoreError(f"NATS refuses {what}: {why}")
 
 
 class NatsConnection:
@@ -84,6 +90,15 @@ class NatsConnection:
         except _UNREADABLE as error:
             text = f"its answer cannot be read: {type(error).__name__}: {error}"
             raise self._failed(text) from None
+
+    async def find(self, ask: Callable[[JetStreamContext], Awaitable[T]], what: str) -> T | None:
+        """The same; None if JetStream does not find it, StoreError if it refuses `what`."""
+        try:
+            return await self.call(ask)
+        except NotFoundError:
+            return None
+        except APIError as error:
+            raise refusal(what, error) from None
 
     async def close(self) -> None:
         self._closed = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nats.js.errors import APIError, NotFoundError
 
 from .nats_address import NatsAddress
-from .nats_connection import NatsConnection
+from .nats_connection import NatsConnection, refusal
 from .nats_messages import EXPECTED, LEASE, MARKER_TTL_S, OPERATION, BucketSubjects, Record
 from .nats_watch import NatsWatch
 from .store import (
@@ -247,4 +247,4 @@ class NatsBucket:
     def _refused(self, error: APIError) -> StoreError:
         if isinstance(error, NotFoundError):
             self._made = False  # our stream was deleted
-        return StoreError(f"NATS refuses {self.name}: {error.description}")
+        return refusal(self.name, error)

@@ -11,7 +11,7 @@ from nats.js.errors import APIError
 from structlog import get_logger
 
 from ...base.backoff import Backoff
-from .nats_connection import NatsConnection
+from .nats_connection import NatsConnection, refusal
 from .nats_messages import BucketSubjects, read_delivery
 from .nats_view import BucketView
 from .pending_changes import PendingChanges
@@ -88,7 +88,7 @@ class NatsWatch:
                 lambda streams: streams.add_consumer(self._subjects.stream, config)
             )
         except APIError as error:
-            raise StoreError(f"NATS refuses a watch: {error.description}") from None
+            raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
         return listing

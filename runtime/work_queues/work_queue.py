@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeVar
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError
 
-from ..kv_stores import NatsConnection, StoreError
+from ..kv_stores import NatsConnection, StoreError, refusal
 from .settings import GroupSettings, QueueSettings
 
 _MESSAGE_ID = "Nats-Msg-Id"
@@ -41,6 +41,7 @@ class WorkQueue:
 
     def __init__(self, connection: NatsConnection, settings: QueueSettings) -> None:
         self.connection, self.settings = connection, settings
+        self._what = f"the queue {settings.stream}"
 
     async def ensure(self) -> None:
         """Make it if it is not there. QueueRefusedError if a stream has its name that is none."""
@@ -62,7 +63,7 @@ class WorkQueue:
         """Make a group if it is not there. QueueRefusedError if a consumer has its name that is
         none, or another one reads its messages."""
         stream = self.settings.stream
-        info = await self._ask_or_none(lambda js: js.consumer_info(stream, group.name))
+        info = await self._find(lambda js: js.consumer_info(stream, group.name))
         if info is None:
             try:
                 await self.connection.call(lambda js: js.add_consumer(stream, group.config()))
@@ -100,17 +101,17 @@ class WorkQueue:
 
     async def delete(self, sequence: int) -> None:
         """Take a message out, also from its reader. Nothing if it is gone."""
-        await self._ask_or_none(lambda js: js.delete_msg(self.settings.stream, sequence))
+        await self._find(lambda js: js.delete_msg(self.settings.stream, sequence))
 
     async def message(self, sequence: int) -> bytes | None:
         """The body of one that is in the queue; None if it is gone."""
         stream = self.settings.stream
-        found = await self._ask_or_none(lambda js: js.get_msg(stream, sequence))
+        found = await self._find(lambda js: js.get_msg(stream, sequence))
         return None if found is None else bytes(found.data or b"")
 
     async def messages(self) -> int:
         """To be done and being done. StoreError if there is no such queue."""
-        info = await self._ask_or_none(lambda js: js.stream_info(self.settings.stream))
+        info = await self._find(lambda js: js.stream_info(self.settings.stream))
         if info is None:
             raise StoreError(f"NATS has no stream {self.settings.stream}")
         return int(info.state.messages)
@@ -124,18 +125,11 @@ class WorkQueue:
             return False
 
     async def _stream(self) -> StreamConfig | None:
-        info = await self._ask_or_none(lambda js: js.stream_info(self.settings.stream))
+        info = await self._find(lambda js: js.stream_info(self.settings.stream))
         return None if info is None else info.config
 
-    async def _ask_or_none(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
-        """None if NATS does not find it."""
-        try:
-            return await self.connection.call(ask)
-        except NotFoundError:
-            return None
-        except APIError as error:
-            raise self._refused(error) from None
+    async def _find(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
+        return await self.connection.find(ask, self._what)
 
     def _refused(self, error: APIError) -> StoreError:
-        why = error.description or f"error {error.err_code}"
-        return StoreError(f"NATS refuses the queue {self.settings.stream}: {why}")
+        return refusal(self._what, error)

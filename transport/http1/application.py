@@ -61,7 +61,7 @@ class HttpCall(NamedTuple):
 
     @property
     def record(self) -> RequestRecord:
-        """What is noted of it; not read where no connection has made it."""
+        """Facts of it for log, metrics and spans; empty for a call that no connection made."""
         return current_record() or RequestRecord()
 
     @property

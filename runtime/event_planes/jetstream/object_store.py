@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ObjectInfo, ObjectMeta
 from nats.js.errors import APIError, BadObjectMetaError, NotFoundError
 
-from ...kv_stores import NatsAddress, NatsConnection, StoreError
+from ...kv_stores import NatsAddress, NatsConnection, StoreError, refusal
 from .stream_names import SNAPSHOT, StreamNames
 from .stream_reader import StreamPosition
 
@@ -196,8 +196,7 @@ class SnapshotStore:
             async with asyncio.timeout(TRANSFER_TIMEOUT_S):
                 return await connection.call(use)
         except APIError as error:
-            text = f"NATS refuses the bucket {self._names.bucket}: {error.description}"
-            raise StoreError(text) from None
+            raise refusal(f"the bucket {self._names.bucket}", error) from None
         except TimeoutError:
             raise StoreError(f"NATS: nothing within {TRANSFER_TIMEOUT_S:g} s") from None
 

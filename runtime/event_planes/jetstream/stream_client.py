@@ -19,9 +19,9 @@ from nats.js.api import (
     StreamConfig,
     StreamInfo,
 )
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError
 
-from ...kv_stores import NatsConnection, StoreError
+from ...kv_stores import NatsConnection, StoreError, refusal
 from .stream_names import MAX_BYTES, StreamNames
 from .stream_reader import IDLE_HEARTBEAT_S
 from .stream_upkeep import ReaderFact
@@ -38,7 +38,6 @@ LEAST_MESSAGE_BYTES = 1 << 20
 """A stream has to take messages of as much, NATS' own limit, or have none."""
 MAX_CONSUMERS = 4096
 """Of a stream, that are looked through: a server may have pages without end."""
-_LONGEST_TEXT = 1000
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -59,6 +58,7 @@ class EventStreamClient:
 
     def __init__(self, connection: NatsConnection, names: StreamNames, *, max_age_s: float) -> None:
         self.connection, self.names = connection, names
+        self._what = f"the stream {names.stream}"
         self._max_age_s = max_age_s
         self._process = token_hex(8)
 
@@ -92,7 +92,7 @@ class EventStreamClient:
         """The stream as it is; StreamMissingError if there is none. StoreError, not transient, if
         it is one of other subjects, or does not take what is published: its settings may be an
         operator's, but not its purpose."""
-        found = await self._ask_or_none(
+        found = await self._find(
             partial(_read, lambda js: js.stream_info(self.names.stream), self._checked)
         )
         if found is None:
@@ -160,7 +160,7 @@ class EventStreamClient:
 
     async def remove_reader(self, name: str) -> None:
         """Nothing if it is gone."""
-        await self._ask_or_none(lambda js: js.delete_consumer(self.names.stream, name))
+        await self._find(lambda js: js.delete_consumer(self.names.stream, name))
 
     async def withdraw(self, name: str) -> None:
         """Remove this process's consumer; another's of that name stays."""
@@ -174,7 +174,7 @@ class EventStreamClient:
 
     async def remove(self) -> None:
         """Delete the stream, and all that reads it. Nothing if there is none."""
-        await self._ask_or_none(lambda js: js.delete_stream(self.names.stream))
+        await self._find(lambda js: js.delete_stream(self.names.stream))
 
     async def claim(self, name: str) -> None:
         """Remove what is left of a consumer. NameTakenError if another process reads by it."""
@@ -189,18 +189,12 @@ class EventStreamClient:
 
     async def _consumer(self, name: str) -> tuple[bool, str | None] | None:
         """(whether a reader uses it, which process made it)."""
-        return await self._ask_or_none(
+        return await self._find(
             partial(_read, lambda js: js.consumer_info(self.names.stream, name), _holder_of)
         )
 
-    async def _ask_or_none(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
-        """None if NATS does not find it."""
-        try:
-            return await self.connection.call(ask)
-        except NotFoundError:
-            return None
-        except APIError as error:
-            raise self._refused(error) from None
+    async def _find(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
+        return await self.connection.find(ask, self._what)
 
     async def _ask(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T:
         try:
@@ -209,8 +203,7 @@ class EventStreamClient:
             raise self._refused(error) from None
 
     def _refused(self, error: APIError) -> StoreError:
-        said = str(error.description or f"error {error.err_code}")[:_LONGEST_TEXT]
-        return StoreError(f"NATS refuses the stream {self.names.stream}: {said}")
+        return refusal(self._what, error)
 
 
 class StreamMissingError(StoreError):
