@@ -24,6 +24,7 @@ from rich.table import Table
 
 from ...base.clock import SystemClock
 from ...base.errors import RouterError
+from ...engines.outbox import StoredRun
 from ...engines.publisher import KvEventPublisher
 from ...indexer.hashing import block_hashes
 from ...process.logs import log_to_stderr
@@ -118,6 +119,7 @@ class Engines:
         numbers = np.arange(count, dtype=np.uint32)
         self.blocks = np.repeat(numbers, config.block_size).reshape(count, config.block_size)
         self._publishers: list[KvEventPublisher] = []
+        self._held: list[list[StoredRun]] = []  # by each engine: a router that starts asks for it
 
     async def start(self) -> None:
         namespace, component, endpoint = ENDPOINT
@@ -130,25 +132,28 @@ class Engines:
             plane = JetStreamPlane(below, client)
             self._stack.push_async_callback(plane.close)
             await plane.start()
+            held: list[StoredRun] = []
             publisher = KvEventPublisher(
                 plane,
                 worker_id=number,
                 namespace=namespace,
                 component=component,
                 endpoint=endpoint,
-                snapshot=lambda: (),  # never asked for: each event is in the stream
+                snapshot=held.copy,
                 clock=SystemClock(),
             )
             self._stack.push_async_callback(publisher.close)
             await publisher.start()
             self._publishers.append(publisher)
+            self._held.append(held)
 
     async def publish(self) -> None:
         """All blocks, in turn by engine, a message each."""
         hashes = block_hashes(self.blocks.ravel(), self._config.block_size)
         rounds = hashes.reshape(-1, self._config.engines, 1)
         for turn, row in enumerate(rounds):
-            for publisher, block in zip(self._publishers, row, strict=True):
+            for publisher, held, block in zip(self._publishers, self._held, row, strict=True):
+                held.append(StoredRun(None, block, block))
                 publisher.stored(None, block, block)
             await asyncio.sleep(0)  # what is reported in one turn goes in one message
             await asyncio.sleep(0)
