@@ -23,7 +23,7 @@ from ..transfer import (
     TransferMetrics,
 )
 from .contents import CacheContents
-from .live import IncomingPrompt, LiveEngine, NotBroughtError
+from .live import IncomingPrompt, LiveEngine, NotBroughtError, not_brought
 from .sequence import Sequence
 
 FindMetadata = Callable[[str], Awaitable[bytes | None]]
@@ -172,7 +172,7 @@ class RankTransfers:
         except BaseException as error:
             reason = error.reason if isinstance(error, TransferError) else "aborted"
             self._report(peer, Notification(offer.attempt, status="failed", error=reason))
-            await self._settle(own, ticket)
+            await self._settle(incoming, own, ticket, error)
             raise
         finally:
             if ticket is not None:
@@ -204,11 +204,16 @@ class RankTransfers:
         finally:
             self.transfer.expect(-1)
 
-    async def _settle(self, attempt: str, ticket: Ticket | None) -> None:
+    async def _settle(
+        self, incoming: IncomingPrompt, attempt: str, ticket: Ticket | None, error: BaseException
+    ) -> None:
         """Return once nothing is written into the blocks of an attempt that was given up."""
         grants = self.transfer.grants
         if ticket is not None and ticket.is_moving:
             grants.quarantine(attempt)
+            incoming.blocks.clear()  # freed below, another prompt may have them before `bring` ends
+            # Its request ends now: an abort of it would end the wait, and the blocks never be free.
+            self._live.give_up(incoming.sequence.request.request_id, not_brought(error))
             await self.transfer.settled(ticket)
         grants.fail(attempt)
 

@@ -34,6 +34,12 @@ class NotBroughtError(WorkerError):
     """No other engine has computed the prompt, so this one is to do it."""
 
 
+def not_brought(error: BaseException | None) -> WorkerError:
+    """The failure of a request whose prompt was computed elsewhere and did not come."""
+    reason = error.reason if isinstance(error, TransferError) else "internal"
+    return WorkerError(f"the prompt's blocks did not come ({reason}): {error}")
+
+
 class TokenStream:
     """What became of one request, as far as it got; one reader."""
 
@@ -81,7 +87,8 @@ class IncomingPrompt:
     first: int
     """those from this one on are to come: the engine has the others"""
     blocks: list[int]
-    """where they are to come to: allocated blocks of the engine's arena"""
+    """where they are to come to: allocated blocks of the engine's arena. Emptied by `bring` where
+    they had to be quarantined: the end of the quarantine frees them"""
 
 
 class PromptSource(Protocol):
@@ -221,11 +228,11 @@ class LiveEngine:
         stream.advance(stream.ready, done=True, aborted=True)
         return True
 
-    def _fail(self, request_id: str, why: str) -> None:
+    def _fail(self, request_id: str, error: WorkerError) -> None:
         """End a request with an error."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            stream.failure = WorkerError(why)
+            stream.failure = error
             self.abort(request_id)
 
     def give_up(self, request_id: str, error: WorkerError) -> None:
@@ -330,8 +337,7 @@ class LiveEngine:
             engine.contents.give_back(incoming.blocks)
             engine.abort(request_id)
             if is_wanted:
-                reason = error.reason if isinstance(error, TransferError) else "internal"
-                self._fail(request_id, f"the prompt's blocks did not come ({reason}): {error}")
+                self._fail(request_id, not_brought(error))
         self._work.set()
 
     def _arrive(self, request_id: str) -> None:
@@ -350,7 +356,7 @@ class LiveEngine:
             for number, sequence in result.kept:
                 self.source.on_kept(number, sequence)
         for request_id, why in result.corrupt:
-            self._fail(request_id, why)
+            self._fail(request_id, WorkerError(why))
         for sequence in result.outputs:
             stream = streams.get(sequence.request.request_id)
             if stream is None or stream.sequence is not sequence:

@@ -78,8 +78,8 @@ class QueuedPrompt:
     computed: list[int]
     """blocks that have the first of them"""
     blocks: list[int]
-    """those that are to come. Emptied where they had to be quarantined: they were given back to
-    the arena by then, and are the prompt's no more"""
+    """those that are to come. Emptied where they had to be quarantined: the end of the quarantine
+    frees them, and they are the prompt's no more"""
     lora_name: str | None = None
     cache_salt: str | None = None
     priority: int = 0
@@ -356,6 +356,7 @@ class RemotePrefills:
         if attempt.grant is not None and not attempt.over.done():
             # Its first taker was thought dead. What that one writes from here on is refused.
             if await transfer.revoke(attempt.grant) is Revocation.QUARANTINED:
+                attempt.prompt.blocks.clear()
                 attempt.fail("an engine that may write still was thought dead", "quarantined")
         if attempt.over.done() or attempt.name not in self._attempts:
             return Reply("gone")
@@ -380,8 +381,8 @@ class RemotePrefills:
         try:
             is_open = self._transfer.grants.grant_of(grant.attempt) is not None
             if is_open and await self._transfer.revoke(grant) is Revocation.QUARANTINED:
-                await self._drain(grant, drained)
                 attempt.prompt.blocks.clear()
+                await self._drain(grant, drained)
         finally:
             del self._quarantined[grant.attempt]
 

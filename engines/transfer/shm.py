@@ -160,7 +160,8 @@ class ShmTransfer:
         ends_at = monotonic() + REVOKE_S
         while not self._take_back(grant):
             if monotonic() >= ends_at:
-                self.grants.quarantine(grant.attempt)
+                if not self.grants.quarantine(grant.attempt):
+                    return Revocation.UNKNOWN  # its writer ended meanwhile: the blocks are ours
                 return Revocation.QUARANTINED
             await asyncio.sleep(_POLL_S)
         return Revocation.REVOKED if self.grants.fail(grant.attempt) else Revocation.UNKNOWN

@@ -220,6 +220,24 @@ async def test_a_writer_that_stands_still_in_a_block_has_it_quarantined(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_writer_that_ends_while_its_right_is_revoked_leaves_the_blocks_to_their_owner(
+    tmp_path: Path,
+) -> None:
+    owner = End(open_end("shm", tmp_path))
+    async with other_process("shm", tmp_path, owner.transfer) as (other, metadata):
+        blocks = owner.grants.allocate(2)
+        writer = owner.transfer.connect(metadata)
+        grant = owner.grants.grant(blocks, "a1", deadline=1e9, writer=writer.engine_id)
+        assert await other.do(HALF.format(epoch=grant.epochs[0], block=blocks[0])) == "True"
+        revoked = asyncio.create_task(owner.transfer.revoke(grant))
+        await asyncio.sleep(0)  # it waits for the writer
+        assert owner.grants.land("a1")
+        assert await revoked is Revocation.UNKNOWN, "nothing was quarantined"
+        assert owner.grants.state(blocks[0]) is BlockState.LANDED
+        owner.grants.free(blocks)
+    await owner.transfer.close()
+
+
 @on_each
 async def test_a_dead_writer_frees_its_blocks_after_a_drain(kind: str, tmp_path: Path) -> None:
     owner = End(open_end(kind, tmp_path))
