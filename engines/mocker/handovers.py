@@ -163,9 +163,8 @@ class RankTransfers:
         ticket = None
         try:
             positions = range(incoming.first, len(incoming.hashes))
-            ticket = transfer.read(
-                peer, offer, incoming.blocks, positions, deadline_s=self._deadline_s
-            )
+            into = list(incoming.blocks)  # its own, which lasts as long as it moves
+            ticket = transfer.read(peer, offer, into, positions, deadline_s=self._deadline_s)
             await transfer.finished(ticket)
             grants.land(own)
             self._report(peer, Notification(offer.attempt, blocks=count))
