@@ -42,6 +42,12 @@ class BlockState(enum.IntEnum):
     """given up while it may be written: of no use until the writer has ended"""
 
 
+_GRANTABLE, _FREEABLE = np.zeros((2, len(BlockState)), np.bool_)
+"""By state: whether a block of it may be granted, or freed."""
+_GRANTABLE[BlockState.ALLOCATED] = True
+_FREEABLE[[BlockState.ALLOCATED, BlockState.LANDED]] = True
+
+
 class Grant(msgspec.Struct, frozen=True):
     """The right of one attempt to write into blocks, as its writer is sent it."""
 
@@ -115,7 +121,7 @@ class BlockGrants:
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give blocks back. GrantError, and nothing is done, if one is free or may be written."""
-        self._require(blocks, (BlockState.ALLOCATED, BlockState.LANDED), "freed")
+        self._require(blocks, _FREEABLE, "freed")
         self._set_free(blocks)
 
     def grant(
@@ -127,7 +133,7 @@ class BlockGrants:
         """
         if attempt in self._open:
             raise GrantError(f"attempt {attempt} has a grant")
-        self._require(blocks, (BlockState.ALLOCATED,), "granted")
+        self._require(blocks, _GRANTABLE, "granted")
         self._states[list(blocks)] = BlockState.GRANTED
         self._renew(blocks)
         grant = Grant(attempt, tuple(blocks), self.epochs_of(blocks))
@@ -234,12 +240,14 @@ class BlockGrants:
         self._last_epoch += len(renewed)
         self.epochs[renewed] = np.arange(first, self._last_epoch + 1, dtype=np.uint64)
 
-    def _require(self, blocks: Sequence[int], states: tuple[BlockState, ...], what: str) -> None:
+    def _require(self, blocks: Sequence[int], allowed: npt.NDArray[np.bool_], what: str) -> None:
         if len(set(blocks)) != len(blocks):
             raise GrantError(f"a block is {what} twice in one call")
-        for block in blocks:
-            if not 0 <= block < len(self._states):
-                raise GrantError(f"there is no block {block} to be {what}")
-            if self._states[block] not in states:
-                text = f"block {block} is {self.state(block).name.lower()}"
-                raise GrantError(f"{text}: it cannot be {what}")
+        if blocks and not 0 <= min(blocks) <= max(blocks) < len(self._states):
+            block = next(each for each in blocks if not 0 <= each < len(self._states))
+            raise GrantError(f"there is no block {block} to be {what}")
+        is_allowed = allowed[self._states[list(blocks)]]
+        if not is_allowed.all():
+            block = blocks[int(is_allowed.argmin())]
+            text = f"block {block} is {self.state(block).name.lower()}"
+            raise GrantError(f"{text}: it cannot be {what}")
