@@ -1,0 +1,82 @@
+"""RemotePrefills, without NATS: who owns the blocks of a prompt whose writer was thought dead."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from dynamo_router.engines.prefill_queue import (
+    PrefillQueueConfig,
+    QueuedPrompt,
+    QueueMetrics,
+    QueueNames,
+    RemotePrefillError,
+    RemotePrefills,
+)
+from dynamo_router.engines.transfer import (
+    ArenaLayout,
+    BlockGrants,
+    BlockState,
+    Grant,
+    Notification,
+    Revocation,
+)
+
+BLOCK, BLOCKS = 16, 4
+
+
+class Unstoppable:
+    """A Transfer whose writers cannot be stopped, as NIXL's."""
+
+    engine_id, arena = "d", SimpleNamespace(layout=ArenaLayout())
+
+    def __init__(self) -> None:
+        self.grants = BlockGrants(BLOCKS)
+
+    def export(self) -> bytes:
+        return b"d"
+
+    async def revoke(self, grant: Grant) -> Revocation:
+        quarantined = self.grants.quarantine(grant.attempt)
+        return Revocation.QUARANTINED if quarantined else Revocation.UNKNOWN
+
+
+async def test_blocks_that_a_late_writer_gives_back_are_their_next_owners() -> None:
+    async def publish(*message: Any) -> Any:
+        return SimpleNamespace(sequence=1)
+
+    async def ignore(*message: Any) -> None: ...
+
+    connection = SimpleNamespace(on_lost=set())
+    queue = SimpleNamespace(connection=connection, publish=publish, send=ignore, delete=ignore)
+    transfer = Unstoppable()
+    prefills = RemotePrefills(
+        cast(Any, queue),
+        QueueNames.of("ns", "model", "pool"),
+        PrefillQueueConfig(),
+        cast(Any, transfer),
+        QueueMetrics(),
+        model="model",
+    )
+    prefills._ready = True  # as once NATS is there
+    grants = transfer.grants
+    blocks = grants.allocate(2)
+    tokens = np.arange(2 * BLOCK, dtype=np.uint32)
+    prompt = QueuedPrompt("r1", tokens, BLOCK, [1, 2], [], list(blocks))
+    waiting = asyncio.create_task(prefills.prefill(prompt))
+    while not prefills._attempts:
+        await asyncio.sleep(0)
+    (attempt,) = prefills._attempts.values()
+    first = await prefills._take(attempt, "w1")
+    assert first.grant is not None
+    assert (await prefills._take(attempt, "w2")).grant is None, "its first writer may write still"
+    late = Notification(first.grant.attempt, status="failed", error="dead")
+    prefills.on_notification(late)
+    others = grants.allocate(BLOCKS)  # the ones that were quarantined among them
+    with pytest.raises(RemotePrefillError, match="thought dead"):
+        await waiting
+    assert prompt.blocks == [], "they are another prompt's"
+    assert {grants.state(each) for each in others} == {BlockState.ALLOCATED}
+    await prefills.close()
