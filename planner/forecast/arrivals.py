@@ -1,7 +1,8 @@
 """ArrivalForecast: how many requests come in the next bins, by quantiles.
 
-Predictors are weighted by their recent pinball loss; the quantiles are those of what the weighted
-forecast has missed by, at each distance ahead, and at least those of arrivals by chance (Poisson).
+Predictors are weighted by their recent pinball loss, half the horizon ahead; the quantiles are
+those of what the weighted forecast has missed by, at each distance ahead, and at least those of
+arrivals by chance (Poisson).
 """
 
 import math
@@ -56,8 +57,10 @@ class ArrivalForecast:
         if not (math.isfinite(count) and count >= 0):
             raise ValueError(f"{count} is no count of arrivals")
         if self._past:
-            newest = self._past[-1][0][:, 0]
-            self._losses = LOSS_MEMORY * self._losses + _pinball(count, newest)
+            # At half the horizon: there new engines serve, and who is right there is to be believed.
+            ahead = min(len(self._past), self._bins // 2 + 1)
+            predicted = self._past[-ahead][0][:, ahead - 1]
+            self._losses = LOSS_MEMORY * self._losses + _pinball(count, predicted)
         # Forecasts were made one bin after the other: the last one saw this bin as its first.
         for distance, (_, mean) in enumerate(reversed(self._past)):
             if distance < self._bins:
