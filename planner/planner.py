@@ -56,8 +56,6 @@ FAR_OFF = 0.5
 """Attainment below which engines are tried by more than one."""
 WORTH = 1.15
 """times the fewest misses of any candidate are as good, where none keeps the target."""
-RISE = 1.05
-"""times the next bin's arrivals, in the horizon's second half: the load is taken to grow."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 
@@ -223,13 +221,10 @@ class Planner:
 
     def level(self, seen: Observation) -> float:
         """The forecast's quantile that is planned for: the wanted chance, and less where the past
-        window has kept more than the target. What was kept beyond it is there to be spent, but not
-        while more and more comes: engines would be asked for when it is too late."""
+        window has kept more than the target. What was kept beyond it is there to be spent."""
         objectives = self.objectives
         share, count = attainment(seen, objectives, seen.window_s)
-        ahead = self.forecast.forecast().mean
-        rises = ahead[len(ahead) // 2 :].mean() > RISE * ahead[0]
-        if share is None or count < LEAST_SAMPLES or rises:
+        if share is None or count < LEAST_SAMPLES:
             return objectives.confidence
         spare = (share - objectives.target) / max(1e-9, 1 - objectives.target)
         spent = float(np.interp(spare, SPARE, (0.0, 1.0)))

@@ -57,7 +57,7 @@ class ArrivalForecast:
         if not (math.isfinite(count) and count >= 0):
             raise ValueError(f"{count} is no count of arrivals")
         if self._past:
-            # At half the horizon: there new engines serve, and who is right there is to be believed.
+            # About where new engines will serve: what is right there decides what to start.
             ahead = min(len(self._past), self._bins // 2 + 1)
             predicted = self._past[-ahead][0][:, ahead - 1]
             self._losses = LOSS_MEMORY * self._losses + _pinball(count, predicted)
