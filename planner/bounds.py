@@ -18,8 +18,7 @@ from .day import DayTrace
 from .decision import Decision
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
-from .observation import Observation
-from .planner import choose_victims
+from .observation import Observation, choose_victims
 from .what_if import EngineModel, latencies
 
 MINUTE_S = 60.0

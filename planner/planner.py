@@ -26,7 +26,7 @@ from .decision import Decision, DecisionKind, Score
 from .fleet import ROLES, Fleet, Role
 from .forecast import ArrivalForecast, RequestBodies
 from .objectives import Objectives
-from .observation import Observation, ObservedWorker
+from .observation import Observation, ObservedWorker, choose_victims
 from .rules import alarms, attainment
 from .what_if import EngineModel, Outcome, Scenario, simulate_candidate
 
@@ -570,27 +570,6 @@ class _Search:
                 number,
             )
         return self._scenarios[key]
-
-
-def choose_victims(seen: Observation, after: Fleet) -> tuple[int, ...]:
-    """Workers to drain for the fleet `after`: failed ones, those that start, the least busy."""
-    victims = [each.worker_id for each in seen.workers if each.state == "failed"]
-    for role, count in after:
-        there = [
-            each
-            for each in seen.workers
-            if each.role == role and each.state in ("starting", "serving")
-        ]
-        there.sort(
-            key=lambda each: (
-                each.state == "serving",
-                each.running or 0,
-                each.age_s,
-                each.worker_id,
-            )
-        )
-        victims += [each.worker_id for each in there[: max(0, len(there) - count)]]
-    return tuple(victims)
 
 
 def _serving_view(workers: Sequence[ObservedWorker]) -> Sequence[ObservedWorker]:

@@ -21,8 +21,8 @@ from dynamo_router.planner import (
     ObservedWorker,
     Planner,
     PlanningConfig,
+    choose_victims,
 )
-from dynamo_router.planner.planner import choose_victims
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
 SPEED = 0.2  # few requests a second are work enough
@@ -290,8 +290,8 @@ def test_late_first_tokens_need_engines_though_throughput_does_not() -> None:
         planner = new_planner()
         planner.objectives = Objectives(objective_ttft_ms=ttft_ms, objective_itl_ms=200)
         fleets.append(planner.observe(observation(1000.0, 0.0, 1, requests=long)).after)
-    patient, hasty = fleets
-    assert patient.aggregated < hasty.aggregated
+    slow, fast = fleets
+    assert slow.aggregated < fast.aggregated
 
 
 def test_a_plan_adds_as_many_engines_as_are_needed_at_once() -> None:
