@@ -4,6 +4,6 @@ from .constraints import Change, Constraints, constrain
 from .decision import Decision, Score, decode_decision, encode_decision
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
-from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState
-from .planner import Planner, PlanningConfig, choose_victims
+from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState, choose_victims
+from .planner import Planner, PlanningConfig
 from .what_if import EngineModel

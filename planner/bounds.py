@@ -18,8 +18,7 @@ from .day import DayTrace
 from .decision import Decision
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
-from .observation import Observation
-from .planner import choose_victims
+from .observation import Observation, choose_victims
 from .what_if import EngineModel, latencies
 
 MINUTE_S = 60.0
@@ -171,17 +170,21 @@ def cheapest_course(needed: Sequence[int], start_up_s: float, drain_s: float) ->
 
 
 class Course:
-    """A policy that knows: fleets by minutes, each there when its minute begins."""
+    """A policy that knows: fleets by minutes, each asked for a start-up and `lead_s` before its
+    minute begins."""
 
     window_s = 0.0
     drain_limit_s = math.inf
 
-    def __init__(self, fleets: Sequence[Fleet], start_up_s: float, budget: int) -> None:
+    def __init__(
+        self, fleets: Sequence[Fleet], start_up_s: float, budget: int, *, lead_s: float = 5.0
+    ) -> None:
         self._fleets, self._start_up_s, self._budget = fleets, start_up_s, budget
+        self._lead_s = lead_s
 
     def observe(self, seen: Observation) -> Decision:
         present = seen.fleet()
-        serving_then = self._at(seen.at + self._start_up_s + 5)
+        serving_then = self._at(seen.at + self._start_up_s + self._lead_s)
         now = self._at(seen.at)
         after = Fleet()
         for role in ROLES:

@@ -37,6 +37,7 @@ PEERS = (
 BOUNDS = (
     "bound-clairvoyant",
     "bound-reachable",
+    "bound-no-foresight",
     "bound-perfect-forecast",
     "bound-perfect-model",
 )
@@ -121,6 +122,8 @@ class Comparison:
             return DayRun(name, needs.attainment, needs.engine_hours, settings="no start-up")
         if name == "bound-reachable":
             return self._reachable()
+        if name == "bound-no-foresight":
+            return self._day(self._instant())
         if name == "bound-perfect-forecast":
             return self._day(self._planner(oracle=self._oracle()))
         if name == "bound-perfect-model":
@@ -207,6 +210,18 @@ class Comparison:
         best = min(reaching, key=lambda each: each.engine_hours) if reaching else runs[-1]
         best.settings = f"{len(runs)} courses"
         return best
+
+    def _instant(self) -> Course:
+        """What reacting can reach: each minute's need is known as the minute begins, not before,
+        and engines stay until those that start then could have cleared the backlog."""
+        held = 1 + math.ceil(self.setting.planning.start_up_s / MINUTE_S)
+        fleets, needs = list[Fleet](), self.needs.fleets
+        for minute in range(len(needs)):
+            fleet = Fleet()
+            for each in needs[max(0, minute - held) : minute + 1]:
+                fleet = fleet.highest(each)
+            fleets.append(fleet)
+        return Course(fleets, 0.0, self.setting.constraints.engines_max, lead_s=0.0)
 
     def _needs_of(self, day: DayTrace) -> Needs:
         setting = self.setting

@@ -40,7 +40,7 @@ class Constraints:
     engines_max: int = option(8, "Budget: accelerators of all engines, starting and draining too.")
     engines_min: int = option(1, "Fewest engines of each role that is in use.")
     dwell_s: float = option(
-        120.0, "Seconds after a change of a role in which none of its engines is removed."
+        120.0, "Seconds after a role has grown in which none of its engines is removed."
     )
     removals_per_hour: int = option(30, "Most engines of a role that are removed within an hour.")
     removals_at_once: int = option(1, "Most engines of a role that drain at a time.")
@@ -136,9 +136,9 @@ def _removable(
 ) -> int:
     """How many of `by` engines of a role may begin to drain now."""
     past = [change for change in changes if change.role == role]
-    last = max((change.at for change in past), default=-math.inf)
+    last = max((change.at for change in past if change.by > 0), default=-math.inf)
     if seen.at - last < constraints.dwell_s:
-        reasons.append(f"dwell: {role} changed {seen.at - last:.0f} s ago")
+        reasons.append(f"dwell: {role} grew {seen.at - last:.0f} s ago")
         return 0
     hour = sum(-change.by for change in past if change.by < 0 and seen.at - change.at < 3600)
     limits = {

@@ -14,8 +14,7 @@ from ..bench.traces import TraceRequest
 from .decision import Decision
 from .fleet import ROLES, Fleet
 from .objectives import Objectives
-from .observation import Observation, ObservedRequest, ObservedWorker
-from .planner import choose_victims
+from .observation import Observation, ObservedRequest, ObservedWorker, choose_victims
 from .what_if import EngineModel, latencies
 
 LOOK_S = 5.0

@@ -98,3 +98,24 @@ class Observation:
         if self.requests is None or self.window_s <= 0:
             return None
         return len(self.requests) / self.window_s
+
+
+def choose_victims(seen: Observation, after: Fleet) -> tuple[int, ...]:
+    """Workers to drain for the fleet `after`: failed ones, those that start, the least busy."""
+    victims = [each.worker_id for each in seen.workers if each.state == "failed"]
+    for role, count in after:
+        there = [
+            each
+            for each in seen.workers
+            if each.role == role and each.state in ("starting", "serving")
+        ]
+        there.sort(
+            key=lambda each: (
+                each.state == "serving",
+                each.running or 0,
+                each.age_s,
+                each.worker_id,
+            )
+        )
+        victims += [each.worker_id for each in there[: max(0, len(there) - count)]]
+    return tuple(victims)

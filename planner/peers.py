@@ -16,8 +16,7 @@ from .constraints import Constraints
 from .decision import Decision
 from .fleet import Fleet, Role
 from .objectives import Objectives
-from .observation import Observation, ObservedWorker
-from .planner import choose_victims
+from .observation import Observation, ObservedWorker, choose_victims
 from .profile import Curves
 
 GRACE_S = 30.0

@@ -26,7 +26,7 @@ from .decision import Decision, DecisionKind, Score
 from .fleet import ROLES, Fleet, Role
 from .forecast import ArrivalForecast, RequestBodies
 from .objectives import Objectives
-from .observation import Observation, ObservedWorker
+from .observation import Observation, ObservedWorker, choose_victims
 from .rules import alarms, attainment
 from .what_if import EngineModel, Outcome, Scenario, simulate_candidate
 
@@ -38,6 +38,8 @@ DRAIN_S = 15.0
 WARM_UP_REQUESTS = 5
 """Of a new worker, that say nothing of how fast engines are."""
 LEAST_SAMPLES = 20
+SETTLED_S = 60.0
+"""After the newest engine began to serve, until latencies are compared with the model's."""
 MODEL_LIMITS = 0.5, 2.0
 """How much slower or faster than their model engines may be before no plan is believed."""
 CORRECTION = 0.3  # weight of the newest comparison
@@ -50,6 +52,10 @@ SHRINK_MARGIN = 0.7
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
+FAR_OFF = 0.5
+"""Attainment below which engines are tried by more than one."""
+WORTH = 1.15
+"""times the fewest misses of any candidate are as good, where none keeps the target."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 
@@ -118,6 +124,7 @@ class Planner:
         self.capacity: dict[Role, float] = {}
         self._next_plan = -math.inf
         self._choices: deque[Fleet] = deque(maxlen=AGREEING_PLANS)
+        self._enough: Fleet | None = None  # by the last plan, if engines may be removed
         self._number = self._plans = 0
         self._per_request_s = 2e-4  # CPU of a simulated request, learnt
         self._compared = False
@@ -152,6 +159,11 @@ class Planner:
             wanted, scores, may_remove, why = self._plan(seen, present)
             reasons += why
             kind = "plan"
+            self._enough = wanted if may_remove and not found else None
+        elif found or reasons or seen.requests is None:
+            self._enough = None
+        elif self._enough is not None and (less := present.lowest(self._enough)) != present:
+            return self._go_on(seen, present, less)
         for alarm in found:
             if wanted.count(alarm.role) < alarm.least and alarm.role in roles_of(self.config.roles):
                 wanted = wanted.replaced(alarm.role, alarm.least)
@@ -164,10 +176,22 @@ class Planner:
         )
         reasons += allowed.reasons
         after = allowed.fleet
-        for role, count in after:
-            if by := count - present.count(role):
-                self.changes.append(Change(seen.at, role, by))
+        self._note(seen, present, after)
         return self._decision(seen, kind, present, after, tuple(reasons), scores, wanted)
+
+    def _go_on(self, seen: Observation, present: Fleet, less: Fleet) -> Decision:
+        """What the last plan found too many goes on to drain, engine by engine, until the next."""
+        allowed = constrain(less, seen, self.constraints, self.changes, may_remove=True)
+        if allowed.fleet == present:
+            return self._decision(seen, "hold", present, present, (), ())
+        self._note(seen, present, allowed.fleet)
+        reasons = (f"the last plan found {less} enough", *allowed.reasons)
+        return self._decision(seen, "plan", present, allowed.fleet, reasons, (), less)
+
+    def _note(self, seen: Observation, before: Fleet, after: Fleet) -> None:
+        for role, count in after:
+            if by := count - before.count(role):
+                self.changes.append(Change(seen.at, role, by))
 
     def _decision(
         self,
@@ -285,6 +309,9 @@ class Planner:
         outcome = next(iter(search.first.values()), None)
         if outcome is None or seen.requests is None:
             return
+        settled_s = self.config.start_up_s + SETTLED_S
+        if any(each.state == "starting" or each.age_s < settled_s for each in seen.workers):
+            return  # a backlog older than the lead is measured, and not simulated
         served = {each.worker_id: each.served for each in seen.workers}
         past = seen.requests[search.lead_first :]
         for each, itl in zip(past, outcome.past_itl_ms.tolist(), strict=True):
@@ -353,8 +380,10 @@ class _Search:
                 return start, [f"{start} keeps {self.first[start].attainment:.1%}"]
             outcome = self.first[chosen]
             return chosen, [f"{chosen} is enough: {outcome.attainment:.1%} of answers are good"]
-        tried, base = {start}, start
-        while not self._spent():
+        if roles == "aggregated" and (enough := self._climb(start, proposals)) is not None:
+            return enough, [self._gain(start, enough)]
+        tried, base = set(self.first), start
+        while roles != "aggregated" and not self._spent():
             field = [*proposals, *neighbours(base, roles, constraints)]
             wider = [base.changed(role, 2) for role in roles_of(roles)]
             field = [
@@ -367,8 +396,7 @@ class _Search:
             for each in field:
                 tried.add(each)
                 if self._passes(each, target):
-                    why = f"{self._present or start} keeps {self._late(start):.1%}, {each} "
-                    return each, [why + f"{self._late(each):.1%}, wanted are {target:.1%}"]
+                    return each, [self._gain(start, each)]
                 if self._spent():
                     break
             base = max(self.first, key=lambda each: (self._late(each), -each.cost(costs)))
@@ -377,7 +405,11 @@ class _Search:
                 for each in neighbours(base, roles, constraints)
             ):
                 break
-        best = max(self.first, key=lambda each: (round(self._late(each), 3), -each.cost(costs)))
+        # What waits on full engines stays there: others only help those that come. An engine that
+        # hardly changes the misses is none to ask for, plan by plan, until the backlog is gone.
+        fewest = min(1 - self._late(each) for each in self.first)
+        worth = [each for each in self.first if 1 - self._late(each) <= fewest * WORTH + 1e-9]
+        best = min(worth, key=lambda each: (each.cost(costs), -self._late(each)))
         return best, [f"no fleet seen keeps {target:.1%}: {best} keeps {self._late(best):.1%}"]
 
     def scores(self) -> tuple[Score, ...]:
@@ -428,6 +460,34 @@ class _Search:
         for fleet in ordered(found, roles, constraints):
             self._proposed.setdefault(fleet, found[fleet])
         return ordered(found, roles, constraints)
+
+    def _gain(self, start: Fleet, chosen: Fleet) -> str:
+        kept = f"{start} keeps {self._late(start):.1%}, {chosen} {self._late(chosen):.1%}"
+        return f"{kept}, wanted are {self._planner.objectives.target:.1%}"
+
+    def _climb(self, start: Fleet, proposals: list[Fleet]) -> Fleet | None:
+        """The smallest fleet above `start` that keeps the target, where engines have one role: by
+        one engine, by half as many again where most answers miss, then between what failed and
+        what passed, a proposal first. None if there is none, or the CPU was spent before."""
+        planner = self._planner
+        cost = planner.constraints.costs.get("aggregated", 1)
+        most, target = planner.constraints.engines_max // cost, planner.objectives.target
+        failed = start.aggregated
+        while failed < most and not self._spent():
+            wide = self._late(Fleet(aggregated=failed)) < FAR_OFF
+            passed = min(most, failed + (max(1, failed // 2) if wide else 1))
+            if not self._passes(Fleet(aggregated=passed), target):
+                failed = passed
+                continue
+            while passed - failed > 1 and not self._spent():
+                between = [each.aggregated for each in proposals]
+                middle = next((n for n in between if failed < n < passed), (failed + passed) // 2)
+                if self._passes(Fleet(aggregated=middle), target):
+                    passed = middle
+                else:
+                    failed = middle
+            return Fleet(aggregated=passed)
+        return None
 
     def _descend(self, start: Fleet, proposals: list[Fleet]) -> Fleet:
         """Cheaper and cheaper, while one keeps more than the target, in more than a scenario."""
@@ -510,27 +570,6 @@ class _Search:
                 number,
             )
         return self._scenarios[key]
-
-
-def choose_victims(seen: Observation, after: Fleet) -> tuple[int, ...]:
-    """Workers to drain for the fleet `after`: failed ones, those that start, the least busy."""
-    victims = [each.worker_id for each in seen.workers if each.state == "failed"]
-    for role, count in after:
-        there = [
-            each
-            for each in seen.workers
-            if each.role == role and each.state in ("starting", "serving")
-        ]
-        there.sort(
-            key=lambda each: (
-                each.state == "serving",
-                each.running or 0,
-                each.age_s,
-                each.worker_id,
-            )
-        )
-        victims += [each.worker_id for each in there[: max(0, len(there) - count)]]
-    return tuple(victims)
 
 
 def _serving_view(workers: Sequence[ObservedWorker]) -> Sequence[ObservedWorker]:

@@ -1,7 +1,8 @@
 """ArrivalForecast: how many requests come in the next bins, by quantiles.
 
-Predictors are weighted by their recent pinball loss; the quantiles are those of what the weighted
-forecast has missed by, at each distance ahead, and at least those of arrivals by chance (Poisson).
+Predictors are weighted by their recent pinball loss, half the horizon ahead; the quantiles are
+those of what the weighted forecast has missed by, at each distance ahead, and at least those of
+arrivals by chance (Poisson).
 """
 
 import math
@@ -20,6 +21,8 @@ QUANTILES = (0.5, 0.9)
 LOSS_MEMORY = 0.93  # of a bin for the next
 RESIDUALS = 120  # bins kept for each distance ahead
 LEAST_RESIDUALS = 8  # from which on their distribution counts
+TRUSTED = 1.25
+"""times the least loss of any predictor: up to that the season's is believed by itself."""
 LONGEST_JUMP = 240  # bins without data, after which what was seen before says nothing
 
 
@@ -43,6 +46,7 @@ class ArrivalForecast:
         self._predictors: list[Predictor] = [LastValue(), LastValue(4), Holt(), Kalman()]
         if season:
             self._predictors.append(Seasonal(season, len(season)))
+        self._seasonal = bool(season)
         self._losses = np.zeros(len(self._predictors))
         self._past: deque[tuple[NDArray[np.float64], Path]] = deque(maxlen=bins)
         self._residuals = [deque[float](maxlen=RESIDUALS) for _ in range(bins)]
@@ -53,8 +57,10 @@ class ArrivalForecast:
         if not (math.isfinite(count) and count >= 0):
             raise ValueError(f"{count} is no count of arrivals")
         if self._past:
-            newest = self._past[-1][0][:, 0]
-            self._losses = LOSS_MEMORY * self._losses + _pinball(count, newest)
+            # About where new engines will serve: what is right there decides what to start.
+            ahead = min(len(self._past), self._bins // 2 + 1)
+            predicted = self._past[-ahead][0][:, ahead - 1]
+            self._losses = LOSS_MEMORY * self._losses + _pinball(count, predicted)
         # Forecasts were made one bin after the other: the last one saw this bin as its first.
         for distance, (_, mean) in enumerate(reversed(self._past)):
             if distance < self._bins:
@@ -83,9 +89,15 @@ class ArrivalForecast:
         return Forecast(self.bin_s, weights @ paths, shown)
 
     def quantile(self, level: float) -> Path:
-        """The path that counts stay below with this chance, bin by bin."""
+        """The path that counts stay below with this chance, bin by bin. Where today goes on as the
+        season did, it is at least the season's: other predictors see no rise before it begins."""
         mean = self.forecast().mean
-        return np.array([max(0.0, self._at(level, h, float(m))) for h, m in enumerate(mean)])
+        path = np.array([max(0.0, self._at(level, h, float(m))) for h, m in enumerate(mean)])
+        if self._seasonal and self._losses[-1] <= TRUSTED * self._losses.min():
+            season = self._predictors[-1].predict(self._bins)
+            chance = NormalDist().inv_cdf(level) * np.sqrt(np.maximum(1.0, season))
+            path = np.maximum(path, season + chance)
+        return path
 
     def _at(self, level: float, distance: int, mean: float) -> float:
         chance = NormalDist().inv_cdf(level)

@@ -84,6 +84,8 @@ def test_a_golden_small_day(day: Comparison) -> None:
     assert runs["plan"].engine_hours < runs["static-peak"].engine_hours
     assert all(each.reasons for each in runs["plan"].decisions)
     assert runs["static-peak"].changes == 0
+    # What only reacts keeps no more than what foresees.
+    assert runs["bound-no-foresight"].worst_5_min <= runs["bound-reachable"].worst_5_min + 0.02
     assert day.run("bound-clairvoyant").engine_hours == floor
 
 

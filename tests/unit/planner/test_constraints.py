@@ -194,7 +194,7 @@ def test_what_the_cache_needs_is_not_removed() -> None:
 @pytest.mark.parametrize(
     ("past", "reason"),
     [
-        ([Change(990.0, "aggregated", 1)], "dwell: aggregated changed 10 s ago"),
+        ([Change(990.0, "aggregated", 1)], "dwell: aggregated grew 10 s ago"),
         (
             [Change(100.0, "aggregated", -1), Change(200.0, "aggregated", -1)],
             "rate limit: 0 of 1 aggregated removed",

@@ -146,3 +146,19 @@ def test_requests_that_run_get_the_output_of_others() -> None:
     assert len(first.ids) == 3 and not set(first.ids.tolist()) & set(second.ids.tolist())
     with pytest.raises(ValueError, match="no requests"):
         RequestBodies([], 10)
+
+
+def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
+    yesterday = [10.0] * 20 + [80.0] * 20
+    alike, other = (ArrivalForecast(15.0, 8, yesterday) for _ in range(2))
+    for _ in range(16):
+        alike.update(10.0)
+        other.update(40.0)
+    assert max(alike.quantile(0.5)[4:]) >= 60
+    for count in (5.0, 90.0, 4.0, 80.0):
+        other.update(count)
+    assert not other.quantile(0.5)[:4].max() > 400
+    without = ArrivalForecast(15.0, 8)
+    for _ in range(16):
+        without.update(10.0)
+    assert max(without.quantile(0.5)) < 20

@@ -21,8 +21,8 @@ from dynamo_router.planner import (
     ObservedWorker,
     Planner,
     PlanningConfig,
+    choose_victims,
 )
-from dynamo_router.planner.planner import choose_victims
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
 SPEED = 0.2  # few requests a second are work enough
@@ -280,3 +280,57 @@ def test_victims_are_those_that_serve_least() -> None:
 def test_a_bad_setting_is_named(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
         PlanningConfig(**{key: value})
+
+
+def test_late_first_tokens_need_engines_though_throughput_does_not() -> None:
+    """dynamo #11638: a floor of prefill by throughput keeps no TTFT."""
+    long = [replace(each, prompt_tokens=12_000) for each in requests(1000.0, 0.2, 90.0)]
+    fleets = []
+    for ttft_ms in (20_000, 1_500):
+        planner = new_planner()
+        planner.objectives = Objectives(objective_ttft_ms=ttft_ms, objective_itl_ms=200)
+        fleets.append(planner.observe(observation(1000.0, 0.0, 1, requests=long)).after)
+    slow, fast = fleets
+    assert slow.aggregated < fast.aggregated
+
+
+def test_a_plan_adds_as_many_engines_as_are_needed_at_once() -> None:
+    """llm-d's WVA moves by one engine at a time."""
+    decision = decide(new_planner(engines_max=16), 12.0, 4, plans=1)
+    assert decision.after.aggregated >= 7
+    assert len(decision.scores) < 8
+
+
+def test_what_a_plan_found_too_many_goes_on_to_drain_until_something_is_late() -> None:
+    planner = new_planner()
+    for n in range(3):
+        decision = planner.observe(observation(1000.0 + 60 * n, 0.8, 4))
+    assert decision.after == Fleet(aggregated=3) and decision.desired == Fleet(aggregated=1)
+    at = 1125.0
+    assert not planner.observe(
+        observation(at, 0.8, 0, workers=[*workers(3), *_draining()])
+    ).changes  # one at a time
+    going = planner.observe(observation(at + 5, 0.8, 3))
+    assert going.after == Fleet(aggregated=2)
+    assert going.reasons == (
+        "the last plan found 1 aggregated enough",
+        "draining: 1 of 2 aggregated removed",
+    )
+    late = requests(at + 10, 0.8, 90.0, ttft_ms=9000.0)
+    planner.observe(observation(at + 10, 0.0, 3, requests=late))
+    after = planner.observe(observation(at + 15, 0.8, 3))
+    assert after.after.aggregated >= 3
+
+
+def _draining() -> list[ObservedWorker]:
+    return [replace(workers(1, state="draining")[0], worker_id=9)]
+
+
+def test_a_backlog_older_than_the_lead_says_nothing_of_the_model() -> None:
+    planner = new_planner()
+    slow = requests(1000.0, 1.2, 90.0, itl_ms=150.0)
+    fresh = [*workers(2), replace(workers(1, age_s=40.0)[0], worker_id=9)]
+    planner.observe(observation(1000.0, 0.0, 0, requests=slow, workers=fresh))
+    assert planner.model.speed == SPEED
+    planner.observe(observation(1060.0, 0.0, 3, requests=requests(1060.0, 1.2, 90.0, itl_ms=150.0)))
+    assert planner.model.speed < SPEED

@@ -102,6 +102,7 @@ async def test_a_plan_becomes_engines_and_a_record(
 async def test_scale_down_waits_for_streams_and_cuts_none(
     environment: Environment, make: Make
 ) -> None:
+    """dynamo #13559, #13565."""
     for engine in environment.engines.values():
         engine.requests = 2
     planner = await make(FixedBrain(Fleet(1)))

@@ -83,6 +83,7 @@ def test_at_the_budget_engines_go_before_others_come() -> None:
 
 
 def test_costs_count_toward_the_budget() -> None:
+    """dynamo #13465: accelerators of a worker are configured."""
     swap = change(Fleet(0, 0, 2), Fleet(0, 1, 1), 2, limits=Limits(4, costs={"prefill": 4}))
     step = swap.step(0.0, (engine(1, "decode"), engine(2, "decode")))
     assert step.wanted == {"prefill": 0, "decode": 2}
