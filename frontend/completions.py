@@ -246,7 +246,8 @@ class Completions:
 
     def _check_ready(self, model: str) -> None:
         if not self._monitor.any_ready:
-            raise NoWorkersError(f"the model {self.name or model} has no worker that is ready")
+            named = f"the model {name}" if (name := self.name or model) else "this router"
+            raise NoWorkersError(f"{named} has no worker that is ready")
 
     async def _choices(
         self,

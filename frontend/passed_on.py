@@ -1,5 +1,5 @@
-"""POST /v1/rerank and /v1/score, passed to engines over HTTP: the engine reads the request and
-makes the answer, but for the model's name."""
+"""POST /v1/rerank, /v1/score, /classify and /pooling, passed to engines over HTTP: the engine reads
+the request and makes the answer, but for the model's name."""
 
 import msgspec
 
@@ -17,6 +17,8 @@ PASSED_ROUTES = (
     "POST /rerank",
     "POST /v1/score",
     "POST /score",
+    "POST /classify",
+    "POST /pooling",
 )
 _ANY = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WITHOUT = (StatusCode.UNIMPLEMENTED, StatusCode.NOT_FOUND)

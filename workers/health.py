@@ -38,6 +38,8 @@ FIRST_PROBES_AT_ONCE = 64
 
 SUSPECTED_AGAIN_S = 1.0
 """Least time between two probes of an engine that is silent."""
+STALLED_S = 0.1
+"""A time-out that fires later than this was held up with the whole event loop."""
 
 log = structlog.get_logger(__name__)
 
@@ -297,10 +299,12 @@ class HealthMonitor:
     async def _probe(self, engine: WatchedEngine, *, describe: bool) -> None:
         timeout = self._policy.probe_timeout_s
         ready = engine.tracker.state is WorkerState.READY
+        sent_at = self._clock.now()
         try:
             identity = await engine.client.check_health(timeout=timeout)
             changed = self._has_changed(engine, identity)
             if describe or changed or not ready:
+                sent_at = self._clock.now()
                 try:
                     reported, facts = await engine.client.describe(timeout=timeout)
                 except EngineCallError as error:
@@ -313,8 +317,11 @@ class HealthMonitor:
             else:
                 engine.tracker.on_probe_ok(self._clock.now())
         except EngineCallError as error:
-            reason = f"{error.code().name}: {shortened(error.details())}"
-            engine.tracker.on_probe_failed(self._clock.now(), reason)
+            reason, now = f"{error.code().name}: {shortened(error.details())}", self._clock.now()
+            # A loop that was stalled runs its timers before it reads what came meanwhile.
+            stalled = error.origin is Origin.DEADLINE and now - sent_at > timeout + STALLED_S
+            failed = engine.tracker.on_probe_late if stalled else engine.tracker.on_probe_failed
+            failed(now, reason)
         except WorkerError as error:
             engine.tracker.on_probe_failed(self._clock.now(), shortened(str(error)))
         self._publish(engine)

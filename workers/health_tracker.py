@@ -53,8 +53,10 @@ class HealthTracker:
         self.next_probe = now
         self.failed_probes = 0
         """in a row"""
+        self._was_late = False  # the last probe, see on_probe_late
 
     def on_probe_ok(self, now: float) -> None:
+        self._was_late = False
         self.failed_probes = 0
         self.inhibited_until = float("-inf")
         self._become(WorkerState.READY, "")
@@ -66,10 +68,20 @@ class HealthTracker:
             self.policy.retry_most_s,
         )
         self.failed_probes += 1
+        self._was_late = False
         if self.state is not WorkerState.CONNECTING:
             self._become(WorkerState.UNHEALTHY, reason)
         self.reason = reason
         self.next_probe = now + wait
+
+    def on_probe_late(self, now: float, reason: str) -> None:
+        """A probe timed out while this process was stalled, so the answer may be there unread:
+        probe again at once. A second one in a row has failed."""
+        if self._was_late:
+            self.on_probe_failed(now, reason)
+        else:
+            self._was_late = True
+            self.next_probe = now
 
     def on_refused(self, now: float, reason: str) -> None:
         """It answers, but does not belong here: wrong block size, or an id that is taken."""

@@ -14,7 +14,12 @@ from ...runtime.kv_stores import KeyValueStore
 from ...runtime.request_planes import RequestServer
 from ...transport.security import ServerTls
 from ..prefill_queue import QueueMetrics
-from ..serving import MetricsPage, ServingContext, WorkerRegistration
+from ..serving import (
+    MetricsPage,
+    ServingContext,
+    WorkerRegistration,
+    request_plane_metrics,
+)
 from ..transfer import TransferMetrics
 from .config import MockerConfig
 from .fault_api import FaultApi
@@ -44,6 +49,8 @@ class MockFleet:
         # All engines listen for the same requests, each for its own.
         self.metrics = TransferMetrics()
         self.queues = QueueMetrics(self.metrics.registry)
+        if requests is not None:
+            request_plane_metrics(requests, self.metrics.registry)
         shared = SharedPlane(plane) if plane is not None else None
         self.engines = [
             MockServer(

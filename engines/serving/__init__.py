@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ServedEngine,
     )
     from .kv_feed import KvEventFeed, KvSubscription
-    from .metrics_page import MetricsPage
+    from .metrics_page import MetricsPage, request_plane_metrics
     from .registration import WorkerRegistration, metadata_bucket
     from .request import EngineRequest, unsupported
     from .server import EngineServer
@@ -41,7 +41,7 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("EngineRequest", "unsupported"), ".request"),
         **dict.fromkeys(("KvEventFeed", "KvSubscription"), ".kv_feed"),
         "EngineServer": ".server",
-        "MetricsPage": ".metrics_page",
+        **dict.fromkeys(("MetricsPage", "request_plane_metrics"), ".metrics_page"),
         "ServingContext": ".context",
         **dict.fromkeys(("WorkerRegistration", "metadata_bucket"), ".registration"),
         "run_worker": ".worker",

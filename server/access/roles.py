@@ -54,6 +54,8 @@ FRONTEND_RULES = {
     "POST /v1/embeddings": _any_of(_CLIENT),
     "POST /v1/rerank": _any_of(_CLIENT),
     "POST /v2/rerank": _any_of(_CLIENT),
+    "POST /classify": _any_of(_CLIENT),
+    "POST /pooling": _any_of(_CLIENT),
     "POST /rerank": _any_of(_CLIENT),
     "POST /v1/score": _any_of(_CLIENT),
     "POST /score": _any_of(_CLIENT),

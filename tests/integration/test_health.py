@@ -14,7 +14,7 @@ from support.polling import until
 from dynamo_router.base.clock import SystemClock
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank, address_worker_id
-from dynamo_router.workers.failures import Origin, judge
+from dynamo_router.workers.failures import EngineCallError, Origin, judge
 from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerEntry, WorkerRegistry, WorkerState
@@ -325,3 +325,40 @@ async def test_closing_leaves_no_task() -> None:
             await until(monitor.ready_clients)
         left = {task.get_name() for task in asyncio.all_tasks()}
         assert not [name for name in left if name.startswith("health")]
+
+
+class StalledClock(SystemClock):
+    stalled_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.stalled_s
+
+
+@pytest.mark.parametrize("stall_s, ends", [(0.0, WorkerState.UNHEALTHY), (1.0, WorkerState.READY)])
+async def test_a_stall_of_the_router_is_no_failed_probe(
+    stall_s: float, ends: WorkerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StalledClock()
+    monitor = HealthMonitor(WorkerRegistry(), clock, block_size=64, policy=EAGER)
+    async with FakeEngine(worker_id=5) as engine:
+        monitor.add(engine.url)
+        await until_state(monitor, WorkerState.READY)
+        client = monitor.client(5)
+        assert client is not None
+        states: list[WorkerState] = []
+        monitor.listeners.append(lambda: states.append(entry(monitor).state))
+        answers = client.check_health
+        probes = 0
+
+        async def check_health(*, timeout: float) -> Any:
+            nonlocal probes
+            probes += 1
+            if probes > 1:
+                return await answers(timeout=timeout)
+            clock.stalled_s += timeout + stall_s
+            raise EngineCallError(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, "no answer")
+
+        monkeypatch.setattr(client, "check_health", check_health)
+        await until(lambda: probes >= 3)
+        await monitor.close()
+    assert (WorkerState.UNHEALTHY in states) == (ends is WorkerState.UNHEALTHY)

@@ -7,6 +7,9 @@ MOST_PINGS = 2
 whose clients ping for long, and they count from the last thing that they sent themselves."""
 SELDOM_S = 300.0
 """Between those that follow; as often as a server of gRPC suffers by default."""
+STALLED_S = 0.1
+"""A look that comes later than this was held up with the whole event loop: what came meanwhile may
+not be read yet, so there is one more look, as much later."""
 
 
 class Verdict(NamedTuple):
@@ -28,6 +31,7 @@ class Keepalive:
         self._timeout_s = timeout_s
         self._most_pings = most_pings
         self._pinged: float | None = None  # when, if the ping is not answered
+        self._was_late = False  # whether the ping had its further look
         self._last = float("-inf")  # when the last ping was sent
         self.row = 0
         """pings since something else came than their answers"""
@@ -46,6 +50,9 @@ class Keepalive:
             self._pinged = None
         if self._pinged is not None:
             left = self._pinged + self._timeout_s - now
+            if left < -STALLED_S and not self._was_late:
+                self._was_late = True
+                return Verdict(STALLED_S)
             return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
         due = last_read + self.after_s
         if self.row >= self._most_pings:
@@ -53,5 +60,6 @@ class Keepalive:
         if now < due:
             return Verdict(due - now)
         self._pinged = self._last = now
+        self._was_late = False
         self.row += 1
         return Verdict(self._timeout_s, ping=True)

@@ -8,7 +8,7 @@ from support.fake_engine import FakeEngine
 from support.servers.http_engine import HttpEngine, reply
 from support.servers.openai_serving import openai_serving
 
-PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
+PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling")
 RERANK = {"model": "ours", "query": "a", "documents": ["b", "c" * 40_000], "top_n": 1, "new": [1]}
 RESULT = {"id": "r", "model": "tiny", "results": [{"index": 0, "relevance_score": 0.25}]}
 

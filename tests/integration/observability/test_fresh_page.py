@@ -25,7 +25,9 @@ OF_FLEETS = re.compile(r"_index_(lent|borrowed)|_peers?_|_peers$|_front_up$")
 """Of several routers, or processes, together."""
 OF_PARTS = re.compile(rf"_event_stream_|_index_(snapshot|restored)|_session|{OF_FLEETS.pattern}")
 """Of these and of parts that a plain `serve` does not have."""
-OF_ENGINES = re.compile(r"^dynamo_router_(prefill_queue_|transfer_|kv_blocks_checked|kv_corrupt)")
+OF_ENGINES = re.compile(
+    r"^dynamo_router_(prefill_queue_|request_plane_|transfer_|kv_blocks_checked|kv_corrupt)"
+)
 """Of mock engines that hand prompts over, on a page of their own."""
 
 

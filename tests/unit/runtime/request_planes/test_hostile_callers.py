@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.polling import until
 
+from dynamo_router.engines.mocker.config import MockerConfig
+from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.runtime.request_planes import RequestContext, RequestServer
 from dynamo_router.runtime.request_planes.frames import encode_request, encode_two_part
 from dynamo_router.runtime.request_planes.messages import KILL, STOP, encode_request_message
@@ -84,5 +86,9 @@ async def test_a_caller_that_reads_no_acknowledgement_is_dropped_and_no_other() 
 
         await until(dropped)
     await until(lambda: len(server._callers) == 1)
+    fleet = MockFleet(MockerConfig(), requests=server)
+    page = fleet.metrics.text().decode()
+    assert "dynamo_router_request_plane_unread_callers_total 1.0" in page
+    assert "dynamo_router_request_plane_requests 0.0" in page
     await server.close()
     honest.close()

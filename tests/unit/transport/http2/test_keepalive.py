@@ -45,3 +45,13 @@ def test_what_concerns_a_call_starts_the_count_anew() -> None:
     assert not keepalive.look(30.0, last_read=20.1).ping
     keepalive.on_call_frame()
     assert keepalive.look(31.0, last_read=22.0).ping
+
+
+def test_a_look_that_comes_late_is_repeated_before_a_peer_is_lost() -> None:
+    for answers in (True, False):
+        keepalive = Keepalive(8.0, 5.0)
+        assert keepalive.look(18.0, last_read=10.0).ping
+        late = keepalive.look(25.0, last_read=10.0)
+        assert not late.lost and 0 < late.again_s < 1
+        heard = 25.01 if answers else 10.0
+        assert keepalive.look(25.0 + late.again_s, last_read=heard).lost is not answers
