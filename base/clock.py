@@ -3,6 +3,10 @@
 from time import monotonic
 from typing import Protocol
 
+STALLED_S = 0.1
+"""A timer that fires later than this was held up with the whole event loop: what came meanwhile may
+not be read yet, as a loop runs its timers first."""
+
 
 class Clock(Protocol):
     """Seconds since some fixed point; never goes back, knows nothing of the wall clock."""

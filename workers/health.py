@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from ..base.clock import Clock
+from ..base.clock import STALLED_S, Clock
 from ..base.errors import ConfigError, WorkerError
 from ..process.supervised import supervise
 from ..transport.security import ClientTls, EngineKey, WorkerTlsConfig
@@ -38,8 +38,6 @@ FIRST_PROBES_AT_ONCE = 64
 
 SUSPECTED_AGAIN_S = 1.0
 """Least time between two probes of an engine that is silent."""
-STALLED_S = 0.1
-"""A time-out that fires later than this was held up with the whole event loop."""
 
 log = structlog.get_logger(__name__)
 
@@ -318,7 +316,6 @@ class HealthMonitor:
                 engine.tracker.on_probe_ok(self._clock.now())
         except EngineCallError as error:
             reason, now = f"{error.code().name}: {shortened(error.details())}", self._clock.now()
-            # A loop that was stalled runs its timers before it reads what came meanwhile.
             stalled = error.origin is Origin.DEADLINE and now - sent_at > timeout + STALLED_S
             failed = engine.tracker.on_probe_late if stalled else engine.tracker.on_probe_failed
             failed(now, reason)

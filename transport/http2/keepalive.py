@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
+from ...base.clock import STALLED_S
+
 MOST_PINGS = 2
 """Pings in a row, if nothing but their answers comes: servers of gRPC close connections
 whose clients ping for long, and they count from the last thing that they sent themselves."""
 SELDOM_S = 300.0
 """Between those that follow; as often as a server of gRPC suffers by default."""
-STALLED_S = 0.1
-"""A look that comes later than this was held up with the whole event loop: what came meanwhile may
-not be read yet, so there is one more look, as much later."""
 
 
 class Verdict(NamedTuple):
@@ -50,7 +49,7 @@ class Keepalive:
             self._pinged = None
         if self._pinged is not None:
             left = self._pinged + self._timeout_s - now
-            if left < -STALLED_S and not self._was_late:
+            if left < -STALLED_S and not self._was_late:  # one more look, once all was read
                 self._was_late = True
                 return Verdict(STALLED_S)
             return Verdict(0.0, lost=True) if left <= 0 else Verdict(left)
