@@ -446,6 +446,8 @@ def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:
     asked = {} if guide is None else {"guide": guide.field}
     if request.logit_bias:
         asked["bias"] = "logit_bias"
+    if request.bad_words:
+        asked["bad words"] = "bad_words"
     if request.scores_prompt:
         asked["prompt logprobs"] = "echo"
     return asked

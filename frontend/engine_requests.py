@@ -151,9 +151,15 @@ class PromptReader:
         return await self._run(partial(_guide, request), size)
 
     async def of_chat(self, request: ChatRequest, tenant: Tenant, size: int = 0) -> Tokens:
-        """A conversation's prompt. `size`: bytes of the body."""
-        ids = _given_ids(request)
-        return ids if ids else await self.render(request.messages, request, tenant, size)
+        """A conversation's prompt. `size`: bytes of the body. ApiError 400 for documents that the
+        template would leave out of it."""
+        if ids := _given_ids(request):
+            return ids
+        template = self._text.template
+        if request.documents and template is not None and "documents" not in template.variables:
+            text = "the chat template of this model reads no documents: put them into a message"
+            raise ApiError(400, text, param="documents")
+        return await self.render(request.messages, request, tenant, size)
 
     async def of_completion(
         self, request: CompletionRequest, tenant: Tenant, ids: Tokens | None = None

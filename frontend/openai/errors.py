@@ -94,6 +94,7 @@ def api_error(error: BaseException) -> ApiError:
 _WORDS = {
     "guide": ("guided", "grammar", "structured", "json schema", "regex"),
     "bias": ("bias",),
+    "bad words": ("bad words", "bad_words"),
     "prompt logprobs": ("logprobs of the prompt", "prompt_logprobs", "prompt logprobs"),
 }
 """What engines call what some of them cannot do."""

@@ -50,6 +50,7 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+    verbosity: Any = None
     separate_reasoning: Any = None
     stream_reasoning: Any = None
 
@@ -82,6 +83,8 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "bootstrap_port": (),
     "transfer_id": (),
     "modalities": (["text"],),
+    "web_search_options": (),  # {} asks for a search as well
+    "verbosity": ("medium",),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
 }

@@ -198,14 +198,16 @@ async def test_an_engine_of_another_protocol_that_gives_them(first: bool) -> Non
 
 
 async def test_a_protocol_without_a_word_for_it_is_a_400_by_name() -> None:
-    """A mock engine refuses biases and logprobs of prompts, and the answer says which field."""
+    """A mock engine refuses biases, logprobs of prompts and words to leave out, and the answer
+    says which field."""
     mocks = MockEnginesConfig(mockers=1)
     async with openai_serving(mock_engines=mocks, model_id="tiny") as served:
         status, told = await served.post(PATH, LM_EVAL)
         assert (status, told["error"]["param"]) == (400, "echo"), told
-        body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "logit_bias": {"5": 1}}
-        status, told = await served.post(PATH, body)
-        assert (status, told["error"]["param"]) == (400, "logit_bias"), told
+        for field, value in {"logit_bias": {"5": 1}, "bad_words": ["no"]}.items():
+            body = {"model": "tiny", "prompt": "a", "max_tokens": 1, field: value}
+            status, told = await served.post(PATH, body)
+            assert (status, told["error"]["param"]) == (400, field), told
 
 
 async def test_engines_get_a_number_for_each_of_the_vocabulary() -> None:

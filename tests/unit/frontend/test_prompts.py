@@ -93,6 +93,19 @@ async def test_fields_that_are_variables_of_the_template_reach_it(
     assert text.decode(await prompts.of_chat(bare, NO_TENANT)) == "none"
 
 
+async def test_documents_that_the_template_leaves_out_are_refused(
+    prompts: PromptReader, text: ModelText
+) -> None:
+    text.template = ChatTemplate("{{ messages[0].content }}", {})
+    ask = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ApiError, match="reads no documents") as caught:
+        await prompts.of_chat(ChatRequest(model="m", messages=ask, documents=[{}]), NO_TENANT)
+    assert caught.value.status == 400 and caught.value.body["error"]["param"] == "documents"
+    for nothing in ([], None):
+        request = ChatRequest(model="m", messages=ask, documents=nothing)
+        assert text.decode(await prompts.of_chat(request, NO_TENANT)) == "Hi"
+
+
 LARGE = [{"role": "user", "content": "a"}] * 600
 
 

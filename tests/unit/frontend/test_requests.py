@@ -108,6 +108,8 @@ def test_a_guide_has_a_length(field: str) -> None:
         ({"prompt_logprobs": 0}, "prompt_logprobs", "not supported"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"web_search_options": {}}, "web_search_options", "not supported"),
+        ({"verbosity": "low"}, "verbosity", "not supported"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params", "not supported"),
         ({"bootstrap_room": 0}, "bootstrap_room", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "not supported"),
@@ -150,7 +152,7 @@ def test_chat_requests_out_of_range(fields: dict[str, Any], param: str, words: s
     [
         {"skip_special_tokens": True},
         {"use_beam_search": False, "length_penalty": 1.0, "priority": 0},
-        {"return_token_ids": False, "modalities": ["text"], "echo": False},
+        {"return_token_ids": False, "modalities": ["text"], "echo": False, "verbosity": "medium"},
         {"response_format": {"type": "text"}, "guided_json": None},
         {"logits_processors": [], "vllm_xargs": {}, "prompt_logprobs": None},
     ],
