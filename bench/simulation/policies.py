@@ -28,7 +28,7 @@ from .published import LlmD, Preble
 LOAD_MODES = ("round-robin", "random", "least-loaded", "power-of-two")
 CHWBL_BLOCKS = 2
 WITH_QUEUE = "+queue"
-# By name: the policy, and how many numbers its variants are told.
+# By name: the policy, and how many numbers its variants take.
 PUBLISHED: Mapping[str, tuple[Callable[..., Policy], int]] = {
     "lmetric": (LMetric, 0),
     "llm-d": (LlmD, 3),

@@ -26,7 +26,7 @@ class LlmD(Policy):
     queue-scorer and kv-cache-utilization-scorer of its endpoint picker). Prefix: the overlap, from
     the shortest to the longest among the workers. Queue: requests, from the longest to the shortest
     queue; here those in flight, because a router does not hear which of them wait. Memory: the
-    share of the cache that is free; where a worker never told its blocks, of the most in use
+    share of the cache that is free; where a worker never reported its blocks, of the most in use
     anywhere.
     """
 
@@ -49,8 +49,8 @@ class LlmD(Policy):
         prefix = _scaled(np.asarray(overlaps, np.float64), eligible, default=0.0)
         queue = 1.0 - _scaled(candidates.active_requests.astype(np.float64), eligible, default=0.0)
         used = np.asarray(candidates.slots.active_blocks(), np.float64)[:count]
-        told = np.array([self._blocks.get(number, 0) for number in range(count)], np.float64)
-        total = np.where(told > 0, told, max(1.0, float(used.max(initial=1.0))))
+        reported = np.array([self._blocks.get(number, 0) for number in range(count)], np.float64)
+        total = np.where(reported > 0, reported, max(1.0, float(used.max(initial=1.0))))
         memory = 1.0 - np.minimum(1.0, used / total)
         of_prefix, of_queue, of_memory = self._weights
         scores = of_prefix * prefix + of_queue * queue + of_memory * memory
@@ -64,7 +64,7 @@ class Preble(Policy):
     than is not, the request goes to one of the workers with the longest match, unless the load
     there is above PREBLE_BALANCE times the least; else to the least sum of the load of the last
     three minutes (tokens computed and decoded there) and the tokens this prompt would compute.
-    The paper's third term, what is evicted for it, is left out: routers are not told.
+    The paper's third term, what is evicted for it, is left out: routers do not know it.
     """
 
     def __init__(self, balance: float = PREBLE_BALANCE) -> None:

@@ -143,7 +143,7 @@ class LiveEngine:
         """how prompts come, if blocks are really moved; set before there is a request"""
         self._bringing: dict[str, asyncio.Task[None]] = {}
         self._due = 0.0  # when the last step is over
-        self._untold = False  # what it changed was not told yet
+        self._unpublished = False  # what it changed was not published yet
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="mock engine")
@@ -198,10 +198,10 @@ class LiveEngine:
         return blocks
 
     def check_idle(self) -> None:
-        """WorkerError if requests are here, or what a step changed was not told yet."""
+        """WorkerError if requests are here, or what a step changed was not published yet."""
         if self.failure is not None or self._task is None:
             raise EngineUnavailableError(self.failure or "the engine is stopped")
-        if self.busy or self._untold or self._bringing:
+        if self.busy or self._unpublished or self._bringing:
             raise WorkerError(f"the engine has {len(self._streams)} requests: its cache is in use")
         if kept := self.engine.kept:
             raise WorkerError(f"the engine keeps {kept} prompts for their readers")
@@ -279,7 +279,7 @@ class LiveEngine:
             now = clock.now()
             result = engine.step((due - over) * self._speedup)
             self._transfer(result.arriving)
-            self._untold = True
+            self._unpublished = True
             due = max(due, now - _MOST_LAG_S) + result.duration_s * self.slowdown / self._speedup
             self._due = due
             steps += 1
@@ -346,7 +346,7 @@ class LiveEngine:
         self._work.set()
 
     def _tell(self, result: StepResult) -> None:
-        self._untold = False
+        self._unpublished = False
         if result.events and self._on_events is not None:
             self._on_events(result.events)
 

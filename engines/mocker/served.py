@@ -260,12 +260,12 @@ class MockAnswer:
 
 
 class _OneAnswer:
-    """One of the answers to a request, and how far it was told."""
+    """One of the answers to a request, and how much of it was sent."""
 
     def __init__(self, stream: TokenStream, index: int, config: EngineConfig) -> None:
         self.stream = stream
         self._index = index
-        self._told = 0
+        self._sent = 0
         request = stream.sequence.request
         self._whole = not request.streaming
         self._logprob = None
@@ -275,18 +275,18 @@ class _OneAnswer:
 
     def next(self) -> AnswerPart | None:
         """What is ready: one token, if it is streamed, or all and why it ended; None: nothing."""
-        stream, told = self.stream, self._told
+        stream, sent = self.stream, self._sent
         sequence = stream.sequence
         ready = min(stream.ready, sequence.visible)
-        if told < ready and not self._whole:
-            self._told += 1
-            return self._part(sequence.output[told : told + 1])
+        if sent < ready and not self._whole:
+            self._sent += 1
+            return self._part(sequence.output[sent : sent + 1])
         if not stream.done:
             return None
         if stream.failure is not None:
             raise stream.failure
-        self._told = ready
-        part = self._part(sequence.output[told:ready])
+        self._sent = ready
+        part = self._part(sequence.output[sent:ready])
         if stream.aborted:
             return part._replace(finish_reason="cancelled")
         return part._replace(

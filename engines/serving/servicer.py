@@ -40,7 +40,7 @@ class TrtllmServicer:
         worker_id: int,
         publisher_ids: Sequence[int] = (),
     ) -> None:
-        """`feed`: of its cache events; None: they are not told here. `facts`: what it says of
+        """`feed`: of its cache events; None: they are not sent from here. `facts`: what it says of
         itself. `publisher_ids`: under which its ranks publish them."""
         self._engine = engine
         self._feed = feed

@@ -123,7 +123,7 @@ DIALECT = {
     "everybody": 0,
     "so many": 10,
     "so much": 1,
-    "told": 87,
+    "told": 27,
     "said": 28,
     "what is [a-z]+ of it": 2,
     "tells?": 50,

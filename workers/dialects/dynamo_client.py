@@ -237,7 +237,7 @@ class DynamoCall:
 
 
 def _failure_of(error: BaseException) -> BaseException:
-    """What the reader of a call is told."""
+    """What the reader of a call gets."""
     if isinstance(error, RequestError):
         origin, code = _FAILURES[error.fault]
         return EngineCallError(origin, code, str(error))

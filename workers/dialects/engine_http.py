@@ -69,14 +69,14 @@ class EngineHttp:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer of status 200, whose body has not been read. What is left of it when the block
         ends is not wanted: the connection is closed, by which the engine hears of it."""
-        told = dict(headers or {})
+        sent = dict(headers or {})
         if not self.keeps_connections:
-            told["Connection"] = "close"
+            sent["Connection"] = "close"
         more: dict[str, Any] = {}
         if self._key is not None:
-            told["Authorization"] = f"Bearer {self._key.value}"
+            sent["Authorization"] = f"Bearer {self._key.value}"
         if body is not None:
-            told["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
             more["data"] = io.BytesIO(body)  # as a file, which is written in parts
         if self._tls is not None:
             more["ssl"] = self._tls.http1_context
@@ -87,7 +87,7 @@ class EngineHttp:
                 self._base + path,
                 allow_redirects=False,
                 timeout=timeout or aiohttp.ClientTimeout(None),
-                headers=told,
+                headers=sent,
                 **more,
             )
             try:

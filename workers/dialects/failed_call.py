@@ -30,7 +30,7 @@ def unimplemented(text: str) -> EngineCallError:
 
 
 def failure_of(error: BaseException) -> BaseException:
-    """What the reader of a call is told of an error that is none of gRPC's."""
+    """What the reader of a call gets for an error that is none of gRPC's."""
     if isinstance(error, InvalidRequestError):
         return EngineCallError(Origin.ENGINE, StatusCode.INVALID_ARGUMENT, str(error))
     if isinstance(error, WorkerError):

@@ -22,7 +22,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class MissingTokens(Exception):
-    """Tokens of an answer were told as text alone: `text` is theirs and that of the one after them.
+    """Tokens of an answer came as text alone: `text` is theirs and that of the one after them.
 
     Put what `text` is in tokens into `fill`, and go on with the message that it returns.
     """
@@ -193,27 +193,27 @@ class LlamaReader:
         self.done = False
         self._streaming: bool = request.streaming
         self._max_tokens: int = request.max_tokens
-        self._told = 0  # tokens of the engine's count whose ids, or text, we have
+        self._received = 0  # tokens of the engine's count whose ids, or text, we have
         self._part = _LlamaPart()
 
     def read(self, data: bytes) -> bytes | None:
         part = self._part = _decoded(data, _LLAMA)
         _set_cached(self.answer, part.cache_n if part.timings is None else part.timings.cache_n)
         self.done = part.stop
-        told = self._told + len(part.tokens)
-        _check_length(max(told, part.tokens_predicted), self._max_tokens)
+        received = self._received + len(part.tokens)
+        _check_length(max(received, part.tokens_predicted), self._max_tokens)
         if part.content and not part.tokens and not (part.stop and self._streaming):
             raise unimplemented(_NO_IDS)
-        if part.content and part.tokens and part.tokens_predicted > told:
+        if part.content and part.tokens and part.tokens_predicted > received:
             raise MissingTokens(part.content)
-        self._told = told
+        self._received = received
         return self.answer.add(part.tokens, self._logprobs())
 
     def fill(self, tokens: list[int]) -> bytes | None:
         """`tokens` say the text of the message in hand. It may begin with text whose tokens were
-        told before, kept back since it could have become a stop string."""
+        sent before, kept back since it could have become a stop string."""
         part = self._part
-        missing, self._told = part.tokens_predicted - self._told, part.tokens_predicted
+        missing, self._received = part.tokens_predicted - self._received, part.tokens_predicted
         ends_alike = list(tokens[-len(part.tokens) :]) == part.tokens
         found = tokens[-missing:] if ends_alike else tokens
         _check_length(self.answer.completion_tokens + len(found), self._max_tokens)
@@ -317,9 +317,9 @@ def _decoded(data: bytes, decoder: "msgspec.json.Decoder[_Part]") -> _Part:
     return part
 
 
-def _set_cached(answer: TrtllmAnswer, told: int | None) -> None:
-    if told is not None:
-        answer.cached_tokens = min(told, answer.prompt_tokens)
+def _set_cached(answer: TrtllmAnswer, cached: int | None) -> None:
+    if cached is not None:
+        answer.cached_tokens = min(cached, answer.prompt_tokens)
 
 
 def _check_length(count: int, most: int) -> None:
@@ -327,11 +327,11 @@ def _check_length(count: int, most: int) -> None:
         raise WorkerError(f"the engine sent more than the {most} tokens of max_tokens")
 
 
-def _named_logprobs(told: _Logprobs | None) -> list[TokenLogprob]:
+def _named_logprobs(reported: _Logprobs | None) -> list[TokenLogprob]:
     """Logprobs whose tokens are named by their ids; those that are not are left out."""
-    if told is None:
+    if reported is None:
         return []
-    tops = told.top_logprobs or [None] * len(told.tokens)
+    tops = reported.top_logprobs or [None] * len(reported.tokens)
     return [
         TokenLogprob(
             token_id,
@@ -342,18 +342,18 @@ def _named_logprobs(told: _Logprobs | None) -> list[TokenLogprob]:
                 if (top_id := _id_in(name)) is not None
             ],
         )
-        for name, logprob, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
+        for name, logprob, top in zip(reported.tokens, reported.token_logprobs, tops, strict=False)
         if (token_id := _id_in(name)) is not None and logprob is not None
     ]
 
 
 def _prompt_logprobs(
-    prompt: list[int], told: list[dict[str, _PromptLogprob] | None]
+    prompt: list[int], reported: list[dict[str, _PromptLogprob] | None]
 ) -> list[TokenLogprob]:
     """Of each token of the prompt, with its own among the likeliest. WorkerError if a token's is
     missing."""
     found = []
-    for token, entries in zip(prompt, told, strict=False):
+    for token, entries in zip(prompt, reported, strict=False):
         if entries is None:
             found.append(TokenLogprob(token, 0.0))
             continue

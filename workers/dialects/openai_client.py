@@ -238,11 +238,11 @@ class OpenAiClient:
                             if reader.done:
                                 break
                 else:
-                    told = await self._http.whole(response)
+                    answer = await self._http.whole(response)
                     if scores:
-                        await asyncio.to_thread(reader.read, told)
+                        await asyncio.to_thread(reader.read, answer)
                     else:
-                        await self._read(reader, told)
+                        await self._read(reader, answer)
                 yield await asyncio.to_thread(reader.complete) if scores else reader.complete()
                 await self._http.drain(response)
                 return
@@ -318,11 +318,11 @@ def _embed_request(request: bytes) -> pb.EmbedRequest:
 
 def _embedding(message: pb.EmbedRequest, body: bytes) -> bytes:
     with suppress(*UNREADABLE):
-        told = msgspec.json.decode(body, type=_Embeddings).data
-        if len(told) == 1:
+        found = msgspec.json.decode(body, type=_Embeddings).data
+        if len(found) == 1:
             answer: bytes = pb.EmbedResponse(
                 request_id=message.request_id,
-                embedding=told[0].embedding,
+                embedding=found[0].embedding,
                 prompt_tokens=len(message.tokenized.input_token_ids),
             ).SerializeToString()
             return answer
@@ -331,7 +331,7 @@ def _embedding(message: pb.EmbedRequest, body: bytes) -> bytes:
 
 
 def _headers(metadata: Metadata) -> dict[str, str]:
-    """Of a call's metadata, what an engine over HTTP is told."""
+    """Of a call's metadata, what an engine over HTTP gets."""
     headers = {}
     for key, value in metadata:
         if key in _PASSED_ON:

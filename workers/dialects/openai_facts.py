@@ -74,20 +74,20 @@ def model_in(models: bytes) -> ServedModel:
 def llama_facts(model: ServedModel, props: bytes | None) -> EngineFacts:
     """Of llama.cpp, by its /props if it tells them. WorkerError if they cannot be read."""
     try:
-        told = LlamaProps() if props is None else msgspec.json.decode(props, type=LlamaProps)
+        shown = LlamaProps() if props is None else msgspec.json.decode(props, type=LlamaProps)
     except UNREADABLE as error:
         raise WorkerError(f"its /props cannot be read: {error}") from None
     meta = model.meta or _Meta()
-    slots = told.total_slots
+    slots = shown.total_slots
     return facts_of(
         pb.GetModelInfoResponse(
             model_id=model.id,
-            max_seq_len=told.default_generation_settings.n_ctx or meta.n_ctx,
+            max_seq_len=shown.default_generation_settings.n_ctx or meta.n_ctx,
             vocab_size=meta.n_vocab,
             max_batch_size=slots,
             supported_features=[f"max_num_seqs={slots}"] if slots else [],
         ),
-        pb.GetServerInfoResponse(version=told.build_info, backend="llama.cpp"),
+        pb.GetServerInfoResponse(version=shown.build_info, backend="llama.cpp"),
     )
 
 
