@@ -13,7 +13,7 @@ from ..server.live_settings import LiveSettings
 from ..server.metrics import MetricsPage
 from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
-from ..server.server import Server
+from ..server.server import Listener, Server
 from ..server.server_parts import ServerParts
 from ..server.services import (
     AdminAt,
@@ -28,6 +28,7 @@ from ..workers.records import STATIC
 from .agents import error_form_of
 from .completions import MODEL_ROUTES, Completions
 from .config import FrontendConfig, ModelFrontendConfig
+from .epp import EnvoyListeners, ModelTargets
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
 from .processor import ModelText, PieceCache
@@ -129,13 +130,22 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         admin_at=parts.security.own_admin_address,
     )
     watch_servers(parts, [listener])
+    picking = EnvoyListeners(
+        parts,
+        ModelTargets(models, config.envoy.endpoint_port),
+        config.envoy,
+        models.on_ready_changed,
+        workers=MOST_WORKERS,
+    )
 
     def exposed() -> list[str]:
         if not parts.security.access.open or is_loopback(config.host):
             return []
         return [
             f"http {listener.address} is open: any host that reaches it may send requests"
-            " (--auth-tokens or --tls-client-ca)"
+            " (--auth-tokens or --tls-client-ca)",
+            *picking.exposed(),
         ]
 
-    return Server(parts, models, [listener], settings, changes, exposed=exposed)
+    listeners: list[Listener] = [listener, *picking.listeners]
+    return Server(parts, models, listeners, settings, changes, exposed=exposed)

@@ -10,10 +10,12 @@ from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
 from ..server.command import Service, run_service
 from ..server.fronts import Siblings
+from ..server.metrics import MetricsPage
 from ..server.pool import ConfiguredPool
 from ..server.router_server import router_server
 from ..server.server import Server
 from ..server.server_parts import ServerParts
+from ..server.services import HttpServer
 from .config import ModelFrontendConfig, ServeFrontendConfig
 
 NEEDED = ("jinja2", "tokenizers")
@@ -48,25 +50,36 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
 def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     """The server of `serve`.
 
-    ConfigError if OpenAI clients are to be served and its packages are not installed, or the
-    model's files cannot be used.
+    ConfigError if OpenAI clients or Envoy are to be served and packages for text are not installed,
+    or the model's files cannot be used.
     """
-    port = config.frontend.http_frontend
-    if port is None:
+    port, envoy = config.frontend.http_frontend, config.envoy
+    if port is None and envoy.ext_proc_port is None:
         return router_server(parts, ConfiguredPool(parts))
-    check_installed("http_frontend")
+    check_installed("ext_proc_port" if port is None else "http_frontend")
     # Not before: the router alone needs none.
+    from .epp import EnvoyListeners, OneTarget, PickPool
     from .frontend import model_text, router_listener
     from .token_cache import piece_cache
 
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     tokenize = partial(text.encode, add_special_tokens=True)
     pool = ConfiguredPool(parts, tokenize=tokenize, vocab_size=text.vocab_size)
-    return router_server(
+    workers = pool.workers
+    picking = EnvoyListeners(
         parts,
-        pool,
-        lambda page: [router_listener(parts, pool, text, config.frontend, port, page)],
+        OneTarget(PickPool(workers, text, envoy.endpoint_port), config.model_id),
+        envoy,
+        workers.monitor.listeners,
+        workers=pool.most_workers,
     )
+
+    def openai(page: MetricsPage) -> list[HttpServer]:
+        if port is None:
+            return []
+        return [router_listener(parts, pool, text, config.frontend, port, page)]
+
+    return router_server(parts, pool, openai, picking.listeners, picking.exposed)
 
 
 def check_installed(key: str) -> None:

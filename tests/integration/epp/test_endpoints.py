@@ -71,6 +71,7 @@ def test_endpoints_of_workers() -> None:
         assert endpoints.headers_for(2, 1) == {
             "x-dynamo-worker-instance-id": "2",
             "x-dynamo-dp-rank": "1",
+            "x-dynamo-routing-mode": "aggregated",
         }
         assert endpoints.headers_for(3, 1) == {"x-data-parallel-rank": "1"}
         assert endpoints.headers_for(5, 0) == {}

@@ -32,7 +32,7 @@ from support.deploy.charts import (
 from support.places import ROOT
 
 from dynamo_router.cli import COMMANDS, build_command
-from dynamo_router.frontend.epp.serve import LIVENESS, READINESS
+from dynamo_router.frontend.epp.listeners import LIVENESS, READINESS
 
 VERSIONS = ("1.33", "1.37")
 CHART = DEPLOY / "helm" / "dynamo-router"
