@@ -199,7 +199,9 @@ def test_ports_of_probes_services_and_rules_are_those_of_the_container(case: str
     router = container(objects)
     ports = {each["name"]: each["containerPort"] for each in router["ports"]}
     found = settings_of(objects)
-    keys = ("port", "http_port", "http_frontend", "grpc_port", "grpc_health_port")
+    keys = (
+        "port", "http_port", "http_frontend", "grpc_port", "ext_proc_port", "grpc_health_port",
+    )  # fmt: skip
     listens = {found.get(key) for key in keys} - {None}
     assert set(ports.values()) == listens
     probes = [router[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
@@ -321,6 +323,8 @@ def test_stopping_has_the_time_that_it_takes() -> None:
             "httpRoute of mode epp leads to the pool",
         ),
         ({"mode": "epp", "config": {"pool": "a"}}, "config"),
+        ({"mode": "epp", "extProc": {"enabled": True}}, "extProc.enabled is for modes serve and"),
+        (WORKERS | {"config": {"ext_proc_port": 1}}, "config"),
         (WORKERS | {"inferencePool": {"create": True}}, "inferencePool is for mode epp"),
         (WORKERS | {"replica": 2}, "replica"),
         *(
