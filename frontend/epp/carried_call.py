@@ -15,8 +15,6 @@ from .answers import PassingAnswer
 from .endpoints import Endpoints
 from .exchange import AnswerBegan
 
-Fallbacks = Callable[[Request, Attempt], list[int]]
-"""Ids of workers beside the one that was chosen, the best one first."""
 Route = Callable[[str, dict[str, str]], Awaitable[None]]
 """Sends the request to these endpoints, with these headers."""
 _GATEWAY = (502, 503, 504)
@@ -33,12 +31,13 @@ class CarriedCall:
     def __init__(
         self,
         endpoints: Endpoints,
-        fallbacks: Fallbacks,
+        fallbacks: int,
         route: Route,
         is_ready: Callable[[int], bool],
         outcomes: HandoffOutcomes,
     ) -> None:
-        self._endpoints, self._fallbacks, self._send_route = endpoints, fallbacks, route
+        self._endpoints, self._send_route = endpoints, route
+        self.fallbacks = fallbacks
         self._is_ready, self._outcomes = is_ready, outcomes
         self._leg: PrefillLeg | None = None
         """while the prompt is computed or handed over, as far as is known"""
@@ -71,7 +70,7 @@ class CarriedCall:
         leg = self._leg = attempt.leg
         self._is_worker = self._endpoints.is_worker(worker_id)
         if not self._sent:
-            workers = [worker_id, *self._fallbacks(request, attempt)]
+            workers = (worker_id, *attempt.decision.runners_up)
             found = dict.fromkeys(self._endpoints.of_worker(each) for each in workers)
             self._offered = [endpoint for endpoint in found if endpoint]
             if not self._offered:

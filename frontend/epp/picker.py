@@ -9,7 +9,6 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import AsyncIterator, Iterable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,24 +16,20 @@ import structlog
 from prometheus_client.metrics_core import Metric
 
 from ...base.account import current_account
-from ...base.errors import NoWorkersError, RouterError, StatusCode
+from ...base.errors import NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank
 from ...base.request_record import RequestRecord, set_record
 from ...router.admission import Urgency, read_objectives
 from ...router.affinity import read_session
-from ...router.placement import Placement
 from ...server.access import current_caller
 from ...server.call_limits import PROCESSOR
 from ...server.dispatch import (
     MAX_JSON_PARTS,
-    Attempt,
     GenerateFacts,
     ReadRequest,
-    Request,
     status_of,
 )
 from ...server.metrics import counters, gauges
-from ...server.pool import WorkerPool
 from ...server.server_parts import ServerParts
 from ...server.services import read_metadata
 from ...transport.grpc_methods import Method, Methods
@@ -101,23 +96,6 @@ class Picker:
             pass  # Envoy is gone, or has given the request up
         finally:
             await stream.close()
-
-    def fallbacks(self, pool: WorkerPool, request: Request, attempt: Attempt) -> list[int]:
-        """Workers of the pool that might have had it, the best one first."""
-        found: list[int] = []
-        placement = request.placement
-        if placement.pinned is not None:
-            return found
-        taken = placement.excluded | {attempt.worker_id}
-        for _ in range(self.config.fallbacks):
-            wanted = Placement(placement.prompt, excluded=taken, allowed=placement.allowed)
-            try:
-                worker_id = pool.router.place(wanted).worker.worker_id
-            except RouterError:
-                break
-            found.append(worker_id)
-            taken = taken | {worker_id}
-        return found
 
     def _collect(self) -> Iterable[Metric]:
         yield from counters(
@@ -397,7 +375,7 @@ class _PickedRequest:
         caller = current_caller()
         carried = self._carried = CarriedCall(
             target.pool.endpoints,
-            partial(self._picker.fallbacks, workers),
+            self._picker.config.fallbacks,
             lambda endpoints, headers: self._route(
                 endpoints, headers, asked, body if renamed else None
             ),
