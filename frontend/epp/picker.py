@@ -141,8 +141,13 @@ class _PickedRequest:
     # The call's own task
 
     async def run(self, messages: AsyncIterator[bytes]) -> None:
-        """Until Envoy has no more to say of the request."""
+        """Until Envoy has no more to say of the request.
+
+        What passes of an answer is looked at behind its sending, which is due at the end of the
+        turn: the client does not wait for that.
+        """
         exchange, limits = self._exchange, self._parts.config.peers
+        soon = asyncio.get_running_loop().call_soon
         try:
             async with asyncio.timeout(limits.message_timeout_s) as coming:
                 async for message in messages:
@@ -155,13 +160,14 @@ class _PickedRequest:
                         self._begin(event)
                     elif isinstance(event, AnswerBegan):
                         coming.reschedule(None)
-                        self._on_answer(event)
-                    elif isinstance(event, AnswerPart) and self._carried is not None:
-                        self._carried.feed(event.data)
+                        soon(self._on_answer, event)
+                    elif isinstance(event, AnswerPart):
+                        soon(self._on_part, event.data)
                     elif self._task is None:
                         self._count(exchange.body_bytes)
                     if step.ended:
-                        self._end()
+                        self._ended = True
+                        soon(self._on_end)
         except TimeoutError:
             self._parts.hits.hit("message_timeout_s")
             self._refuse_unread(ApiError(408, "the request did not come whole in time"))
@@ -219,8 +225,11 @@ class _PickedRequest:
             if self._carried.ignored:
                 self._picker.on_ignored(self._carried.ignored)
 
-    def _end(self) -> None:
-        self._ended = True
+    def _on_part(self, data: bytes) -> None:
+        if self._carried is not None:
+            self._carried.feed(data)
+
+    def _on_end(self) -> None:
         self._answered.set()
         if self._carried is not None:
             self._carried.end()
