@@ -12,6 +12,7 @@ from ...transport.grpc_methods import Methods
 from ..config import EnvoyConfig
 from .objectives import ObjectiveView
 from .picker import Picker
+from .rewrites import RewriteView
 from .self_signed import self_signed_context
 from .targets import Targets
 
@@ -32,6 +33,7 @@ class EnvoyListeners:
         *,
         workers: int,
         objectives: ObjectiveView | None = None,
+        rewrites: RewriteView | None = None,
         key: str = "ext_proc_port",
     ) -> None:
         """`on_ready_changed` is called when a worker begins or ceases to take requests; `workers`:
@@ -40,7 +42,7 @@ class EnvoyListeners:
         self._parts, self.listeners = parts, list[GrpcServer]()
         if config.ext_proc_port is None:
             return
-        picker = Picker(parts, targets, config, objectives)
+        picker = Picker(parts, targets, config, objectives, rewrites)
 
         def listener(
             name: str, key: str, port: int, services: dict[str, Methods], tls: ssl.SSLContext | None

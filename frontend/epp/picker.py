@@ -56,6 +56,7 @@ from .requests import (
     read_completion,
     with_model,
 )
+from .rewrites import RewriteView
 from .targets import PickPool, Target, Targets
 
 OTHER_PATHS = "other"
@@ -75,9 +76,11 @@ class Picker:
         targets: Targets,
         config: EnvoyConfig,
         objectives: ObjectiveView | None = None,
+        rewrites: RewriteView | None = None,
     ) -> None:
-        """`objectives`: those that requests may name, if they are watched."""
-        self.objectives = objectives
+        """`objectives`: those that requests may name; `rewrites`: other names of models. None: they
+        are not watched."""
+        self.objectives, self.rewrites = objectives, rewrites
         self.parts, self.targets, self.config = parts, targets, config
         self.methods: Methods = {PATH: Method(self._process, streams=True)}
         self.ignored = self.moved = self.body_bytes = 0
@@ -326,7 +329,10 @@ class _PickedRequest:
             read = await read_by(reader, read_completion, rest)
         self._record.asked_model = read.model
         metadata, pinned, urgency = read_metadata(asked.metadata)
-        found = targets.find(asked.model or read.model)
+        name, rewrites = asked.model, self._picker.rewrites
+        if not name and rewrites is not None:
+            name = rewrites.target(read.model) or ""
+        found = targets.find(name or read.model)
         if pinned is not None and len(found) > 1:
             having = [each for each in found if each.pool.workers.has_worker(pinned.worker_id)]
             found = having or found

@@ -54,6 +54,7 @@ def picker_server(config: PickerConfig, parts: ServerParts) -> Server:
         workers.monitor.listeners,
         workers=pool.most_workers,
         objectives=None if watch is None else watch.objectives,
+        rewrites=None if watch is None else watch.rewrites,
         key="grpc_port",
     )
     changes = SharedChanges(workers.admin, workers.router.limits, parts.siblings)

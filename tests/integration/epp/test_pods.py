@@ -12,7 +12,17 @@ import pytest
 from support.epp.engine import MODEL, Engine
 from support.epp.gateway import Gateway
 from support.epp.picking import BLOCK, Picking, served_picker, settings
-from support.epp.pool import PODS, POOLS, delete, objective_of, pod_of, pool_of, put
+from support.epp.pool import (
+    PODS,
+    POOLS,
+    delete,
+    objective_of,
+    pod_of,
+    pool_of,
+    put,
+    rewrite_of,
+    rule_of,
+)
 from support.polling import until
 from support.servers.kubernetes import KubernetesServer
 from support.servers.kubernetes.api_server import NAMESPACE
@@ -181,6 +191,37 @@ async def test_an_objective_sets_the_priority(
         assert all(
             "x-llm-d-inference-objective" not in got.headers for got in served.engines[0].prompts
         )
+
+
+async def test_a_rewrite_puts_another_model_into_the_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else; a header that names the model goes before it."""
+    async with pods_behind_envoy(tmp_path, monkeypatch, ("",), model_id="chat") as (served, server):
+        (engine,) = served.engines
+        body = b'{ "prompt" : [1, 2, 3], "x": 1e5, "model": "canary" , "n": 1}'
+
+        async def status_of(data: bytes, **headers: str) -> int:
+            status: int = (await served.post(data, "/v1/completions", **headers))[0]
+            return status
+
+        assert await status_of(body) == 404
+        await put(server, rewrite_of("canary", "llm-d.ai", rule_of(["canary"], engine.model)))
+
+        async def is_rewritten() -> bool:
+            return await status_of(body) == 200
+
+        await until(is_rewritten)
+        assert engine.prompts[-1].body == body.replace(b"canary", engine.model.encode())
+        name = {"x-llm-d-model-name-rewrite": "none"}
+        assert await status_of(body, **name) == 404
+        await put(server, rewrite_of("canary", "llm-d.ai", rule_of([], "nothing")))
+
+        async def is_unknown() -> bool:
+            status, _, told = await served.post(body, "/v1/completions")
+            return status == 404 and b"nothing" in told
+
+        await until(is_unknown)
 
 
 def pairs(disagg: str, **more: Any) -> dict[str, Any]:
