@@ -1,5 +1,6 @@
 """A picker whose endpoints are the pods of an InferencePool, with Envoy in front."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -115,6 +116,41 @@ async def test_requests_go_to_the_pods_of_the_pool(
         await until(lambda: len(served.pool.monitor.ready_clients()) == 1)
         assert await used(2) == {served.engines[4].address}
         await served.is_idle()
+
+
+async def test_a_pod_that_changes_its_address_and_a_pool_without_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer on its way goes on from where it began; what comes next goes to the new address."""
+    async with pods_behind_envoy(tmp_path, monkeypatch, ("", "")) as (served, server):
+        await delete(server, PODS, "pod-2")
+        registry = served.pool.router.registry
+        await until(lambda: len(registry.entries()) == 1)
+        before, after = served.engines
+        gate = asyncio.Event()
+        before.step = gate.wait
+        body = completion([1] * 400, stream=True)
+        asked = asyncio.create_task(served.post(body, "/v1/completions"))
+        await until(lambda: len(before.prompts) == 1)
+        await put(server, pod_of("pod-1", HOSTS[1]))
+
+        def has_moved() -> bool:
+            return served.pool.monitor.ready_clients() != () and [
+                entry.address for entry in registry.entries() if entry.state.value == "ready"
+            ] == [after.address]
+
+        await until(has_moved)
+        assert (await served.post(body, "/v1/completions"))[0] == 200
+        assert len(after.prompts) == 1
+        gate.set()
+        status, _, answer = await asked
+        assert (status, answer) == (200, b"".join(before.events(body)))
+        await served.is_idle()
+        await delete(server, PODS, "pod-1")
+        await until(lambda: not registry.entries())
+        status, headers, _ = await served.post(body, "/v1/completions")
+        assert status == 503
+        assert headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
 
 async def test_what_was_cached_of_a_pod_is_forgotten_with_it(
@@ -335,8 +371,6 @@ async def test_a_prefill_pool_by_roles_of_endpoints(tmp_path: Path) -> None:
 
 
 async def until_cancelled() -> None:
-    import asyncio
-
     await asyncio.Event().wait()
 
 
