@@ -6,7 +6,9 @@ what is written down here of them.
 
 import itertools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,7 @@ from support.places import ROOT
 from dynamo_router.cli import COMMANDS, build_command
 from dynamo_router.frontend.epp.listeners import LIVENESS, READINESS
 
+HELM = os.environ.get("HELM") or shutil.which("helm")
 VERSIONS = ("1.33", "1.37")
 CHART = DEPLOY / "helm" / "dynamo-router"
 TEXT = {"type": "string", "minLength": 1}
@@ -375,6 +378,28 @@ def test_the_schema_has_each_value_and_no_other() -> None:
 def test_helm_finds_no_fault() -> None:
     found = lint(str(CHART), values=WORKERS | ALL_ON, strict=True)
     assert found["errors"] == []
+
+
+@pytest.mark.skipif(HELM is None, reason="no helm: HELM=PROGRAM")
+@pytest.mark.parametrize("case", CASES)
+def test_helms_own_program_makes_the_same(case: str, tmp_path: Path) -> None:
+    assert HELM is not None
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(CASES[case]))
+    more = ["--namespace", "llm", "--values", str(values)]
+
+    def run(*words: str) -> str:
+        done = subprocess.run([HELM, *words, *more], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = [each for each in yaml.safe_load_all(run("template", "router", str(CHART))) if each]
+
+    def by_name(objects: list[dict[str, Any]]) -> dict[Any, Any]:
+        return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+    assert by_name(made) == by_name(objects_of(CASES[case], "router"))
+    run("lint", "--strict", str(CHART))
 
 
 def test_the_manifests_are_what_the_chart_makes() -> None:
