@@ -2,8 +2,10 @@
 
 import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from ..base.errors import ConfigError
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
@@ -20,6 +22,8 @@ from .parsers import (
     parsers_of,
 )
 
+NEEDED = ("jinja2", "tokenizers")
+"""Packages without which no text is read."""
 _STORES = ", ".join(BACKENDS)
 
 
@@ -193,6 +197,16 @@ class DoctorConfig(ServeFrontendConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite(self, SHORTEST_S, "wait_s")
+
+
+def check_installed(key: str) -> None:
+    """ConfigError, naming the key, if its packages are not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
+            key=key,
+        )
 
 
 def as_in_serve(name: str, *default: Any, group: type[Any] = FrontendConfig) -> Any:

@@ -25,8 +25,7 @@ from ..server.doctor import (
     check_servers,
     check_workers,
 )
-from .config import DoctorConfig
-from .serve import check_installed
+from .config import DoctorConfig, check_installed
 
 _MARKS = {OK: "ok  ", WARNING: "WARN", FAILED: "FAIL"}
 
@@ -77,7 +76,7 @@ def check_model(config: DoctorConfig) -> list[Finding]:
     if frontend.http_frontend is None:
         return []
     check_installed("http_frontend")
-    from .frontend import model_text
+    from .token_cache import model_text
 
     off_loop = OffLoop()
     try:

@@ -1,10 +1,6 @@
 """The listener for OpenAI clients: in front of the one pool of `serve`, and in front of all pools
 of the models that `frontend` finds."""
 
-from pathlib import Path
-
-from ..engines.mocker import OWN_MODEL
-from ..process.off_loop import OffLoop
 from ..server.access import is_loopback
 from ..server.admin import AdminRoutes, CacheClearingRoute, PoolAdmins, ReloadRoute
 from ..server.dashboard import DashboardRoutes
@@ -31,7 +27,7 @@ from .config import FrontendConfig, ModelFrontendConfig
 from .epp import EnvoyListeners, ModelTargets
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
-from .processor import ModelText, PieceCache
+from .processor import ModelText
 
 
 def openai_server(
@@ -58,14 +54,6 @@ def openai_server(
         workers=workers,
         drains=True,
     )
-
-
-def model_text(
-    config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
-) -> ModelText:
-    """The text of the one model of `serve`. ConfigError if its files cannot be used."""
-    given = config.model_path
-    return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 
 
 def router_listener(

@@ -1,10 +1,8 @@
 """dynamo-router serve, with a listener for OpenAI clients if one was asked for; and frontend."""
 
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
-from ..base.errors import ConfigError
 from ..process.logs import LogOutput
 from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
@@ -16,9 +14,7 @@ from ..server.router_server import router_server
 from ..server.server import Server
 from ..server.server_parts import ServerParts
 from ..server.services import HttpServer
-from .config import ModelFrontendConfig, ServeFrontendConfig
-
-NEEDED = ("jinja2", "tokenizers")
+from .config import ModelFrontendConfig, ServeFrontendConfig, check_installed
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
@@ -36,7 +32,7 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
         if config.frontend.http_frontend is None:
             return None
         check_installed("http_frontend")
-        from .frontend import model_text
+        from .token_cache import model_text
 
         off_loop = OffLoop()
         try:
@@ -59,8 +55,8 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     check_installed("ext_proc_port" if port is None else "http_frontend")
     # Not before: the router alone needs none.
     from .epp import EnvoyListeners, OneTarget, PickPool
-    from .frontend import model_text, router_listener
-    from .token_cache import piece_cache
+    from .frontend import router_listener
+    from .token_cache import model_text, piece_cache
 
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     tokenize = partial(text.encode, add_special_tokens=True)
@@ -80,16 +76,6 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
         return [router_listener(parts, pool, text, config.frontend, port, page)]
 
     return router_server(parts, pool, openai, picking.listeners, picking.exposed)
-
-
-def check_installed(key: str) -> None:
-    """ConfigError, naming the key, if its packages are not installed."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
-            key=key,
-        )
 
 
 def run_models(

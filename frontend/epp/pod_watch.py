@@ -20,12 +20,11 @@ from ...runtime.kv_stores import (
     StoreError,
 )
 from ...workers.records import DiscoveredWorker
+from ..pods_config import DECODE, PREFILL, PodsConfig
 from .objectives import ObjectiveView
 from .pod_view import PodView
-from .pods_config import PodsConfig
 from .pool_objects import GROUPS, PoolObjects
 from .rewrites import RewriteView
-from .roles import DECODE, PREFILL
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 ASK_AGAIN_S = 30.0

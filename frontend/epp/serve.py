@@ -12,10 +12,9 @@ from ...server.pool import ConfiguredPool, Sources
 from ...server.router_server import admin_server, watch_servers
 from ...server.server import Server
 from ...server.server_parts import ServerParts
-from ..frontend import model_text
-from ..serve import check_installed
-from ..token_cache import piece_cache
-from .config import PickerConfig
+from ..config import check_installed
+from ..picker_config import PickerConfig
+from ..token_cache import model_text, piece_cache
 from .listeners import EnvoyListeners
 from .targets import OneTarget, PickPool
 

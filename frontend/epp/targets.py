@@ -33,7 +33,7 @@ class Target(NamedTuple):
     model: str
     """the name by which its engines know the model"""
     adapter: str | None
-    """the LoRA adapter by which its cached blocks are told from others"""
+    """the LoRA adapter that its cached blocks are of"""
     known: bool
     """whether the model is one of ours, of which there are few: a label of metrics"""
 

@@ -210,8 +210,8 @@ class ModelManager:
             if pool.is_idle:
                 del self._pools[name]
                 await pool.close()
-                for tell in self.on_ready_changed:
-                    tell()
+                for on_changed in self.on_ready_changed:
+                    on_changed()
                 log.info("a pool is gone, as no worker is registered for it", pool=str(name))
         pools = self.pools
         for pool in pools:

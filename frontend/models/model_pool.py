@@ -365,8 +365,8 @@ class ModelPool:
         self._log_refusals()
 
     def _on_ready_changed(self) -> None:
-        for tell in self._shared.on_ready_changed:
-            tell()
+        for on_changed in self._shared.on_ready_changed:
+            on_changed()
 
     def adapter(self, name: str) -> "AdapterPool":
         """One of its adapters, as a model. The pool must be built."""

@@ -25,10 +25,10 @@ from support.polling import until
 from support.servers.discovered_fleet import backend_of
 
 from dynamo_router.engines.mocker.faults import Fault
-from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.endpoints import INSTANCE_KEY
 from dynamo_router.frontend.epp.exchange import DESTINATION
 from dynamo_router.frontend.epp.picker import PATH
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.process.settings import options_of
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
@@ -280,14 +280,14 @@ async def picks_endpoints(served: Served) -> bool:
     """Each worker of the store is behind a frontend at its host, which is given the worker."""
     head = HEAD | {":path": "/v1/completions"}
     prompt = {"model": "tiny", "prompt": PROMPT}
-    async with aio.insecure_channel(served.ext_proc) as channel:
+    async with aio.insecure_channel(served.picker) as channel:
         call = channel.stream_stream(PATH)()
         await call.write(request_headers(head))
         await call.write(body("request_body", json.dumps(prompt).encode(), ends=True))
         answered = Answered([await call.read()])
         call.cancel()
-    _, told = await served.get(f"{served.seen}/workers")
-    ids = {str(row["worker_id"]) for row in told["workers"]}
+    _, page = await served.get(f"{served.seen}/workers")
+    ids = {str(row["worker_id"]) for row in page["workers"]}
     sent_to = answered.set_headers
     return sent_to[DESTINATION] == "127.0.0.1:9100" and sent_to[INSTANCE_KEY] in ids
 

@@ -21,10 +21,10 @@ from support.polling import until
 from support.processes import Command, command
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.exchange import Exchange
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.epp.proto import processing_pb2 as pb
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.server.call_limits import PROCESSOR
 from dynamo_router.server.request_limits import RequestLimits
 
@@ -97,8 +97,8 @@ KINDS = ("request_headers", "request_body", "response_headers", "response_body")
 async def test_an_error_of_the_picker_ends_one_request_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Whichever message of Envoy's it fails on: before the head of an answer the client is told,
-    behind it the answer is cut off; nothing stays booked, and the next request is served."""
+    """Whichever message of Envoy's it fails on: before the head of an answer the client gets a
+    status, behind it the answer is cut off; nothing stays booked, the next request is served."""
     receive, fails = Exchange.receive, True
 
     def failing(self: Exchange, data: bytes) -> Any:

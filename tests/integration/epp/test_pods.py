@@ -28,7 +28,7 @@ from support.polling import until
 from support.servers.kubernetes import KubernetesServer
 from support.servers.kubernetes.api_server import NAMESPACE
 
-from dynamo_router.frontend.epp.pods_config import PodsConfig
+from dynamo_router.frontend.pods_config import PodsConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.disagg import DisaggConfig
 from dynamo_router.server.request_limits import HandoffLimits
@@ -254,8 +254,8 @@ async def test_a_rewrite_puts_another_model_into_the_body(
         await put(server, rewrite_of("canary", "llm-d.ai", rule_of([], "nothing")))
 
         async def is_unknown() -> bool:
-            status, _, told = await served.post(body, "/v1/completions")
-            return status == 404 and b"nothing" in told
+            status, _, answer = await served.post(body, "/v1/completions")
+            return status == 404 and b"nothing" in answer
 
         await until(is_unknown)
 

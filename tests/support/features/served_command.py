@@ -61,7 +61,7 @@ class Served(NamedTuple):
     """URL of OpenAI's API; empty without it"""
     channel: Any
     session: aiohttp.ClientSession
-    ext_proc: str = ""
+    picker: str = ""
     """address of Envoy's external processing; empty without it"""
     engines: MockFleet | None = None
     spans: list[Any] | None = None
@@ -140,7 +140,7 @@ async def started(
         openai = found.get("openai")
         url = f"{scheme}://{openai}" if openai else ""
         seen = f"{scheme}://{found.get('http', openai)}"
-        more["ext_proc"] = found.get("ext_proc", "")
+        more["picker"] = found.get("ext_proc", "")
         yield Served(line, logs, turn_away, file, seen, url, channel, session, **more)
 
 

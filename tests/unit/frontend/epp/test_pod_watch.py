@@ -14,7 +14,7 @@ from support.servers.kubernetes.api_objects import ApiObjects, Object
 
 from dynamo_router.frontend.epp import pod_watch
 from dynamo_router.frontend.epp.pod_watch import PodWatch
-from dynamo_router.frontend.epp.pods_config import PodsConfig
+from dynamo_router.frontend.pods_config import PodsConfig
 from dynamo_router.runtime.kv_stores import StoreError
 from dynamo_router.runtime.kv_stores.kubernetes import KubernetesConfig
 

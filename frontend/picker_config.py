@@ -5,14 +5,13 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any, ClassVar
 
-from ...process.settings import bad_setting, option
-from ...server.config import ServeConfig
-from ...server.mock_process import MockEnginesConfig
-from ...workers.records import STATIC
-from ...workers.worker_url import WorkerUrl, parse_worker
-from ..config import EnvoyConfig, FrontendConfig, as_in_serve, not_served
-from .pods_config import PodsConfig
-from .roles import DECODE, PREFILL
+from ..process.settings import bad_setting, option
+from ..server.config import ServeConfig
+from ..server.mock_process import MockEnginesConfig
+from ..workers.records import STATIC
+from ..workers.worker_url import WorkerUrl, parse_worker
+from .config import EnvoyConfig, FrontendConfig, as_in_serve, not_served
+from .pods_config import DECODE, PREFILL, PodsConfig
 
 _SCHEMES = {"": "openai+http", "http": "openai+http", "https": "openai+https"}
 as_in_envoy = partial(as_in_serve, group=EnvoyConfig)
