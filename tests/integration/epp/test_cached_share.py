@@ -1,4 +1,4 @@
-"""What engines find cached of the same load, by way of Envoy's door and of OpenAI's."""
+"""What engines find cached of the same load, by way of Envoy's listener and of OpenAI's."""
 
 import asyncio
 import json
@@ -56,14 +56,14 @@ async def cached_share(folder: Path, *, by_envoy: bool) -> float:
         server: Any = new_router(config, ServerParts(config))
         stack.push_async_callback(server.close)
         await server.start()
-        pool, (_, _, openai, door) = server.pools.workers, server.listeners
+        pool, (_, _, openai, picker) = server.pools.workers, server.listeners
         await until(lambda: len(pool.monitor.ready_clients()) == ENGINES)
         sources = pool.router.registry.entries
         await until(lambda: {entry.event_source for entry in sources()} == {"zmq"})
         url = f"http://{openai.address}"
         if by_envoy:
             addresses = [engine.address for engine in engines]
-            gateway = Gateway(folder / "envoy", door.address, addresses)
+            gateway = Gateway(folder / "envoy", picker.address, addresses)
             stack.callback(gateway.kill)
             await gateway.come_back()
             url = gateway.url
@@ -86,7 +86,7 @@ async def cached_share(folder: Path, *, by_envoy: bool) -> float:
         return sum(each.cached_blocks for each in engines) / sum(each.blocks for each in engines)
 
 
-async def test_it_is_the_same_at_both_doors(tmp_path: Path) -> None:
+async def test_it_is_the_same_at_both_listeners(tmp_path: Path) -> None:
     pytest.importorskip("envoy")
     pytest.importorskip("zmq")
     by_envoy, by_openai = await asyncio.gather(

@@ -127,8 +127,8 @@ async def test_a_pod_that_changes_its_address_and_a_pool_without_pods(
         registry = served.pool.router.registry
         await until(lambda: len(registry.entries()) == 1)
         before, after = served.engines
-        gate = asyncio.Event()
-        before.step = gate.wait
+        going = asyncio.Event()
+        before.step = going.wait
         body = completion([1] * 400, stream=True)
         asked = asyncio.create_task(served.post(body, "/v1/completions"))
         await until(lambda: len(before.prompts) == 1)
@@ -142,7 +142,7 @@ async def test_a_pod_that_changes_its_address_and_a_pool_without_pods(
         await until(has_moved)
         assert (await served.post(body, "/v1/completions"))[0] == 200
         assert len(after.prompts) == 1
-        gate.set()
+        going.set()
         status, _, answer = await asked
         assert (status, answer) == (200, b"".join(before.events(body)))
         await served.is_idle()

@@ -1,4 +1,4 @@
-"""Envoy's door of `serve` and of `frontend`: the pools, limits and drain of their other doors."""
+"""Envoy's listener of `serve` and of `frontend`: pools, limits and drain are those of the others."""
 
 import asyncio
 import json
@@ -32,9 +32,9 @@ from dynamo_router.workers.records import DiscoveryConfig
 
 __all__ = ["backend"]
 COMPLETIONS = "/v1/completions"
-DOOR = EnvoyConfig(ext_proc_port=0, secure_serving=False)
+LISTENS = EnvoyConfig(ext_proc_port=0, secure_serving=False)
 PORT = 9100
-FOUND = replace(DOOR, endpoint_port=PORT)
+FOUND = replace(LISTENS, endpoint_port=PORT)
 
 
 def completion(prompt: Any, model: str = MODEL, **more: Any) -> bytes:
@@ -45,14 +45,14 @@ def completion(prompt: Any, model: str = MODEL, **more: Any) -> bytes:
 
 
 async def test_serve_counts_what_envoy_carries_with_the_rest(tmp_path: Path) -> None:
-    """One pool, whose bookings and limits hold at all doors."""
+    """One pool, whose bookings and limits hold at all listeners."""
     pytest.importorskip("envoy")
     async with Engine() as one, Engine() as other:
         config = ServeFrontendConfig(
             port=0,
             http_port=0,
             frontend=FrontendConfig(http_frontend=0),
-            envoy=DOOR,
+            envoy=LISTENS,
             workers=tuple(f"openai+http://{engine.address}" for engine in (one, other)),
             router=KvRouterConfig(block_size=16, use_kv_events=False, seed=1),
             peers=CallerLimits(max_requests=1, max_share_per_caller=1.0),
@@ -64,11 +64,11 @@ async def test_serve_counts_what_envoy_carries_with_the_rest(tmp_path: Path) -> 
             await server.start()
             pool = server.pools.workers
             await until(lambda: len(pool.monitor.ready_clients()) == 2)
-            _, _, openai, door = server.listeners
-            envoy = Gateway(tmp_path / "envoy", door.address, [one.address, other.address])
+            _, _, openai, picker = server.listeners
+            envoy = Gateway(tmp_path / "envoy", picker.address, [one.address, other.address])
             await envoy.come_back()
-            gate = asyncio.Event()
-            one.step = other.step = gate.wait
+            going = asyncio.Event()
+            one.step = other.step = going.wait
             async with aiohttp.ClientSession() as session:
                 data = completion([5] * 400, stream=True)
                 async with session.post(f"{envoy.url}{COMPLETIONS}", data=data) as answer:
@@ -79,15 +79,15 @@ async def test_serve_counts_what_envoy_carries_with_the_rest(tmp_path: Path) -> 
                         f"http://{openai.address}{COMPLETIONS}", data=completion("a")
                     )
                     assert refused.status == 429
-                    gate.set()
+                    going.set()
                     assert answer.status == 200 and await answer.read()
                 await until(lambda: pool.dispatcher.in_flight == 0)
                 (engine,) = (each for each in (one, other) if each.prompts)
-                # Its blocks are known at the other door.
+                # Its blocks are known at the other listener.
                 data = completion([5] * 400)
                 async with session.post(f"http://{openai.address}{COMPLETIONS}", data=data):
                     assert len(engine.prompts) == 2
-            async with aio.insecure_channel(door.address) as channel:
+            async with aio.insecure_channel(picker.address) as channel:
                 check = health_pb2_grpc.HealthStub(channel).Check
                 asked = health_pb2.HealthCheckRequest(service="readiness")
                 assert (await check(asked)).status == 1
@@ -109,7 +109,7 @@ async def test_serve_counts_what_envoy_carries_with_the_rest(tmp_path: Path) -> 
 )
 def test_workers_that_envoy_cannot_call_need_a_frontend(given: Any) -> None:
     with pytest.raises(ConfigError, match="endpoint_port: is needed with ext_proc_port"):
-        ServeFrontendConfig(envoy=DOOR, **given)
+        ServeFrontendConfig(envoy=LISTENS, **given)
     ServeFrontendConfig(envoy=FOUND, **given)
     ServeFrontendConfig(**given)
 
@@ -117,7 +117,7 @@ def test_workers_that_envoy_cannot_call_need_a_frontend(given: Any) -> None:
 # frontend
 
 
-class Door:
+class EnvoyCalls:
     """Of a frontend, as Envoy calls it."""
 
     def __init__(self, client: ModelClient, channel: Any) -> None:
@@ -155,42 +155,42 @@ class Door:
 
 
 @asynccontextmanager
-async def frontend_door(backend: Backend, **config: Any) -> AsyncIterator[Door]:
+async def frontend_calls(backend: Backend, **config: Any) -> AsyncIterator[EnvoyCalls]:
     async with model_serving(backend, envoy=FOUND, **config) as client:
         (listener,) = client.server.others
         async with aio.insecure_channel(listener.address) as channel:
-            yield Door(client, channel)
+            yield EnvoyCalls(client, channel)
 
 
 async def test_the_model_of_the_body_selects_the_pool(backend: Backend) -> None:
     async with (
         registered(backend, 2, model_id="a", engine=TINY) as of_a,
         registered(backend, 1, model_id="b", engine=TINY) as of_b,
-        frontend_door(backend) as door,
+        frontend_calls(backend) as envoy,
     ):
-        await door.client.until_shares(a=2, b=1)
+        await envoy.client.until_shares(a=2, b=1)
         for model, fleet in (("a", of_a), ("b", of_b)):
             ids = {str(worker) for worker in fleet.worker_ids}
             for number in range(4):
-                answered = await door.sent(completion([number] * 100, model))
+                answered = await envoy.sent(completion([number] * 100, model))
                 assert answered.set_headers[DESTINATION] == f"127.0.0.1:{PORT}"
                 assert answered.set_headers["x-dynamo-worker-instance-id"] in ids
                 assert answered.set_headers["x-dynamo-routing-mode"] == "aggregated"
-        unknown = (await door.sent(completion("x", "c"))).immediate
+        unknown = (await envoy.sent(completion("x", "c"))).immediate
         assert unknown.status.code == 404 and b"model_not_found" in unknown.body
         plain = json.dumps({"model": "b", "input": "x"}).encode()
         for data in (plain, b"{}"):
-            answered = await door.sent(data, "/v1/embeddings")
+            answered = await envoy.sent(data, "/v1/embeddings")
             assert answered.set_headers[DESTINATION] == f"127.0.0.1:{PORT}"
         none = json.dumps({"model": "c", "input": "x"}).encode()
-        assert (await door.sent(none, "/v1/embeddings")).immediate.status.code == 404
-        await until(lambda: door.booked == 0)
+        assert (await envoy.sent(none, "/v1/embeddings")).immediate.status.code == 404
+        await until(lambda: envoy.booked == 0)
 
 
 async def test_without_a_model_there_is_no_endpoint(backend: Backend) -> None:
-    async with frontend_door(backend) as door:
-        assert (await door.sent(b"{}", "/v1/embeddings")).immediate.status.code == 503
-        assert (await door.sent(completion("x"))).immediate.status.code == 404
+    async with frontend_calls(backend) as envoy:
+        assert (await envoy.sent(b"{}", "/v1/embeddings")).immediate.status.code == 503
+        assert (await envoy.sent(completion("x"))).immediate.status.code == 404
 
 
 @pytest.mark.parametrize("dialect", ["trtllm", "dynamo"])
@@ -202,24 +202,24 @@ async def test_frontends_of_decode_workers_are_given_the_prefill_worker(
     async with (
         registered(backend, 2, disaggregation_mode="prefill", **more) as prefill,
         registered(backend, 2, disaggregation_mode="decode", **more) as decode,
-        frontend_door(backend, disagg=DisaggConfig(disagg="always")) as door,
+        frontend_calls(backend, disagg=DisaggConfig(disagg="always")) as envoy,
     ):
-        await door.client.until_shares(a=4)
-        call, answered = await door.call(completion([3] * 400, "a", stream=True))
+        await envoy.client.until_shares(a=4)
+        call, answered = await envoy.call(completion([3] * 400, "a", stream=True))
         sent_to = answered.set_headers
         assert sent_to["x-dynamo-routing-mode"] == "disaggregated"
         assert int(sent_to["x-dynamo-prefill-instance-id"]) in prefill.worker_ids
         assert sent_to["x-dynamo-prefill-dp-rank"] == "0"
         assert int(sent_to["x-dynamo-worker-instance-id"]) in decode.worker_ids
         assert "x-prefiller-host-port" not in sent_to
-        assert door.booked == 2
+        assert envoy.booked == 2
         await call.write(response_headers(headers={"content-type": "text/event-stream"}))
         assert Answered([await call.read()]).kinds["response"] == ["headers"]
-        assert door.booked == 2, "a frontend answers before the prompt is computed"
+        assert envoy.booked == 2, "a frontend answers before the prompt is computed"
         await call.write(body("response_body", b'data: {"choices": []}\n\n'))
         await call.read()
-        await until(lambda: door.booked == 1)
+        await until(lambda: envoy.booked == 1)
         await call.write(body("response_body", b"data: [DONE]\n\n", ends=True))
         await call.read()
         await call.done_writing()
-        await until(lambda: door.booked == 0)
+        await until(lambda: envoy.booked == 0)
