@@ -58,7 +58,12 @@ async def examine(config: DoctorConfig, source: SettingsSource[Any] | None = Non
     for text in vain_settings(source.current) if source is not None else ():
         findings.append(Finding("settings", WARNING, text, "remove it, or what turns it off"))
     findings += _checked("model", lambda: check_model(config))
-    findings += await check_ports(config, {"http_frontend": config.frontend.http_frontend})
+    ports = {
+        "http_frontend": config.frontend.http_frontend,
+        "ext_proc_port": config.envoy.ext_proc_port,
+        "grpc_health_port": config.envoy.grpc_health_port,
+    }
+    findings += await check_ports(config, ports)
     for name, check in (
         ("servers", check_servers(config)),
         ("workers", check_workers(config, config.wait_s)),

@@ -342,8 +342,8 @@ class _PickedRequest:
                     _Inference(target, asked, read, ids, metadata, pinned, urgency), request
                 )
                 return
-            except NoWorkersError:  # nothing of it has begun: it belongs to no pool yet
-                if self._routed or number == len(found) - 1:
+            except NoWorkersError as error:  # nothing of it has begun: it belongs to no pool yet
+                if error.overloaded or self._routed or number == len(found) - 1:
                     raise
 
     async def _send_plainly(

@@ -1,4 +1,4 @@
-"""Envoy's listener of `serve` and of `frontend`: pools, limits and drain are those of the others."""
+"""The listener for Envoy of `serve` and `frontend`: pools, limits and drain are the others'."""
 
 import asyncio
 import json
