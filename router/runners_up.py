@@ -1,9 +1,6 @@
 """Which workers come next after the chosen one, by the costs of the same moment. Pure."""
 
 import math
-from copy import copy
-
-import numpy as np
 
 from ..workers.registry import WorkerRegistry
 from .policy import Candidates, Mask, Policy
@@ -27,13 +24,17 @@ def rank_others(
     able, allowed, busy = masks
     if allowed is not None:
         able = able & allowed
-    found = copy(candidates)
-    found.eligible, found.chosen = able if busy is None else able & ~busy, None
-    costs, worker = policy.score(found), registry.worker
-    chosen, others = worker(number).worker_id, dict[int, None]()
-    for each in np.argsort(costs, kind="stable"):
-        if len(others) == count or not math.isfinite(costs[each]):
+    kept = candidates.eligible, candidates.chosen
+    candidates.eligible, candidates.chosen = able if busy is None else able & ~busy, None
+    try:
+        costs = policy.score(candidates)
+    finally:
+        candidates.eligible, candidates.chosen = kept
+    worker = registry.worker
+    others = {worker(number).worker_id: None}
+    known: list[float] = costs.tolist()
+    for each in costs.argsort(kind="stable").tolist():
+        if len(others) > count or not math.isfinite(known[each]):
             break
-        if (worker_id := worker(int(each)).worker_id) != chosen:
-            others[worker_id] = None
-    return tuple(others)
+        others[worker(each).worker_id] = None
+    return tuple(others)[1:]
