@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.epp.engine import MODEL, Engine
 from support.epp.gateway import Gateway
 from support.epp.messages import HEAD, Answered, body, request_headers, response_headers
+from support.epp.picking import served_picker, settings
 from support.polling import until
 from support.servers.discovered_fleet import Backend, backend, registered
 from support.servers.model_serving import TINY, ModelClient, model_serving
@@ -223,3 +224,35 @@ async def test_frontends_of_decode_workers_are_given_the_prefill_worker(
         await call.read()
         await call.done_writing()
         await until(lambda: envoy.booked == 0)
+
+
+async def test_a_picker_of_its_own_finds_the_prefill_workers_of_a_component(
+    backend: Backend,
+) -> None:
+    more: dict[str, Any] = {"model_id": "a", "engine": TINY}
+    config = settings(
+        (),
+        workers=(),
+        discovery=backend.config,
+        component="decode",
+        prefill_component="prefill",
+        endpoint_port=PORT,
+        disagg=DisaggConfig(disagg="always"),
+    )
+    async with (
+        registered(backend, 1, component="prefill", disaggregation_mode="prefill", **more) as first,
+        registered(backend, 1, component="decode", disaggregation_mode="decode", **more) as then,
+        served_picker(config, 1) as server,
+    ):
+        pools: Any = server.pools
+        await until(lambda: pools.prefill.monitor.any_ready)
+        listener: Any = server.listeners[0]
+        async with aio.insecure_channel(listener.address) as channel:
+            call = channel.stream_stream(PATH)()
+            await call.write(request_headers(HEAD | {":path": COMPLETIONS}))
+            await call.write(body("request_body", completion([3] * 400, "a"), ends=True))
+            sent_to = Answered([await call.read()]).set_headers
+            assert sent_to["x-dynamo-prefill-instance-id"] == str(first.worker_ids[0])
+            assert sent_to["x-dynamo-worker-instance-id"] == str(then.worker_ids[0])
+            call.cancel()
+        await until(lambda: not (pools.workers.dispatcher.in_flight or pools.prefill.prefills))
