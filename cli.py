@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "epp": Entry(
         "Pick endpoints for Envoy, by its external processing.",
-        "frontend.epp.config:PickerConfig",
+        "frontend.picker_config:PickerConfig",
         "frontend.epp.serve:run",
         reads_again=True,
     ),

@@ -2,14 +2,17 @@
 
 import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from ..base.errors import ConfigError
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
 from ..server.config import ServeConfig
 from ..server.mock_process import MockEnginesConfig
 from ..workers.records import STATIC, ModelCard
+from ..workers.worker_url import OPENAI, WorkerUrl, parse_worker
 from .parsers import (
     NO_PARSER,
     REASONING_PARSERS,
@@ -19,6 +22,8 @@ from .parsers import (
     parsers_of,
 )
 
+NEEDED = ("jinja2", "tokenizers")
+"""Packages without which no text is read."""
 _STORES = ", ".join(BACKENDS)
 
 
@@ -97,11 +102,85 @@ class FrontendConfig:
         return parsers_of(self.reasoning_parser, self.tool_call_parser, *named)
 
 
+MOST_FALLBACKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvoyConfig:
+    """How Envoy is answered, which asks where requests go. ConfigError, naming the key, on a bad
+    value."""
+
+    GROUP: ClassVar[str] = "Envoy"
+
+    ext_proc_port: int | None = option(
+        None,
+        "Port of Envoy's external processing (gRPC), which picks endpoints for requests that Envoy"
+        " carries; 0 takes a free one. Not given: it is not served.",
+        group="Listening",
+        short=True,
+    )
+    grpc_health_port: int | None = option(
+        None,
+        "Port of grpc.health.v1 alone, never with TLS, beside external processing; 0 takes a free"
+        " one.",
+        group="Listening",
+    )
+    secure_serving: bool = option(
+        True,
+        "Serve external processing over TLS: with --tls-cert and --tls-key, else with a certificate"
+        " that is made at the start and that nothing vouches for (needs the package cryptography).",
+        short=True,
+    )
+    endpoint_port: int | None = option(
+        None,
+        "Port of OpenAI's API at the host of each worker that speaks something else, as those of a"
+        " store do: that of a frontend beside it, which is given the worker by headers.",
+    )
+    fallbacks: int = option(
+        2, "Endpoints that Envoy is given beside the best one, should that not be reached."
+    )
+    pick_timeout_s: float = option(
+        5.0,
+        "How long a pick may take, its time in the admission queue included; then 504. Envoy itself"
+        " waits for ever.",
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("ext_proc_port", "grpc_health_port"):
+            port = getattr(self, key)
+            if port is not None and not 0 <= port <= 65535:
+                raise bad_setting(key, "must be in 0..65535")
+        if self.endpoint_port is not None and not 1 <= self.endpoint_port <= 65535:
+            raise bad_setting("endpoint_port", "must be in 1..65535")
+        if not 0 <= self.fallbacks <= MOST_FALLBACKS:
+            raise bad_setting("fallbacks", f"must be in 0..{MOST_FALLBACKS}")
+        require_finite(self, SHORTEST_S, "pick_timeout_s")
+        if self.grpc_health_port is not None and self.ext_proc_port is None:
+            raise bad_setting("grpc_health_port", "needs ext_proc_port")
+
+    def check_workers(self, config: ServeConfig) -> None:
+        """ConfigError for workers to which Envoy could send no request."""
+        if self.ext_proc_port is None or self.endpoint_port is not None:
+            return
+        urls = (parse_worker(url) for url in config.workers)
+        others = any(isinstance(url, WorkerUrl) and url.dialect != OPENAI for url in urls)
+        if config.backend != STATIC or config.mock_engines.mockers or others:
+            text = "is needed with ext_proc_port: Envoy calls OpenAI's HTTP, which workers of a"
+            text = f"{text} store, mock engines and those at grpc:// do not speak"
+            raise bad_setting("endpoint_port", text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeFrontendConfig(ServeConfig):
-    """What `dynamo-router serve` runs: the router, and a frontend if its port is given."""
+    """What `dynamo-router serve` runs: the router; a frontend, and a picker for Envoy, if their
+    ports are given."""
 
     frontend: FrontendConfig = field(default_factory=FrontendConfig, metadata={"inline": True})
+    envoy: EnvoyConfig = field(default_factory=EnvoyConfig, metadata={"inline": True})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.envoy.check_workers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +199,21 @@ class DoctorConfig(ServeFrontendConfig):
         require_finite(self, SHORTEST_S, "wait_s")
 
 
-def as_in_serve(name: str) -> Any:
-    """The setting of FrontendConfig of this name."""
-    setting = FrontendConfig.__dataclass_fields__[name]
-    return field(default=setting.default, metadata=setting.metadata)
+def check_installed(key: str) -> None:
+    """ConfigError, naming the key, if its packages are not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
+            key=key,
+        )
+
+
+def as_in_serve(name: str, *default: Any, group: type[Any] = FrontendConfig) -> Any:
+    """The setting of FrontendConfig, or of another group, of this name; perhaps with a default of
+    its own."""
+    setting = group.__dataclass_fields__[name]
+    return field(default=default[0] if default else setting.default, metadata=setting.metadata)
 
 
 def not_served(default: Any) -> Any:
@@ -152,6 +242,7 @@ class ModelFrontendConfig(ServeConfig):
     token_cache_bytes: int = as_in_serve("token_cache_bytes")
     reasoning_parser: str | None = as_in_serve("reasoning_parser")
     tool_call_parser: str | None = as_in_serve("tool_call_parser")
+    envoy: EnvoyConfig = field(default_factory=EnvoyConfig, metadata={"inline": True})
     namespace: str = option(
         "dynamo",
         "Namespace whose models are served; dynamo: those of all namespaces.",
@@ -191,6 +282,7 @@ class ModelFrontendConfig(ServeConfig):
         _ = self.frontend
         if self.backend == STATIC:
             raise bad_setting("discovery", f"models are found in a store, one of {_STORES}")
+        self.envoy.check_workers(self)
 
     @property
     def frontend(self) -> FrontendConfig:

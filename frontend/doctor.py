@@ -25,8 +25,7 @@ from ..server.doctor import (
     check_servers,
     check_workers,
 )
-from .config import DoctorConfig
-from .serve import check_installed
+from .config import DoctorConfig, check_installed
 
 _MARKS = {OK: "ok  ", WARNING: "WARN", FAILED: "FAIL"}
 
@@ -59,7 +58,12 @@ async def examine(config: DoctorConfig, source: SettingsSource[Any] | None = Non
     for text in vain_settings(source.current) if source is not None else ():
         findings.append(Finding("settings", WARNING, text, "remove it, or what turns it off"))
     findings += _checked("model", lambda: check_model(config))
-    findings += await check_ports(config, {"http_frontend": config.frontend.http_frontend})
+    ports = {
+        "http_frontend": config.frontend.http_frontend,
+        "ext_proc_port": config.envoy.ext_proc_port,
+        "grpc_health_port": config.envoy.grpc_health_port,
+    }
+    findings += await check_ports(config, ports)
     for name, check in (
         ("servers", check_servers(config)),
         ("workers", check_workers(config, config.wait_s)),
@@ -77,7 +81,7 @@ def check_model(config: DoctorConfig) -> list[Finding]:
     if frontend.http_frontend is None:
         return []
     check_installed("http_frontend")
-    from .frontend import model_text
+    from .token_cache import model_text
 
     off_loop = OffLoop()
     try:

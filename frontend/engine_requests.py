@@ -137,7 +137,7 @@ class PromptReader:
 
     async def read_by(self, read: Callable[[bytes], T], body: bytes) -> T:
         """What `read` makes of a body, off the event loop if it is large."""
-        return await self._run(partial(read, body), len(body))
+        return await read_by(self._reader, read, body)
 
     async def as_json(self, lists: Sequence[Tokens | Sequence[float]]) -> list[bytes]:
         """Lists of numbers; long ones off the event loop."""
@@ -247,11 +247,7 @@ class PromptReader:
             self._reader.check_length(-(-len(text) // characters))
 
     async def _run(self, work: Callable[[], T], size: int, *, is_long: bool | None = None) -> T:
-        """Work on this many bytes, off the event loop if that is long."""
-        if not (size > LONG_BODY if is_long is None else is_long):
-            return work()
-        off_loop = self._reader.off_loop
-        return await off_loop.run(work, size=size, seconds=size * SECONDS_PER_BYTE)
+        return await _run(self._reader, work, size, is_long=is_long)
 
     async def _text_ids(self, text: str, tenant: Tenant) -> Tokens:
         return await self.encoded(text, tenant, add_special_tokens=True)
@@ -263,6 +259,20 @@ class PromptReader:
             code = api_error(error).code
             raise ApiError(400, str(error), param="prompt", code=code) from None
         return np.ascontiguousarray(tokens, np.uint32)
+
+
+async def read_by(reader: RequestReader, read: Callable[[bytes], T], body: bytes) -> T:
+    """What `read` makes of a body, off the event loop if it is large."""
+    return await _run(reader, partial(read, body), len(body))
+
+
+async def _run(
+    reader: RequestReader, work: Callable[[], T], size: int, *, is_long: bool | None = None
+) -> T:
+    """Work on this many bytes, off the event loop if that is long."""
+    if not (size > LONG_BODY if is_long is None else is_long):
+        return work()
+    return await reader.off_loop.run(work, size=size, seconds=size * SECONDS_PER_BYTE)
 
 
 def engine_request(

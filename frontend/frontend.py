@@ -1,10 +1,6 @@
 """The listener for OpenAI clients: in front of the one pool of `serve`, and in front of all pools
 of the models that `frontend` finds."""
 
-from pathlib import Path
-
-from ..engines.mocker import OWN_MODEL
-from ..process.off_loop import OffLoop
 from ..server.access import is_loopback
 from ..server.admin import AdminRoutes, CacheClearingRoute, PoolAdmins, ReloadRoute
 from ..server.dashboard import DashboardRoutes
@@ -13,7 +9,7 @@ from ..server.live_settings import LiveSettings
 from ..server.metrics import MetricsPage
 from ..server.pool import MOST_WORKERS, ConfiguredPool
 from ..server.router_server import watch_servers
-from ..server.server import Server
+from ..server.server import Listener, Server
 from ..server.server_parts import ServerParts
 from ..server.services import (
     AdminAt,
@@ -28,9 +24,10 @@ from ..workers.records import STATIC
 from .agents import error_form_of
 from .completions import MODEL_ROUTES, Completions
 from .config import FrontendConfig, ModelFrontendConfig
+from .epp import EnvoyListeners, ModelTargets
 from .models import ModelManager, ModelRoutes, OneModel
 from .openai import error_answer
-from .processor import ModelText, PieceCache
+from .processor import ModelText
 
 
 def openai_server(
@@ -57,14 +54,6 @@ def openai_server(
         workers=workers,
         drains=True,
     )
-
-
-def model_text(
-    config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
-) -> ModelText:
-    """The text of the one model of `serve`. ConfigError if its files cannot be used."""
-    given = config.model_path
-    return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 
 
 def router_listener(
@@ -129,13 +118,22 @@ def frontend_server(config: ModelFrontendConfig, parts: ServerParts) -> Server:
         admin_at=parts.security.own_admin_address,
     )
     watch_servers(parts, [listener])
+    picking = EnvoyListeners(
+        parts,
+        ModelTargets(models, config.envoy.endpoint_port),
+        config.envoy,
+        models.on_ready_changed,
+        workers=MOST_WORKERS,
+    )
 
     def exposed() -> list[str]:
         if not parts.security.access.open or is_loopback(config.host):
             return []
         return [
             f"http {listener.address} is open: any host that reaches it may send requests"
-            " (--auth-tokens or --tls-client-ca)"
+            " (--auth-tokens or --tls-client-ca)",
+            *picking.exposed(),
         ]
 
-    return Server(parts, models, [listener], settings, changes, exposed=exposed)
+    listeners: list[Listener] = [listener, *picking.listeners]
+    return Server(parts, models, listeners, settings, changes, exposed=exposed)

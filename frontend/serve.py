@@ -1,22 +1,20 @@
 """dynamo-router serve, with a listener for OpenAI clients if one was asked for; and frontend."""
 
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
-from ..base.errors import ConfigError
 from ..process.logs import LogOutput
 from ..process.off_loop import OffLoop
 from ..process.settings import SettingsSource
 from ..server.command import Service, run_service
 from ..server.fronts import Siblings
+from ..server.metrics import MetricsPage
 from ..server.pool import ConfiguredPool
 from ..server.router_server import router_server
 from ..server.server import Server
 from ..server.server_parts import ServerParts
-from .config import ModelFrontendConfig, ServeFrontendConfig
-
-NEEDED = ("jinja2", "tokenizers")
+from ..server.services import HttpServer
+from .config import ModelFrontendConfig, ServeFrontendConfig, check_installed
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
@@ -34,7 +32,7 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
         if config.frontend.http_frontend is None:
             return None
         check_installed("http_frontend")
-        from .frontend import model_text
+        from .token_cache import model_text
 
         off_loop = OffLoop()
         try:
@@ -48,35 +46,36 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
 def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     """The server of `serve`.
 
-    ConfigError if OpenAI clients are to be served and its packages are not installed, or the
-    model's files cannot be used.
+    ConfigError if OpenAI clients or Envoy are to be served and packages for text are not installed,
+    or the model's files cannot be used.
     """
-    port = config.frontend.http_frontend
-    if port is None:
+    port, envoy = config.frontend.http_frontend, config.envoy
+    if port is None and envoy.ext_proc_port is None:
         return router_server(parts, ConfiguredPool(parts))
-    check_installed("http_frontend")
+    check_installed("ext_proc_port" if port is None else "http_frontend")
     # Not before: the router alone needs none.
-    from .frontend import model_text, router_listener
-    from .token_cache import piece_cache
+    from .epp import EnvoyListeners, OneTarget, PickPool
+    from .frontend import router_listener
+    from .token_cache import model_text, piece_cache
 
     text = model_text(config.frontend, parts.off_loop, piece_cache(config.frontend, parts))
     tokenize = partial(text.encode, add_special_tokens=True)
     pool = ConfiguredPool(parts, tokenize=tokenize, vocab_size=text.vocab_size)
-    return router_server(
+    workers = pool.workers
+    picking = EnvoyListeners(
         parts,
-        pool,
-        lambda page: [router_listener(parts, pool, text, config.frontend, port, page)],
+        OneTarget(PickPool(workers, text, envoy.endpoint_port), config.model_id),
+        envoy,
+        workers.monitor.listeners,
+        workers=pool.most_workers,
     )
 
+    def openai(page: MetricsPage) -> list[HttpServer]:
+        if port is None:
+            return []
+        return [router_listener(parts, pool, text, config.frontend, port, page)]
 
-def check_installed(key: str) -> None:
-    """ConfigError, naming the key, if its packages are not installed."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
-            key=key,
-        )
+    return router_server(parts, pool, openai, picking.listeners, picking.exposed)
 
 
 def run_models(

@@ -1,13 +1,16 @@
-"""The token cache of a server: what is kept of its texts, and its metrics."""
+"""The text of a server's one model; and the token cache: what is kept of texts, and its metrics."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
+from ..engines.mocker import OWN_MODEL
+from ..process.off_loop import OffLoop
 from ..server.metrics import counter_by, gauges, source
 from ..server.server_parts import ServerParts
 from .config import FrontendConfig
-from .processor import PieceCache
+from .processor import ModelText, PieceCache
 
 
 def piece_cache(config: FrontendConfig, parts: ServerParts) -> PieceCache:
@@ -15,6 +18,14 @@ def piece_cache(config: FrontendConfig, parts: ServerParts) -> PieceCache:
     pieces = PieceCache(config.token_cache_bytes)
     parts.metrics.add(_metrics(pieces))
     return pieces
+
+
+def model_text(
+    config: FrontendConfig, off_loop: OffLoop, pieces: PieceCache | None = None
+) -> ModelText:
+    """The text of the one model of `serve`. ConfigError if its files cannot be used."""
+    given = config.model_path
+    return ModelText(OWN_MODEL if given is None else Path(given), off_loop, pieces)
 
 
 @source

@@ -23,6 +23,7 @@ from .placement import Computed, Placement
 from .policies import PolicyChoice
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
+from .runners_up import rank_others
 from .steps import Steps, finish
 from .views import PotentialLoad, WorkerView, views_in_steps
 
@@ -196,6 +197,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         tenant: str = "",
         asked: Objectives = NO_OBJECTIVES,
         arrived: float | None = None,
+        runners_up: int = 0,
         **content: Unpack[ContentFields],
     ) -> Decision:
         """Choose a worker, and with a `request_id` book the request on it until `free`.
@@ -205,8 +207,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         is let off a part of its cost. `computed`: what a worker has and the index may not know; it
         is chosen where it takes the request. `even_inhibited`: see CandidateSource.exclude;
         `tenant`: see TenantConfig. `asked`: its objectives, of a request that `arrived` then, or
-        now; see AdmissionConfig.shed. InvalidRequestError for what cannot be served, NoWorkersError
-        if no worker can take it.
+        now; see AdmissionConfig.shed. `runners_up`: how many other workers the decision is to name.
+        InvalidRequestError for what cannot be served, NoWorkersError if no worker can take it.
         """
         config, policy, temperature = self._choice.of_request(overrides)
         prompt = prompt_of(token_ids, self.block_size, content)
@@ -227,30 +229,24 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             takers, weighted = candidates.eligible, self.registry.is_weighted
             if excluded_workers:
                 source.exclude(excluded_workers, candidates, even_inhibited=even_inhibited)
+            able = candidates.eligible
+            allowed = None if allowed_workers is None else source.mask(allowed_workers)
+            busy = limits.busy_of(takers, now) if limits.any_busy else None
+            avoided = limits.avoided(takers) if weighted or limits.caps else None
             number = choose(
-                policy,
-                candidates,
-                self._rng,
-                allowed=None if allowed_workers is None else source.mask(allowed_workers),
-                pinned=pin,
-                busy=limits.busy_of(takers, now) if limits.any_busy else None,
-                avoided=limits.avoided(takers) if weighted or limits.caps else None,
-                temperature=temperature,
-                preferred=preferred,
-            )
+                policy, candidates, self._rng, allowed=allowed, pinned=pin, busy=busy,
+                avoided=avoided, temperature=temperature, preferred=preferred,
+            )  # fmt: skip
             if self.shadow is not None and pin is None and not overrides:
                 self.shadow.compare(policy, candidates, number)
-            return self._book(
-                request_id,
-                number,
-                candidates,
-                prompt,
-                takers,
-                config,
-                expected_output_tokens,
-                tenant,
-                owner,
+            others = rank_others(
+                policy, candidates, (able, allowed, busy), self.registry, number, runners_up
             )
+            decision = self._book(
+                request_id, number, candidates, prompt, takers, config, expected_output_tokens,
+                tenant, owner,
+            )  # fmt: skip
+        return decision._replace(runners_up=others) if others else decision
 
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
@@ -278,6 +274,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             asked=placement.objectives,
             arrived=None if placement.retried else placement.arrived or None,
             owner=placement.owner,
+            runners_up=placement.runners_up,
         )
         if session is not None:
             self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
@@ -314,6 +311,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             expected = placement.expected_output_tokens
             threshold = prefill.limits.config.queue_threshold
             verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
+            others = decodes.others(target, placement.runners_up)
             decode = self._book(
                 request_id, target.number, target.candidates, prompt, takers, self.config, expected,
                 placement.tenant, placement.owner, is_expected=source is not None,
@@ -325,6 +323,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
                 )
             rule.note(verdict)
+        if others:
+            decode = decode._replace(runners_up=others)
         if placement.session is not None:
             self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
         return PairDecision(decode, first, verdict.reason, verdict.local_s, verdict.remote_s)

@@ -22,6 +22,7 @@ from .policy import (
     choose,
     discounted,
 )
+from .runners_up import rank_others
 
 BOOKED_OUT = 0.95
 """Share of a decode worker's blocks up to which it takes a prompt that is handed over."""
@@ -136,6 +137,11 @@ class Side:
         for entry in filter(None, map(self.registry.entry, ids)):
             mask[list(entry.numbers)] = True
         return mask
+
+    def others(self, leg: Leg, count: int) -> tuple[int, ...]:
+        """Ids of other workers that might have had a leg, the best one first."""
+        able = (self.candidates.eligible, None, None)
+        return rank_others(self._policy, leg.candidates, able, self.registry, leg.number, count)
 
     def all_busy(self, threshold: float | None) -> bool:
         """Whether each has more prompt tokens than this many times its batch budget. One whose

@@ -43,3 +43,5 @@ class Placement(NamedTuple):
     """the account that the booking is charged to, where its caller may never end it"""
     in_flight: bool = True
     """the end of its session's request is reported to `KvRouter.sessions`"""
+    runners_up: int = 0
+    """how many other workers the decision is to name, should the chosen one not be reached"""

@@ -73,6 +73,12 @@ def _with_queue_threshold(config: ServeConfig) -> str | None:
     return "queue_threshold decides which requests wait" if given else None
 
 
+def _unless_envoy_asks(config: ServeConfig) -> str | None:
+    envoy = getattr(config, "envoy", None)  # of those commands that know text
+    served = envoy is None or envoy.ext_proc_port is not None
+    return None if served else "ext_proc_port is not given"
+
+
 RULES = (
     _Rule([f"router.{name}" for name in _OF_KV], _unless_kv),
     _Rule(["nats"], _unless_nats),
@@ -99,6 +105,9 @@ RULES = (
     _Rule(
         ["router_snapshot_threshold", "router_reset_states"],
         lambda config: None if config.durable_kv_events else "KV events are not durable",
+    ),
+    _Rule(
+        ["endpoint_port", "fallbacks", "pick_timeout_s", "secure_serving"], _unless_envoy_asks
     ),
     _Rule(
         ["mocker_port", "speedup_ratio", "num_gpu_blocks", "max_num_seqs",

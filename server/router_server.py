@@ -1,6 +1,6 @@
 """The server of `serve`: gRPC and admin routes in front of one pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..workers.trtllm_proto import SERVICE as TRTLLM_SERVICE
 from .admin import AdminRoutes, CacheClearingRoute, ReloadRoute
@@ -15,7 +15,7 @@ from .fronts import (
 from .live_settings import LiveSettings
 from .metrics import MetricsPage
 from .pool import ConfiguredPool
-from .server import Server
+from .server import Listener, Server
 from .server_parts import ServerParts
 from .services import (
     ROUTER_SERVICE,
@@ -35,8 +35,11 @@ def router_server(
     parts: ServerParts,
     pool: ConfiguredPool,
     also: Callable[[MetricsPage], Sequence[HttpServer]] = lambda page: (),
+    more: Sequence[Listener] = (),
+    exposed: Callable[[], Iterable[str]] = lambda: (),
 ) -> Server:
-    """`also` makes other HTTP listeners in front of the pool, with the metrics of this process."""
+    """`also` makes other HTTP listeners in front of the pool, with the metrics of this process;
+    `more` are listeners of other kinds, and `exposed` what those leave open to others."""
     workers = pool.workers
     changes = SharedChanges(workers.admin, workers.router.limits, parts.siblings)
     grpc = grpc_server(parts, pool, changes)
@@ -47,10 +50,13 @@ def router_server(
     return Server(
         parts,
         pool,
-        [grpc, http, *others],
+        [grpc, http, *others, *more],
         settings,
         changes,
-        exposed=lambda: parts.security.exposed(grpc.port, http.port, http.admin),
+        exposed=lambda: [
+            *parts.security.exposed(grpc.port, http.port, http.admin),
+            *exposed(),
+        ],
     )
 
 

@@ -12,11 +12,9 @@ from ...server.handoff import HandoffOutcomes, PrefillFailedError, PrefillLeg
 from ...workers.dialects import error_of
 from ...workers.failures import EngineCallError, Origin
 from .answers import PassingAnswer
-from .endpoints import PREFILLER, Endpoints
+from .endpoints import Endpoints
 from .exchange import AnswerBegan
 
-Fallbacks = Callable[[Request, Attempt], list[int]]
-"""Ids of workers beside the one that was chosen, the best one first."""
 Route = Callable[[str, dict[str, str]], Awaitable[None]]
 """Sends the request to these endpoints, with these headers."""
 _GATEWAY = (502, 503, 504)
@@ -33,15 +31,18 @@ class CarriedCall:
     def __init__(
         self,
         endpoints: Endpoints,
-        fallbacks: Fallbacks,
+        fallbacks: int,
         route: Route,
         is_ready: Callable[[int], bool],
         outcomes: HandoffOutcomes,
     ) -> None:
-        self._endpoints, self._fallbacks, self._send_route = endpoints, fallbacks, route
+        self._endpoints, self._send_route = endpoints, route
+        self.fallbacks = fallbacks
         self._is_ready, self._outcomes = is_ready, outcomes
         self._leg: PrefillLeg | None = None
         """while the prompt is computed or handed over, as far as is known"""
+        self._is_worker = True
+        """the endpoint is the worker itself, or its side-car"""
         self._timer: asyncio.TimerHandle | None = None
         self._route: Callable[[], Awaitable[None]] | None = None
         self._sent = False
@@ -67,18 +68,17 @@ class CarriedCall:
         self._request, self._error = request, None
         self.moved = self.passes_on = False
         leg = self._leg = attempt.leg
+        self._is_worker = self._endpoints.is_worker(worker_id)
         if not self._sent:
-            workers = [worker_id, *self._fallbacks(request, attempt)]
+            workers = (worker_id, *attempt.decision.runners_up)
             found = dict.fromkeys(self._endpoints.of_worker(each) for each in workers)
             self._offered = [endpoint for endpoint in found if endpoint]
             if not self._offered:
                 raise WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
-            headers = self._endpoints.headers_for(worker_id, dp_rank)
-            if leg is not None:
-                if leg.client is None:
-                    text = f"prefill worker {leg.worker_id} has no address"
-                    raise WorkerError(text, worker_id=leg.worker_id)
-                headers[PREFILLER] = leg.address
+            if leg is not None and leg.client is None:
+                text = f"prefill worker {leg.worker_id} has no address"
+                raise WorkerError(text, worker_id=leg.worker_id)
+            headers = self._endpoints.headers_for(worker_id, dp_rank, leg)
             self._route = partial(self._send_route, ",".join(self._offered), headers)
         if leg is not None:
             leg.begin()
@@ -152,7 +152,9 @@ class CarriedCall:
         if began.served and began.served != self._offered[0]:
             self._move(request, began.served)
         if self._leg is not None and request.facts.streaming and not self.moved:
-            self._leg.on_computed()  # the side-car asks the decode worker once that is so
+            # A side-car asks the decode worker once that is so; a frontend begins before.
+            if self._is_worker:
+                self._leg.on_computed()
 
     def feed(self, data: bytes) -> None:
         """Bytes of the answer."""
@@ -183,7 +185,7 @@ class CarriedCall:
     def _fail_with(self, began: AnswerBegan) -> None:
         error, leg = error_of(began.status, b"", began.headers.get("retry-after")), self._leg
         self._leg = None
-        if leg is None or began.status not in _GATEWAY:
+        if leg is None or began.status not in _GATEWAY or not self._is_worker:
             self._fail(error)
             return
         self._outcomes.failures["prefill"] += 1
@@ -199,6 +201,8 @@ class CarriedCall:
         if served not in self._offered:
             self.ignored = served
             return
+        if not self._is_worker:
+            return  # another frontend, which calls the same worker
         for worker_id in self._endpoints.workers_at((served,)):
             if self._is_ready(worker_id):
                 request.placement = request.placement._replace(allowed=(worker_id,))

@@ -9,7 +9,14 @@ from typing import NamedTuple
 from ...router.admission import SLO_ITL_KEY, SLO_TTFT_KEY
 from ...server.services import PRIORITY_KEY
 from ..openai import ApiError
-from .endpoints import INSTANCE_KEY, PREFILLER, RANK_KEY
+from .endpoints import (
+    INSTANCE_KEY,
+    PREFILL_INSTANCE_KEY,
+    PREFILL_RANK_KEY,
+    PREFILLER,
+    RANK_KEY,
+    ROUTING_MODE_KEY,
+)
 from .exchange import DESTINATION, SERVED, SUBSET
 from .objectives import ObjectiveView
 from .requests import LONGEST_NAME
@@ -31,6 +38,9 @@ _PICKERS_OWN = (
     SUBSET,
     f"{DESTINATION}-scores",
     PREFILLER,
+    PREFILL_INSTANCE_KEY,
+    PREFILL_RANK_KEY,
+    ROUTING_MODE_KEY,
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",

@@ -1,4 +1,4 @@
-"""Picker: envoy.service.ext_proc.v3.ExternalProcessor in front of one pool.
+"""Picker: envoy.service.ext_proc.v3.ExternalProcessor in front of pools of workers.
 
 Each call is one HTTP request of a client of Envoy's. The task of the call reads Envoy's messages
 and answers those of the response; another one places the request, has it booked while Envoy
@@ -9,43 +9,41 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import AsyncIterator, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 from prometheus_client.metrics_core import Metric
 
 from ...base.account import current_account
-from ...base.errors import NoWorkersError, RouterError, StatusCode
+from ...base.errors import NoWorkersError, StatusCode
+from ...base.identity import WorkerWithDpRank
 from ...base.request_record import RequestRecord, set_record
-from ...router.admission import read_objectives
+from ...router.admission import Urgency, read_objectives
 from ...router.affinity import read_session
-from ...router.placement import Placement
 from ...server.access import current_caller
 from ...server.call_limits import PROCESSOR
 from ...server.dispatch import (
     MAX_JSON_PARTS,
-    Attempt,
     GenerateFacts,
     ReadRequest,
-    Request,
     status_of,
 )
 from ...server.metrics import counters, gauges
-from ...server.pool import WorkerPool
 from ...server.server_parts import ServerParts
 from ...server.services import read_metadata
 from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import PeerGoneError, ServerCall
+from ...workers.channels import Metadata
 from ...workers.dialects import EngineClient
 from ..completions import CHAT_ROUTE, COMPLETIONS_ROUTE, MOST_JSON_PARTS
-from ..engine_requests import ANSWER_S, CALL_S, TOKEN_S, PromptReader, Tokens
-from ..openai import ApiError, error_answer, unknown_model
+from ..config import EnvoyConfig
+from ..engine_requests import ANSWER_S, CALL_S, TOKEN_S, Tokens, read_by
+from ..openai import ApiError, error_answer
 from ..origin import salt_of
-from ..processor import ModelText, Tenant
+from ..processor import Tenant
 from .carried_call import CarriedCall
-from .config import PickerConfig
 from .control_headers import DROPPED_REASON, Asked, read_control
-from .endpoints import Endpoints
 from .exchange import AnswerBegan, AnswerPart, Exchange, ExchangeError, Head, RequestEnded
 from .objectives import ObjectiveView
 from .requests import (
@@ -58,6 +56,8 @@ from .requests import (
     read_completion,
     with_model,
 )
+from .rewrites import RewriteView
+from .targets import PickPool, Target, Targets
 
 OTHER_PATHS = "other"
 """Stands for the route of each path that no prompt comes by."""
@@ -68,31 +68,26 @@ log = structlog.get_logger(__name__)
 
 
 class Picker:
-    """Answers Envoy's calls from one pool, on the event loop."""
+    """Answers Envoy's calls from the pools of `targets`, on the event loop."""
 
     def __init__(
         self,
         parts: ServerParts,
-        pool: WorkerPool,
-        text: ModelText,
-        config: PickerConfig,
+        targets: Targets,
+        config: EnvoyConfig,
         objectives: ObjectiveView | None = None,
+        rewrites: RewriteView | None = None,
     ) -> None:
-        """`objectives`: those that requests may name, if they are watched."""
-        self.objectives = objectives
-        self.parts, self.pool, self.config = parts, pool, config
-        self.prompts = PromptReader(text, pool.reader)
-        self.endpoints = Endpoints(pool.router, config.endpoint_port)
+        """`objectives`: those that requests may name; `rewrites`: other names of models. None: they
+        are not watched."""
+        self.objectives, self.rewrites = objectives, rewrites
+        self.parts, self.targets, self.config = parts, targets, config
         self.methods: Methods = {PATH: Method(self._process, streams=True)}
         self.ignored = self.moved = self.body_bytes = 0
         parts.metrics.add(self._collect)
-        parts.answers.counts.expect_models((CHAT_ROUTE, COMPLETIONS_ROUTE), lambda: self.names)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the model: what clients call it, and what its engines do."""
-        found = (self.config.model_id, self.pool.monitor.facts.model_id)
-        return [name for name in dict.fromkeys(found) if name]
+        parts.answers.counts.expect_models(
+            (CHAT_ROUTE, COMPLETIONS_ROUTE), lambda: self.targets.names
+        )
 
     async def _process(self, messages: AsyncIterator[bytes], call: ServerCall) -> None:
         stream = _PickedRequest(self, call)
@@ -104,23 +99,6 @@ class Picker:
             pass  # Envoy is gone, or has given the request up
         finally:
             await stream.close()
-
-    def fallbacks(self, request: Request, attempt: Attempt) -> list[int]:
-        """Workers that might have had it, the best one first."""
-        found: list[int] = []
-        placement = request.placement
-        if placement.pinned is not None:
-            return found
-        taken = placement.excluded | {attempt.worker_id}
-        for _ in range(self.config.fallbacks):
-            wanted = Placement(placement.prompt, excluded=taken, allowed=placement.allowed)
-            try:
-                worker_id = self.pool.router.place(wanted).worker.worker_id
-            except RouterError:
-                break
-            found.append(worker_id)
-            taken = taken | {worker_id}
-        return found
 
     def _collect(self) -> Iterable[Metric]:
         yield from counters(
@@ -151,7 +129,7 @@ class _PickedRequest:
 
     def __init__(self, picker: Picker, call: ServerCall) -> None:
         self._picker, self._call = picker, call
-        self._parts, self._pool = picker.parts, picker.pool
+        self._parts = picker.parts
         self._account = current_account()
         self._exchange = Exchange()
         self._held = 0  # bytes of the body that are counted
@@ -166,8 +144,13 @@ class _PickedRequest:
     # The call's own task
 
     async def run(self, messages: AsyncIterator[bytes]) -> None:
-        """Until Envoy has no more to say of the request."""
+        """Until Envoy has no more to say of the request.
+
+        What passes of an answer is looked at behind its sending, which is due at the end of the
+        turn: the client does not wait for that.
+        """
         exchange, limits = self._exchange, self._parts.config.peers
+        soon = asyncio.get_running_loop().call_soon
         try:
             async with asyncio.timeout(limits.message_timeout_s) as coming:
                 async for message in messages:
@@ -180,13 +163,14 @@ class _PickedRequest:
                         self._begin(event)
                     elif isinstance(event, AnswerBegan):
                         coming.reschedule(None)
-                        self._on_answer(event)
-                    elif isinstance(event, AnswerPart) and self._carried is not None:
-                        self._carried.feed(event.data)
+                        soon(self._on_answer, event)
+                    elif isinstance(event, AnswerPart):
+                        soon(self._on_part, event.data)
                     elif self._task is None:
                         self._count(exchange.body_bytes)
                     if step.ended:
-                        self._end()
+                        self._ended = True
+                        soon(self._on_end)
         except TimeoutError:
             self._parts.hits.hit("message_timeout_s")
             self._refuse_unread(ApiError(408, "the request did not come whole in time"))
@@ -244,8 +228,11 @@ class _PickedRequest:
             if self._carried.ignored:
                 self._picker.on_ignored(self._carried.ignored)
 
-    def _end(self) -> None:
-        self._ended = True
+    def _on_part(self, data: bytes) -> None:
+        if self._carried is not None:
+            self._carried.feed(data)
+
+    def _on_end(self) -> None:
         self._answered.set()
         if self._carried is not None:
             self._carried.end()
@@ -320,29 +307,49 @@ class _PickedRequest:
             answers.on_end(record)
 
     async def _place(self, request: RequestEnded) -> None:
-        head, pool = request.head, self._pool
+        head, targets = request.head, self._picker.targets
         asked = read_control(head.headers, self._picker.objectives)
-        allowed = self._allowed(head)
         if self._record.route == OTHER_PATHS:
-            await pool.dispatcher.plain.carried(
-                head.path, lambda client: self._send_plainly(client, asked, request.body), allowed
+            pool = targets.plain(request.body)
+            await pool.workers.dispatcher.plain.carried(
+                head.path,
+                lambda client: self._send_plainly(pool, client, asked, request.body),
+                _allowed(pool, head),
             )
             return
         await self._parts.calls.turns.take(CALL_S)
-        is_chat = self._record.route == CHAT_PATH
-        await self._infer(request, asked, allowed, is_chat=is_chat)
+        reader, body, ids = targets.reader, request.body, None
+        read: ChatBody | CompletionBody
+        if self._record.route == CHAT_PATH:
+            await reader.check_json(body, MOST_JSON_PARTS[CHAT_ROUTE])
+            read = await read_by(reader, read_chat, body)
+        else:
+            ids, rest = await reader.ids_apart(body, b"prompt")
+            await reader.check_json(rest, MAX_JSON_PARTS)
+            read = await read_by(reader, read_completion, rest)
+        self._record.asked_model = read.model
+        metadata, pinned, urgency = read_metadata(asked.metadata)
+        name, rewrites = asked.model, self._picker.rewrites
+        if not name and rewrites is not None:
+            name = rewrites.target(read.model) or ""
+        found = targets.find(name or read.model)
+        if pinned is not None and len(found) > 1:
+            having = [each for each in found if each.pool.workers.has_worker(pinned.worker_id)]
+            found = having or found
+        for number, target in enumerate(found):
+            try:
+                await self._infer(
+                    _Inference(target, asked, read, ids, metadata, pinned, urgency), request
+                )
+                return
+            except NoWorkersError as error:  # nothing of it has begun: it belongs to no pool yet
+                if error.overloaded or self._routed or number == len(found) - 1:
+                    raise
 
-    def _allowed(self, head: Head) -> frozenset[int]:
-        """Ids of the workers that it may go to, empty: all. NoWorkersError if there are none."""
-        if head.subset is None:
-            return frozenset()
-        found = frozenset(self._picker.endpoints.workers_at(frozenset(head.subset)))
-        if not found:
-            raise NoWorkersError("none of the endpoints that the request may go to is known")
-        return found
-
-    async def _send_plainly(self, client: EngineClient, asked: Asked, body: bytes) -> None:
-        await self._route(self._picker.endpoints.of_client(client), {}, asked, None)
+    async def _send_plainly(
+        self, pool: PickPool, client: EngineClient, asked: Asked, body: bytes
+    ) -> None:
+        await self._route(pool.endpoints.of_client(client), {}, asked, None)
         await self._answered.wait()
 
     async def _route(
@@ -358,62 +365,46 @@ class _PickedRequest:
             await self._write(message)
         self._give_back()
 
-    async def _infer(
-        self, request: RequestEnded, asked: Asked, allowed: frozenset[int], *, is_chat: bool
-    ) -> None:
-        pool, picker, prompts = self._pool, self._picker, self._picker.prompts
-        body = request.body
-        read: ChatBody | CompletionBody
-        tokens: Tokens
-        if is_chat:
-            await pool.reader.check_json(body, MOST_JSON_PARTS[CHAT_ROUTE])
-            read = await prompts.read_by(read_chat, body)
-            tenant = self._tenant(read)
-            tokens = await prompts.render(read.messages, read, tenant, len(body))
-        else:
-            ids, rest = await pool.reader.ids_apart(body, b"prompt")
-            await pool.reader.check_json(rest, MAX_JSON_PARTS)
-            read = await prompts.read_by(read_completion, rest)
-            # The engine computes all prompts of one request: the first one decides.
-            if ids is None:
-                tokens = (await prompts.read(bytes(read.prompt), "prompt", self._tenant(read)))[0]
-            else:
-                tokens = ids
+    async def _infer(self, wanted: "_Inference", request: RequestEnded) -> None:
+        """Have it booked at a worker of the target while Envoy carries it there."""
+        target, asked, read = wanted.target, wanted.asked, wanted.read
+        workers, body = target.pool.workers, request.body
+        allowed = _allowed(target.pool, request.head)
+        tokens = await self._tokens(wanted, len(body))
         if not len(tokens):
-            raise ApiError(400, "the prompt is empty", param="messages" if is_chat else "prompt")
-        model, renamed = self._model(read.model, asked)
-        self._record.asked_model = read.model
-        self._record.model = model if model in picker.names else ""  # a label of metrics
+            param = "messages" if isinstance(read, ChatBody) else "prompt"
+            raise ApiError(400, "the prompt is empty", param=param)
+        self._record.model = target.model if target.known else ""  # a label of metrics
+        renamed = target.model != read.model
         if renamed:
-            body = await prompts.read_by(lambda data: with_model(data, model), body)
-        base = pool.monitor.facts.model_id
-        adapter = model if base and model not in picker.names else None
+            body = await read_by(workers.reader, lambda data: with_model(data, target.model), body)
         made = tokens if isinstance(tokens, np.ndarray) else array("I", tokens)
         salt = salt_of(read.cache_salt)
-        prompt = await pool.reader.prompt(made, adapter, None if salt is None else str(salt))
+        prompt = await workers.reader.prompt(
+            made, target.adapter, None if salt is None else str(salt)
+        )
         await self._parts.calls.turns.take(ANSWER_S + len(tokens) * TOKEN_S)
         facts = GenerateFacts(
             "", prompt, 0, read.output_limit, max(1, read.n or 1), bool(read.stream)
         )
-        metadata, pinned, urgency = read_metadata(asked.metadata)
         caller = current_caller()
         carried = self._carried = CarriedCall(
-            picker.endpoints,
-            picker.fallbacks,
+            target.pool.endpoints,
+            self._picker.config.fallbacks,
             lambda endpoints, headers: self._route(
                 endpoints, headers, asked, body if renamed else None
             ),
-            pool.monitor.is_ready,
-            pool.handoffs.outcomes,
+            workers.monitor.is_ready,
+            workers.handoffs.outcomes,
         )
         self._record.generation = carried.generation
-        await pool.dispatcher.generate(
+        await workers.dispatcher.generate(
             ReadRequest(pairing_facts(read), facts),
             _drop,
             put=lambda message: True,
-            metadata=metadata,
-            pinned=pinned,
-            urgency=urgency,
+            metadata=wanted.metadata,
+            pinned=wanted.pinned,
+            urgency=wanted.urgency,
             objectives=read_objectives(asked.metadata),
             call_metadata=asked.metadata,
             session=read_session(asked.metadata, caller.name, self._account),
@@ -422,18 +413,39 @@ class _PickedRequest:
             carrier=carried,
         )
 
-    def _tenant(self, read: ChatBody | CompletionBody) -> Tenant:
-        return Tenant(self._account, salt_of(read.cache_salt))
+    async def _tokens(self, wanted: "_Inference", size: int) -> Tokens:
+        """Of the prompt that decides where it goes. `size`: bytes of the body."""
+        read, prompts = wanted.read, wanted.target.pool.prompts
+        tenant = Tenant(self._account, salt_of(read.cache_salt))
+        if isinstance(read, ChatBody):
+            return await prompts.render(read.messages, read, tenant, size)
+        if wanted.ids is not None:
+            return wanted.ids
+        # The engine computes all prompts of one request: the first one decides.
+        return (await prompts.read(bytes(read.prompt), "prompt", tenant))[0]
 
-    def _model(self, named: str, asked: Asked) -> tuple[str, bool]:
-        """The name for the engine, and whether the body has another one."""
-        known, own = self._picker.config.model_id, self._pool.monitor.facts.model_id
-        target = asked.model or named
-        if known is not None:
-            if target not in self._picker.names:
-                raise unknown_model(target, self._picker.names)
-            target = own or target
-        return target, target != named
+
+class _Inference(NamedTuple):
+    """A request for an answer that was read, and where it may go."""
+
+    target: Target
+    asked: Asked
+    read: ChatBody | CompletionBody
+    ids: Tokens | None
+    """of its prompt, which were taken out of its body"""
+    metadata: Metadata
+    pinned: WorkerWithDpRank | None
+    urgency: Urgency
+
+
+def _allowed(pool: PickPool, head: Head) -> frozenset[int]:
+    """Ids of the workers that it may go to, empty: all. NoWorkersError if there are none."""
+    if head.subset is None:
+        return frozenset()
+    found = frozenset(pool.endpoints.workers_at(frozenset(head.subset)))
+    if not found:
+        raise NoWorkersError("none of the endpoints that the request may go to is known")
+    return found
 
 
 async def _drop(message: bytes) -> None:

@@ -13,8 +13,7 @@ import structlog
 
 from ...workers.records import DiscoveredWorker
 from ...workers.worker_url import OPENAI, WorkerUrl
-from .pods_config import MOST_PORTS, PodsConfig
-from .roles import DECODE, PREFILL
+from ..pods_config import DECODE, MOST_PORTS, PREFILL, PodsConfig
 
 ROLE_LABEL = "llm-d.ai/role"
 _NEITHER = "encode"

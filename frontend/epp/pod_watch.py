@@ -1,4 +1,4 @@
-"""PodWatch: the pods of a pool, and its objectives, as an API server has them now.
+"""PodWatch: the pods of a pool, its objectives and rewrites, as an API server has them now.
 
 What was seen last stays while the API server is away; only what it reports takes an endpoint away.
 """
@@ -20,10 +20,11 @@ from ...runtime.kv_stores import (
     StoreError,
 )
 from ...workers.records import DiscoveredWorker
-from .objectives import GROUPS, ObjectiveView
+from ..pods_config import DECODE, PREFILL, PodsConfig
+from .objectives import ObjectiveView
 from .pod_view import PodView
-from .pods_config import PodsConfig
-from .roles import DECODE, PREFILL
+from .pool_objects import GROUPS, PoolObjects
+from .rewrites import RewriteView
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 ASK_AGAIN_S = 30.0
@@ -42,6 +43,7 @@ class PodWatch:
         self._namespace = config.pool_namespace or self._kubernetes.namespace
         self._api = KubernetesApi(self._kubernetes)
         self.view, self.objectives = PodView(config), ObjectiveView(config.pool)
+        self.rewrites = RewriteView(config.pool)
         self.decode, self.prefill = PodWorkers(self, DECODE), PodWorkers(self, PREFILL)
         self._selector: str | None = None
         self._behind = {"pool", "pods"} if config.pool is not None else {"pods"}
@@ -76,9 +78,14 @@ class PodWatch:
             named = f"metadata.name={config.pool}"
             self._follow("pool", POOLS.format(namespace), self._on_pool, fields=named)
         self._follow_pods()
-        for group in GROUPS:
-            path = f"/apis/{group}/v1alpha2/namespaces/{namespace}/inferenceobjectives"
-            self._follow(f"objectives-{group}", path, partial(self._on_objective, group))
+        kinds: dict[str, PoolObjects[Any]] = {
+            "inferenceobjectives": self.objectives,
+            "inferencemodelrewrites": self.rewrites,
+        }
+        for plural, view in kinds.items():
+            for group in GROUPS:
+                path = f"/apis/{group}/v1alpha2/namespaces/{namespace}/{plural}"
+                self._follow(f"{plural}-{group}", path, partial(_on_named, view, group))
 
     def _follow_pods(self) -> None:
         """Have the pods of the pool's selector watched, and no others."""
@@ -151,17 +158,18 @@ class PodWatch:
             self.view.on_pod(outcome.found, outcome.deleted)
         self._on_change()
 
-    def _on_objective(self, group: str, outcome: Outcome) -> None:
-        if isinstance(outcome, Listed):
-            self.objectives.on_listed(group, outcome.objects)
-        else:
-            self.objectives.on_changed(group, outcome.found, outcome.deleted)
-
     def _on_change(self) -> None:
         for source in (self.decode, self.prefill):
             source.changed.set()
         if not self._behind:
             self._listed.set()
+
+
+def _on_named(view: PoolObjects[Any], group: str, outcome: Outcome) -> None:
+    if isinstance(outcome, Listed):
+        view.on_listed(group, outcome.objects)
+    else:
+        view.on_changed(group, outcome.found, outcome.deleted)
 
 
 class PodWorkers:

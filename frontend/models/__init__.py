@@ -4,4 +4,5 @@ Entered by the frontends.
 """
 
 from .model_manager import ModelManager
-from .routes import ModelRoutes, OneModel
+from .model_pool import AdapterPool, ModelPool
+from .routes import ModelRoutes, OneModel, in_order

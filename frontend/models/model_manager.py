@@ -1,7 +1,7 @@
 """ModelManager: a pool for each set of workers that the store lists; the models they make."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from ...server.pool import WorkerPlane, WorkerPool
 from ...server.server_parts import ServerParts
 from ..config import ModelFrontendConfig
 from ..token_cache import piece_cache
-from .model_pool import ModelPool, Shared
+from .model_pool import AdapterPool, ModelPool, Shared
 from .model_watcher import ModelWatcher
-from .routes import Answering, ModelEntry
+from .routes import ModelEntry
 from .worker_sets import NamespaceFilter, Refusal, SetName, WorkerSet
 
 FIRST_POOLS_S = 5.0
@@ -98,7 +98,12 @@ class ModelManager:
     def any_ready(self) -> bool:
         return any(pool.share > 0 for pool in self._answering)
 
-    def find(self, name: str) -> Sequence[Answering]:
+    @property
+    def on_ready_changed(self) -> list[Callable[[], None]]:
+        """Called when a worker of any model begins or ceases to take requests."""
+        return self._shared.on_ready_changed
+
+    def find(self, name: str) -> Sequence[ModelPool | AdapterPool]:
         """A model's own name goes before other names of another one; of those the first claim
         counts. An adapter is answered for by the pools that have it."""
         for entry in self.entries:
@@ -205,6 +210,8 @@ class ModelManager:
             if pool.is_idle:
                 del self._pools[name]
                 await pool.close()
+                for on_changed in self.on_ready_changed:
+                    on_changed()
                 log.info("a pool is gone, as no worker is registered for it", pool=str(name))
         pools = self.pools
         for pool in pools:

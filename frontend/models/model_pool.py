@@ -67,6 +67,8 @@ class Shared:
     )
     """of the pools that there are, by what their cards say of their files"""
     reset: StateReset = field(default_factory=StateReset)
+    on_ready_changed: list[Callable[[], None]] = field(default_factory=list)
+    """called when a worker of any pool begins or ceases to take requests"""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """of a text: one at a time"""
 
@@ -177,6 +179,12 @@ class ModelPool:
     def workers(self) -> WorkerPool | None:
         """What requests are routed among, and all that does so; None before it is built."""
         return self._workers
+
+    @property
+    def text(self) -> ModelText | None:
+        """How its prompts are tokenized; None before it is built, and where clients' requests do
+        not go to it."""
+        return self._text
 
     @property
     def label(self) -> str:
@@ -351,8 +359,14 @@ class ModelPool:
             self._completions = self._answering(self.name.model)
         self._serves, self._failure = True, ""
         self._tried.set()
+        workers.monitor.listeners.append(self._on_ready_changed)
+        self._on_ready_changed()
         log.info("a pool serves", pool=str(self.name), block_size=card.block_size)
         self._log_refusals()
+
+    def _on_ready_changed(self) -> None:
+        for on_changed in self._shared.on_ready_changed:
+            on_changed()
 
     def adapter(self, name: str) -> "AdapterPool":
         """One of its adapters, as a model. The pool must be built."""
@@ -415,6 +429,11 @@ class AdapterPool(NamedTuple):
     pool: ModelPool
     model: str
     handlers: Mapping[str, Handler]
+
+    @property
+    def number(self) -> str:
+        """As engines, and events of their caches, know it."""
+        return str(adapter_id(self.model))
 
     @property
     def share(self) -> float:

@@ -23,9 +23,13 @@ class Decision(NamedTuple):
     request_id: str | None = None
     host_overlap_blocks: int = 0  # blocks after those that it has in host memory
     disk_overlap_blocks: int = 0  # and after those, on disk or in external storage
+    runners_up: tuple[int, ...] = ()  # ids of other workers, the best one first, if asked for
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self.worker, self._asdict())
+        shown = _plain(self.worker, self._asdict())
+        if not self.runners_up:
+            del shown["runners_up"]
+        return shown
 
 
 class CandidateTerms(NamedTuple):

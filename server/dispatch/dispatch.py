@@ -207,6 +207,7 @@ class Dispatcher:
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
                 allowed,
+                runners_up=0 if carrier is None or pinned is not None else carrier.fallbacks,
             )
             moves = self.migrations.limit > 0 and carrier is None
             request = self._requests[request_id] = Request(

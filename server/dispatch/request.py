@@ -49,6 +49,9 @@ class TakenBack(enum.Enum):
 class Carrier(Protocol):
     """Has the call of one request carried by a proxy, in place of the client of its worker."""
 
+    fallbacks: int
+    """how many other workers the decision is to name for it"""
+
     def send(self, request: "Request", attempt: "Attempt") -> EngineCall:
         """Begin the call of an attempt, booked just now. RouterError if it cannot go there."""
         ...

@@ -26,7 +26,15 @@ from .pulse import Pulses
 
 STOP_TIMEOUT_S = 5.0
 """Beyond what a process may take to drain."""
-PORTS = ("port", "http_port", "admin_port", "http_frontend")
+PORTS = (
+    "port",
+    "http_port",
+    "admin_port",
+    "http_frontend",
+    "ext_proc_port",
+    "grpc_port",
+    "grpc_health_port",
+)
 """Settings that name a port which all processes share."""
 
 log = structlog.get_logger(__name__)

@@ -1,6 +1,7 @@
 """docs/features.md: each command is started, and each row of the matrix tried on it."""
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from grpc import aio
+from support.epp.messages import HEAD, Answered, body, request_headers
 from support.features.served_command import (
     COMMANDS,
     FRONTEND,
@@ -23,7 +25,10 @@ from support.polling import until
 from support.servers.discovered_fleet import backend_of
 
 from dynamo_router.engines.mocker.faults import Fault
-from dynamo_router.frontend.epp.config import PickerConfig
+from dynamo_router.frontend.epp.endpoints import INSTANCE_KEY
+from dynamo_router.frontend.epp.exchange import DESTINATION
+from dynamo_router.frontend.epp.picker import PATH
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.process.settings import options_of
 from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.router.proto import router_pb2_grpc
@@ -268,6 +273,23 @@ async def answers_openai(served: Served) -> bool:
     await served.ask()
     _, told = await served.get(f"{served.openai}/v1/models")
     return [model["id"] for model in told["data"]] == ["tiny"]
+
+
+@probe("endpoints picked for Envoy", "nats")
+async def picks_endpoints(served: Served) -> bool:
+    """Each worker of the store is behind a frontend at its host, which is given the worker."""
+    head = HEAD | {":path": "/v1/completions"}
+    prompt = {"model": "tiny", "prompt": PROMPT}
+    async with aio.insecure_channel(served.picker) as channel:
+        call = channel.stream_stream(PATH)()
+        await call.write(request_headers(head))
+        await call.write(body("request_body", json.dumps(prompt).encode(), ends=True))
+        answered = Answered([await call.read()])
+        call.cancel()
+    _, page = await served.get(f"{served.seen}/workers")
+    ids = {str(row["worker_id"]) for row in page["workers"]}
+    sent_to = answered.set_headers
+    return sent_to[DESTINATION] == "127.0.0.1:9100" and sent_to[INSTANCE_KEY] in ids
 
 
 @probe("web pages of other origins", "nats")

@@ -21,8 +21,8 @@ WATCHED = {
     "frontend-kubernetes": {"dynamoworkermetadatas", "endpointslices"},
     "frontend-containers": {"dynamoworkermetadatas", "pods"},
     "serve-kubernetes": {"dynamoworkermetadatas", "endpointslices"},
-    "epp": {"pods", "inferencepools", "inferenceobjectives"},
-    "epp-labels": {"pods", "inferenceobjectives"},
+    "epp": {"pods", "inferencepools", "inferenceobjectives", "inferencemodelrewrites"},
+    "epp-labels": {"pods", "inferenceobjectives", "inferencemodelrewrites"},
 }
 
 
@@ -93,7 +93,7 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
             pool = settings_of(objects).get("pool", "none")
             await put(server, pool_of(pool, labels={"app": "vllm"}))
             ports["lame_duck_s"] = "0"
-        watches = len(WATCHED[case]) + (mode == "epp")  # objectives are of two groups
+        watches = len(WATCHED[case]) + 2 * (mode == "epp")  # two kinds are of two groups
         file = file_of(objects, tmp_path / "etc", {"host": '"127.0.0.1"'} | ports)
         async with command(tmp_path / "run", mode, "--config", file, environ=environ) as router:
             await router.says("dynamo-router ready")

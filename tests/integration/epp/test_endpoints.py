@@ -13,9 +13,9 @@ from support.polling import until
 from support.security.certificates import Authority
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.endpoints import Endpoints
 from dynamo_router.frontend.epp.serve import picker_server
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.server.server_parts import ServerParts
@@ -71,6 +71,7 @@ def test_endpoints_of_workers() -> None:
         assert endpoints.headers_for(2, 1) == {
             "x-dynamo-worker-instance-id": "2",
             "x-dynamo-dp-rank": "1",
+            "x-dynamo-routing-mode": "aggregated",
         }
         assert endpoints.headers_for(3, 1) == {"x-data-parallel-rank": "1"}
         assert endpoints.headers_for(5, 0) == {}

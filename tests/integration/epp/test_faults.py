@@ -21,9 +21,10 @@ from support.polling import until
 from support.processes import Command, command
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.epp.config import PickerConfig
+from dynamo_router.frontend.epp.exchange import Exchange
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.epp.proto import processing_pb2 as pb
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.server.call_limits import PROCESSOR
 from dynamo_router.server.request_limits import RequestLimits
 
@@ -85,6 +86,40 @@ async def test_clients_that_leave_free_their_bookings(tmp_path: Path) -> None:
         status, _, answer = await served.post(chat(stream=True))
         assert status == 200
         assert answer == b"".join(served.engines[0].events(chat(stream=True)))
+        await served.is_idle()
+        assert await served.value("dynamo_router_epp_body_bytes") == 0
+
+
+KINDS = ("request_headers", "request_body", "response_headers", "response_body")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_error_of_the_picker_ends_one_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whichever message of Envoy's it fails on: before the head of an answer the client gets a
+    status, behind it the answer is cut off; nothing stays booked, the next request is served."""
+    receive, fails = Exchange.receive, True
+
+    def failing(self: Exchange, data: bytes) -> Any:
+        if fails and pb.ProcessingRequest.FromString(data).WhichOneof("request") == kind:
+            raise RuntimeError("a bug of the picker")
+        return receive(self, data)
+
+    monkeypatch.setattr(Exchange, "receive", failing)
+    async with picking(tmp_path, 1) as served:
+        data = chat(stream=True)
+        try:
+            status, _, _ = await served.post(data)
+        except aiohttp.ClientPayloadError:  # Envoy has sent its head already, or not yet
+            assert kind == "response_body"
+        else:
+            assert status >= 500
+        await served.is_idle()
+        assert bool(served.engines[0].prompts) == kind.startswith("response")
+        fails = False
+        status, _, answer = await served.post(data)
+        assert (status, answer) == (200, b"".join(served.engines[0].events(data)))
         await served.is_idle()
         assert await served.value("dynamo_router_epp_body_bytes") == 0
 

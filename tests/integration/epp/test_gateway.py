@@ -106,6 +106,9 @@ async def test_control_headers_of_clients_reach_neither_envoy_nor_engines(tmp_pa
             DESTINATION: other,
             f"{DESTINATION}-subset": other,
             "x-prefiller-host-port": "10.6.6.6:80",
+            "x-dynamo-prefill-instance-id": "7",
+            "x-dynamo-prefill-dp-rank": "0",
+            "x-dynamo-routing-mode": "disaggregated",
             "x-gateway-inference-objective": "vip",
             "x-gateway-inference-fairness-id": "team",
         }

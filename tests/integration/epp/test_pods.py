@@ -1,5 +1,6 @@
 """A picker whose endpoints are the pods of an InferencePool, with Envoy in front."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -12,12 +13,22 @@ import pytest
 from support.epp.engine import MODEL, Engine
 from support.epp.gateway import Gateway
 from support.epp.picking import BLOCK, Picking, served_picker, settings
-from support.epp.pool import PODS, POOLS, delete, objective_of, pod_of, pool_of, put
+from support.epp.pool import (
+    PODS,
+    POOLS,
+    delete,
+    objective_of,
+    pod_of,
+    pool_of,
+    put,
+    rewrite_of,
+    rule_of,
+)
 from support.polling import until
 from support.servers.kubernetes import KubernetesServer
 from support.servers.kubernetes.api_server import NAMESPACE
 
-from dynamo_router.frontend.epp.pods_config import PodsConfig
+from dynamo_router.frontend.pods_config import PodsConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.disagg import DisaggConfig
 from dynamo_router.server.request_limits import HandoffLimits
@@ -107,6 +118,41 @@ async def test_requests_go_to_the_pods_of_the_pool(
         await served.is_idle()
 
 
+async def test_a_pod_that_changes_its_address_and_a_pool_without_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer on its way goes on from where it began; what comes next goes to the new address."""
+    async with pods_behind_envoy(tmp_path, monkeypatch, ("", "")) as (served, server):
+        await delete(server, PODS, "pod-2")
+        registry = served.pool.router.registry
+        await until(lambda: len(registry.entries()) == 1)
+        before, after = served.engines
+        going = asyncio.Event()
+        before.step = going.wait
+        body = completion([1] * 400, stream=True)
+        asked = asyncio.create_task(served.post(body, "/v1/completions"))
+        await until(lambda: len(before.prompts) == 1)
+        await put(server, pod_of("pod-1", HOSTS[1]))
+
+        def has_moved() -> bool:
+            return served.pool.monitor.ready_clients() != () and [
+                entry.address for entry in registry.entries() if entry.state.value == "ready"
+            ] == [after.address]
+
+        await until(has_moved)
+        assert (await served.post(body, "/v1/completions"))[0] == 200
+        assert len(after.prompts) == 1
+        going.set()
+        status, _, answer = await asked
+        assert (status, answer) == (200, b"".join(before.events(body)))
+        await served.is_idle()
+        await delete(server, PODS, "pod-1")
+        await until(lambda: not registry.entries())
+        status, headers, _ = await served.post(body, "/v1/completions")
+        assert status == 503
+        assert headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+
+
 async def test_what_was_cached_of_a_pod_is_forgotten_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +227,37 @@ async def test_an_objective_sets_the_priority(
         assert all(
             "x-llm-d-inference-objective" not in got.headers for got in served.engines[0].prompts
         )
+
+
+async def test_a_rewrite_puts_another_model_into_the_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else; a header that names the model goes before it."""
+    async with pods_behind_envoy(tmp_path, monkeypatch, ("",), model_id="chat") as (served, server):
+        (engine,) = served.engines
+        body = b'{ "prompt" : [1, 2, 3], "x": 1e5, "model": "canary" , "n": 1}'
+
+        async def status_of(data: bytes, **headers: str) -> int:
+            status: int = (await served.post(data, "/v1/completions", **headers))[0]
+            return status
+
+        assert await status_of(body) == 404
+        await put(server, rewrite_of("canary", "llm-d.ai", rule_of(["canary"], engine.model)))
+
+        async def is_rewritten() -> bool:
+            return await status_of(body) == 200
+
+        await until(is_rewritten)
+        assert engine.prompts[-1].body == body.replace(b"canary", engine.model.encode())
+        name = {"x-llm-d-model-name-rewrite": "none"}
+        assert await status_of(body, **name) == 404
+        await put(server, rewrite_of("canary", "llm-d.ai", rule_of([], "nothing")))
+
+        async def is_unknown() -> bool:
+            status, _, answer = await served.post(body, "/v1/completions")
+            return status == 404 and b"nothing" in answer
+
+        await until(is_unknown)
 
 
 def pairs(disagg: str, **more: Any) -> dict[str, Any]:
@@ -294,8 +371,6 @@ async def test_a_prefill_pool_by_roles_of_endpoints(tmp_path: Path) -> None:
 
 
 async def until_cancelled() -> None:
-    import asyncio
-
     await asyncio.Event().wait()
 
 

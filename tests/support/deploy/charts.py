@@ -52,6 +52,11 @@ CASES: dict[str, dict[str, Any]] = {
         | {"namespace": "llm", "router": {"block_size": 32, "admission": {"hold": False}}}
     },
     "no-openai": WORKERS | {"openai": {"enabled": False}},
+    "serve-envoy": {
+        "extProc": {"enabled": True},
+        "epp": {"secureServing": False},
+        "config": {"workers": ["openai+http://10.0.0.1:8000"]},
+    },
     "serve-kubernetes": {"discovery": {"backend": "kubernetes"}},
     "serve-etcd": {"discovery": {"backend": "etcd"}, "etcd": {"endpoints": "http://etcd:2379"}},
     "frontend-kubernetes": {"mode": "frontend", "discovery": {"backend": "kubernetes"}},
@@ -106,6 +111,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "frontend-nats-all": ALL_ON
     | {"mode": "frontend", "replicas": 3, "discovery": {"backend": "nats"}},
+    "frontend-envoy-all": ALL_ON
+    | {
+        "mode": "frontend",
+        "discovery": {"backend": "nats"},
+        "extProc": {"enabled": True},
+        "config": {"endpoint_port": 8000, "fallbacks": 1},
+    },
 }
 """Values by the name of what they try."""
 

@@ -27,9 +27,15 @@ def request_headers(
     return message.SerializeToString()
 
 
-def response_headers(status: int = 200, *, served: str = "", ends: bool = False) -> bytes:
+def response_headers(
+    status: int = 200,
+    *,
+    served: str = "",
+    ends: bool = False,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
     message = pb.ProcessingRequest()
-    _fill(message.response_headers, {":status": str(status)}, ends)
+    _fill(message.response_headers, {":status": str(status), **(headers or {})}, ends)
     if served:
         message.metadata_context.filter_metadata[NAMESPACE].update({SERVED: served})
     return message.SerializeToString()

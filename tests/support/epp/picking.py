@@ -12,8 +12,8 @@ from support.epp.engine import Engine
 from support.epp.gateway import Gateway
 from support.polling import until
 
-from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.serve import picker_server
+from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.pool import WorkerPool
 from dynamo_router.server.server import Server

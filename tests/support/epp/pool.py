@@ -8,6 +8,7 @@ from support.servers.kubernetes.api_server import NAMESPACE, KubernetesServer
 
 (PODS,) = (kind for kind in KINDS if kind.kind == "Pod")
 (POOLS,) = (kind for kind in KINDS if kind.kind == "InferencePool")
+REWRITES = {kind.group: kind for kind in KINDS if kind.kind == "InferenceModelRewrite"}
 OBJECTIVES = {kind.group: kind for kind in KINDS if kind.kind == "InferenceObjective"}
 LABELS = {"app": "qwen"}
 
@@ -53,6 +54,26 @@ def objective_of(name: str, group: str, pool: str = "qwen", **spec: Any) -> dict
         "metadata": {"name": name},
         "spec": {"poolRef": {"name": pool}, **spec},
     }
+
+
+def rewrite_of(
+    name: str, group: str, *rules: Any, pool: str = "qwen", **metadata: Any
+) -> dict[str, Any]:
+    return {
+        "apiVersion": REWRITES[group].api_version,
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": name, **metadata},
+        "spec": {"poolRef": {"name": pool}, "rules": list(rules)},
+    }
+
+
+def rule_of(models: Sequence[str], *targets: str, weights: Sequence[int] = ()) -> dict[str, Any]:
+    """A rule of an InferenceModelRewrite; no models: for all."""
+    matches = [{"model": {"type": "Exact", "value": model}} for model in models]
+    found: list[dict[str, Any]] = [{"modelRewrite": target} for target in targets]
+    for target, weight in zip(found, weights, strict=False):
+        target["weight"] = weight
+    return {"targets": found} | ({"matches": matches} if models else {})
 
 
 async def put(server: KubernetesServer, *objects: dict[str, Any]) -> None:

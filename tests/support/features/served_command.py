@@ -61,6 +61,8 @@ class Served(NamedTuple):
     """URL of OpenAI's API; empty without it"""
     channel: Any
     session: aiohttp.ClientSession
+    picker: str = ""
+    """address of Envoy's external processing; empty without it"""
     engines: MockFleet | None = None
     spans: list[Any] | None = None
     """where it sends its traces"""
@@ -128,7 +130,7 @@ async def started(
     start = several if command == FRONTS else alone
     async with AsyncExitStack() as stack:
         line, logs, turn_away = await stack.enter_async_context(start(command, settings, file))
-        found = dict[str, str](re.findall(r" (grpc|http|openai) (\S+)", line))
+        found = dict[str, str](re.findall(r" (grpc|http|openai|ext_proc) (\S+)", line))
         channel = None
         if command != FRONTEND:
             channel = await stack.enter_async_context(aio.insecure_channel(found["grpc"]))
@@ -138,6 +140,7 @@ async def started(
         openai = found.get("openai")
         url = f"{scheme}://{openai}" if openai else ""
         seen = f"{scheme}://{found.get('http', openai)}"
+        more["picker"] = found.get("ext_proc", "")
         yield Served(line, logs, turn_away, file, seen, url, channel, session, **more)
 
 
@@ -210,6 +213,9 @@ async def profile_nats(command: str, folder: Path, backend: Backend) -> AsyncIte
             "record": str(folder / "record.jsonl.gz"),
             "record_max_mb": 1.0,
             "metrics_max_workers": 100,
+            "ext_proc_port": 0,
+            "secure_serving": False,
+            "endpoint_port": 9100,
         }
         if command != SERVE:
             settings["tool_call_parser"] = "hermes"

@@ -34,7 +34,7 @@ class ModelServer:
         pools: Any = server.pools
         self.models = pools
         listeners: Any = server.listeners
-        (self._listener,) = listeners
+        self._listener, *self.others = listeners
         self.start, self.close, self.reload = server.start, server.close, server.reload
         self.turn_away = server.turn_away
         self._server = server

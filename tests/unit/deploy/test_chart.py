@@ -6,7 +6,9 @@ what is written down here of them.
 
 import itertools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +34,9 @@ from support.deploy.charts import (
 from support.places import ROOT
 
 from dynamo_router.cli import COMMANDS, build_command
-from dynamo_router.frontend.epp.serve import LIVENESS, READINESS
+from dynamo_router.frontend.epp.listeners import LIVENESS, READINESS
 
+HELM = os.environ.get("HELM") or shutil.which("helm")
 VERSIONS = ("1.33", "1.37")
 CHART = DEPLOY / "helm" / "dynamo-router"
 TEXT = {"type": "string", "minLength": 1}
@@ -199,7 +202,9 @@ def test_ports_of_probes_services_and_rules_are_those_of_the_container(case: str
     router = container(objects)
     ports = {each["name"]: each["containerPort"] for each in router["ports"]}
     found = settings_of(objects)
-    keys = ("port", "http_port", "http_frontend", "grpc_port", "grpc_health_port")
+    keys = (
+        "port", "http_port", "http_frontend", "grpc_port", "ext_proc_port", "grpc_health_port",
+    )  # fmt: skip
     listens = {found.get(key) for key in keys} - {None}
     assert set(ports.values()) == listens
     probes = [router[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
@@ -321,6 +326,8 @@ def test_stopping_has_the_time_that_it_takes() -> None:
             "httpRoute of mode epp leads to the pool",
         ),
         ({"mode": "epp", "config": {"pool": "a"}}, "config"),
+        ({"mode": "epp", "extProc": {"enabled": True}}, "extProc.enabled is for modes serve and"),
+        (WORKERS | {"config": {"ext_proc_port": 1}}, "config"),
         (WORKERS | {"inferencePool": {"create": True}}, "inferencePool is for mode epp"),
         (WORKERS | {"replica": 2}, "replica"),
         *(
@@ -371,6 +378,28 @@ def test_the_schema_has_each_value_and_no_other() -> None:
 def test_helm_finds_no_fault() -> None:
     found = lint(str(CHART), values=WORKERS | ALL_ON, strict=True)
     assert found["errors"] == []
+
+
+@pytest.mark.skipif(HELM is None, reason="no helm: HELM=PROGRAM")
+@pytest.mark.parametrize("case", CASES)
+def test_helms_own_program_makes_the_same(case: str, tmp_path: Path) -> None:
+    assert HELM is not None
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(CASES[case]))
+    more = ["--namespace", "llm", "--values", str(values)]
+
+    def run(*words: str) -> str:
+        done = subprocess.run([HELM, *words, *more], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = [each for each in yaml.safe_load_all(run("template", "router", str(CHART))) if each]
+
+    def by_name(objects: list[dict[str, Any]]) -> dict[Any, Any]:
+        return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+    assert by_name(made) == by_name(objects_of(CASES[case], "router"))
+    run("lint", "--strict", str(CHART))
 
 
 def test_the_manifests_are_what_the_chart_makes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.config import ModelFrontendConfig
+from dynamo_router.frontend.config import ModelFrontendConfig, ServeFrontendConfig
 from dynamo_router.process.settings import options_of, resolve
 from dynamo_router.process.system import why_cannot_listen
 from dynamo_router.router.config import KvRouterConfig
@@ -95,7 +95,7 @@ def test_what_is_of_grpc_alone_has_no_effect_on_a_frontend() -> None:
 
 
 def test_the_rules_speak_of_settings_that_there_are() -> None:
-    known = {spec.key for spec in options_of(ServeConfig)}
+    known = {spec.key for spec in options_of(ServeFrontendConfig)}
     assert {key for rule in RULES for key in rule.keys} <= known
 
 
@@ -150,3 +150,13 @@ def test_why_an_address_cannot_be_listened_on() -> None:
         taken.listen()
         key, reason = why_cannot_listen("127.0.0.1", taken.getsockname()[1])
     assert (key, reason) == ("port", OSError(errno.EADDRINUSE, "Address already in use").strerror)
+
+
+@pytest.mark.parametrize("port", [None, "9002"])
+def test_settings_of_the_picker_need_its_port(port: str | None) -> None:
+    flags: dict[str, object] = {"fallbacks": 1, "workers": ("openai+http://10.0.0.1:80",)}
+    if port is not None:
+        flags["ext_proc_port"] = int(port)
+    found = vain_settings(resolve(ServeFrontendConfig, flags, environ={}))
+    wanted = ["fallbacks (flag --fallbacks) has no effect: ext_proc_port is not given"]
+    assert found == (wanted if port is None else [])

@@ -43,6 +43,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* The ports of the mode's container: name, setting, number. The last one has /metrics, /live and /health. */}}
 {{- define "dynamo-router.ports" -}}
+{{- if .Values.extProc.enabled }}
+- {name: extproc, key: ext_proc_port, port: {{ .Values.ports.extproc }}}
+- {name: health, key: grpc_health_port, port: {{ .Values.ports.health }}}
+{{- end }}
 {{- if eq .Values.mode "serve" }}
 - {name: grpc, key: port, port: {{ .Values.ports.grpc }}}
 {{- if .Values.openai.enabled }}
@@ -103,8 +107,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.replicaSync.enabled -}}
 {{- $_ := set $set "router" (dict "router_replica_sync" true) -}}
 {{- end -}}
-{{- if eq .Values.mode "epp" -}}
+{{- if or .Values.extProc.enabled (eq .Values.mode "epp") -}}
 {{- $_ := set $set "secure_serving" .Values.epp.secureServing -}}
+{{- end -}}
+{{- if eq .Values.mode "epp" -}}
 {{- if .Values.inferencePool.enabled -}}
 {{- $_ := set $set "pool" (include "dynamo-router.pool" .) -}}
 {{- end -}}
@@ -188,6 +194,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- else if and (eq .Values.mode "serve") (eq .Values.discovery.backend "static") (not .Values.config.workers) -}}
 {{- fail "no engines: name them in config.workers, set discovery.backend, or try mockWorkers.enabled" -}}
+{{- end -}}
+{{- if and .Values.extProc.enabled (not (has .Values.mode (list "serve" "frontend"))) -}}
+{{- fail "extProc.enabled is for modes serve and frontend: mode epp has nothing else, and a planner no requests" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
 {{- fail "ingress.enabled needs ingress.host" -}}

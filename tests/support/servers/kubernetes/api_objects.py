@@ -51,6 +51,14 @@ KINDS = (
         "inferenceobjectives",
         kept_as="older inferenceobjectives",
     ),
+    Kind("llm-d.ai", "v1alpha2", "InferenceModelRewrite", "inferencemodelrewrites"),
+    Kind(
+        "inference.networking.x-k8s.io",
+        "v1alpha2",
+        "InferenceModelRewrite",
+        "inferencemodelrewrites",
+        kept_as="older inferencemodelrewrites",
+    ),
 )
 
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from support.epp.pool import endpoints_of, objective_of, pod_of, pool_of
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.epp.config import PickerConfig
 from dynamo_router.frontend.epp.control_headers import read_control
-from dynamo_router.frontend.epp.objectives import GROUPS, ObjectiveView
+from dynamo_router.frontend.epp.objectives import ObjectiveView
 from dynamo_router.frontend.epp.pod_view import PodView, read_pod, read_pool
-from dynamo_router.frontend.epp.pods_config import PodsConfig
+from dynamo_router.frontend.epp.pool_objects import GROUPS
+from dynamo_router.frontend.picker_config import PickerConfig
+from dynamo_router.frontend.pods_config import PodsConfig
 
 LONGEST = "a" * 63
 JSON = st.recursive(

@@ -1,21 +1,20 @@
 """Settings of the endpoint picker."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, ClassVar
 
-from ...process.setting_checks import require_finite
-from ...process.settings import SHORTEST_S, bad_setting, option
-from ...server.config import ServeConfig
-from ...server.mock_process import MockEnginesConfig
-from ...workers.records import STATIC
-from ...workers.worker_url import WorkerUrl, parse_worker
-from ..config import FrontendConfig, as_in_serve, not_served
-from .pods_config import PodsConfig
-from .roles import DECODE, PREFILL
+from ..process.settings import bad_setting, option
+from ..server.config import ServeConfig
+from ..server.mock_process import MockEnginesConfig
+from ..workers.records import STATIC
+from ..workers.worker_url import WorkerUrl, parse_worker
+from .config import EnvoyConfig, FrontendConfig, as_in_serve, not_served
+from .pods_config import DECODE, PREFILL, PodsConfig
 
-MOST_FALLBACKS = 8
 _SCHEMES = {"": "openai+http", "http": "openai+http", "https": "openai+https"}
+as_in_envoy = partial(as_in_serve, group=EnvoyConfig)
 _OWN = tuple(_SCHEMES.values())
 
 
@@ -28,21 +27,13 @@ class PickerConfig(ServeConfig):
     grpc_port: int = option(
         9002,
         "Port of Envoy's external processing (gRPC); 0 takes a free one.",
+        "--grpc-port",
+        "--ext-proc-port",
         group="Listening",
         short=True,
     )
-    grpc_health_port: int = option(
-        9003,
-        "Port of grpc.health.v1 alone, never with TLS; 0 takes a free one.",
-        group="Listening",
-        short=True,
-    )
-    secure_serving: bool = option(
-        True,
-        "Serve external processing over TLS: with --tls-cert and --tls-key, else with a certificate"
-        " that is made at the start and that nothing vouches for (needs the package cryptography).",
-        short=True,
-    )
+    grpc_health_port: int | None = as_in_envoy("grpc_health_port", 9003)
+    secure_serving: bool = as_in_envoy("secure_serving")
     workers: tuple[str, ...] = option(
         (),
         "An engine that speaks OpenAI's HTTP, IP:PORT[?events=URL&replay=URL&id=WORKER_ID&role=ROLE"
@@ -59,12 +50,7 @@ class PickerConfig(ServeConfig):
         "--component-endpoint",
         group="Workers",
     )
-    endpoint_port: int | None = option(
-        None,
-        "Port of OpenAI's API at the host of each worker that a store names (--discovery): that of"
-        " a frontend beside it, which is given the worker by headers.",
-        group="Workers",
-    )
+    endpoint_port: int | None = as_in_envoy("endpoint_port")
     pods: PodsConfig = field(default_factory=PodsConfig, metadata={"inline": True})
     prefill_workers: tuple[str, ...] = not_served(())
     model_path: str | None = as_in_serve("model_path")
@@ -75,14 +61,8 @@ class PickerConfig(ServeConfig):
         " engines judge the name.",
         short=True,
     )
-    fallbacks: int = option(
-        2, "Endpoints that Envoy is given beside the best one, should that not be reached."
-    )
-    pick_timeout_s: float = option(
-        5.0,
-        "How long a pick may take, its time in the admission queue included; then 504. Envoy itself"
-        " waits for ever.",
-    )
+    fallbacks: int = as_in_envoy("fallbacks")
+    pick_timeout_s: float = as_in_envoy("pick_timeout_s")
     port: int = not_served(8000)
     dns_refresh_s: float = not_served(10.0)
     mock_engines: MockEnginesConfig = not_served(MockEnginesConfig())
@@ -96,14 +76,9 @@ class PickerConfig(ServeConfig):
             object.__setattr__(self, key, tuple(urls))
         super().__post_init__()
         _ = self.frontend
-        for key in ("grpc_port", "grpc_health_port"):
-            if not 0 <= getattr(self, key) <= 65535:
-                raise bad_setting(key, "must be in 0..65535")
-        if self.endpoint_port is not None and not 1 <= self.endpoint_port <= 65535:
-            raise bad_setting("endpoint_port", "must be in 1..65535")
-        if not 0 <= self.fallbacks <= MOST_FALLBACKS:
-            raise bad_setting("fallbacks", f"must be in 0..{MOST_FALLBACKS}")
-        require_finite(self, SHORTEST_S, "pick_timeout_s")
+        if not 0 <= self.grpc_port <= 65535:
+            raise bad_setting("grpc_port", "must be in 0..65535")
+        _ = self.envoy
         if self.pods.are_watched and self.backend != STATIC:
             text = "pods are endpoints already (pool, endpoint_selector): give one of them"
             raise bad_setting("discovery", text)
@@ -124,6 +99,18 @@ class PickerConfig(ServeConfig):
     def starts_nats(self) -> bool:
         """Engines that speak OpenAI's HTTP publish nothing there."""
         return False
+
+    @property
+    def envoy(self) -> EnvoyConfig:
+        """How Envoy is answered."""
+        return EnvoyConfig(
+            ext_proc_port=self.grpc_port,
+            grpc_health_port=self.grpc_health_port,
+            secure_serving=self.secure_serving,
+            endpoint_port=self.endpoint_port,
+            fallbacks=self.fallbacks,
+            pick_timeout_s=self.pick_timeout_s,
+        )
 
     @property
     def frontend(self) -> FrontendConfig:

@@ -4,8 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...process.settings import bad_setting, option
+from ..process.settings import bad_setting, option
 
+PREFILL, DECODE = "prefill", "decode"
+"""What an engine runs of a request: the roles of endpoints and pods."""
 MOST_PORTS = 8
 """Target ports of a pool."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

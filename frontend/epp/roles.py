@@ -1,3 +1,0 @@
-"""What an engine runs of a request."""
-
-PREFILL, DECODE = "prefill", "decode"
