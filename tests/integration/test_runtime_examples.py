@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.places import ROOT
 from support.polling import until
 
@@ -39,6 +41,15 @@ async def test_a_worker_of_ten_lines_and_a_client_of_five(tmp_path: Path) -> Non
             await worker.wait()
 
 
+@pytest.fixture
+def sigint_is_heeded() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored, which processes inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_is_heeded")
 async def test_ctrl_c_ends_an_example_without_a_traceback(tmp_path: Path) -> None:
     worker = await run("worker.py", tmp_path, stderr=asyncio.subprocess.PIPE)
     instances = tmp_path / "v1" / "instances"
