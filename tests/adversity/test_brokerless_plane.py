@@ -249,7 +249,10 @@ class World:
                 self._prompts.append(tokens)
                 await completed(ports, f"r{self._asked}", tokens)
                 with suppress(NoWorkersError):  # all are leaving, or come back
-                    ports.server.router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
+                    router = ports.server.router
+                    router.decide(tokens[: 2 * BLOCK], f"b{self._asked}")
+                    # No engine computes it, so a later prompt's first token would refute it.
+                    router.mark_prefill_complete(f"b{self._asked}")
                     self._booked.append((ports, f"b{self._asked}"))
         self._release(BOOKED)
 
