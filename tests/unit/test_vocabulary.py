@@ -73,11 +73,7 @@ WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other
     # and ext_proc is what Envoy calls its external processing
-    "ext": Replaced(
-        "external_hash",
-        ("tests/unit/indexer/wire/", "frontend/processor/", "frontend/config", "epp/",
-         "frontend/frontend", "frontend/serve", "frontend/picker_config"),
-    ),
+    "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/", "epp/")),
     # `lazy_names` of the door
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
                       ("indexer/wire/__init__",),
