@@ -117,7 +117,6 @@ class EnvoyConfig:
         "Port of Envoy's external processing (gRPC), which picks endpoints for requests that Envoy"
         " carries; 0 takes a free one. Not given: it is not served.",
         group="Listening",
-        short=True,
     )
     grpc_health_port: int | None = option(
         None,
@@ -129,7 +128,6 @@ class EnvoyConfig:
         True,
         "Serve external processing over TLS: with --tls-cert and --tls-key, else with a certificate"
         " that is made at the start and that nothing vouches for (needs the package cryptography).",
-        short=True,
     )
     endpoint_port: int | None = option(
         None,
@@ -209,11 +207,14 @@ def check_installed(key: str) -> None:
         )
 
 
-def as_in_serve(name: str, *default: Any, group: type[Any] = FrontendConfig) -> Any:
-    """The setting of FrontendConfig, or of another group, of this name; perhaps with a default of
-    its own."""
+def as_in_serve(
+    name: str, *default: Any, group: type[Any] = FrontendConfig, **metadata: Any
+) -> Any:
+    """The setting of FrontendConfig, or of another group, of this name; perhaps with a default, or
+    other metadata, of its own."""
     setting = group.__dataclass_fields__[name]
-    return field(default=default[0] if default else setting.default, metadata=setting.metadata)
+    found = default[0] if default else setting.default
+    return field(default=found, metadata={**setting.metadata, **metadata})
 
 
 def not_served(default: Any) -> Any:

@@ -76,7 +76,7 @@ WORDS = {
     "ext": Replaced(
         "external_hash",
         ("tests/unit/indexer/wire/", "frontend/processor/", "frontend/config", "epp/",
-         "frontend/frontend", "frontend/serve", "frontend/picker_config"),
+         "frontend/doctor", "frontend/frontend", "frontend/serve", "frontend/picker_config"),
     ),
     # `lazy_names` of the door
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
