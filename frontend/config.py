@@ -156,9 +156,14 @@ class EnvoyConfig:
         if self.grpc_health_port is not None and self.ext_proc_port is None:
             raise bad_setting("grpc_health_port", "needs ext_proc_port")
 
+    @property
+    def is_served(self) -> bool:
+        """Whether there is a listener for Envoy."""
+        return self.ext_proc_port is not None
+
     def check_workers(self, config: ServeConfig) -> None:
         """ConfigError for workers to which Envoy could send no request."""
-        if self.ext_proc_port is None or self.endpoint_port is not None:
+        if not self.is_served or self.endpoint_port is not None:
             return
         urls = (parse_worker(url) for url in config.workers)
         others = any(isinstance(url, WorkerUrl) and url.dialect != OPENAI for url in urls)
