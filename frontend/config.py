@@ -117,7 +117,6 @@ class EnvoyConfig:
         "Port of Envoy's external processing (gRPC), which picks endpoints for requests that Envoy"
         " carries; 0 takes a free one. Not given: it is not served.",
         group="Listening",
-        short=True,
     )
     grpc_health_port: int | None = option(
         None,
@@ -129,7 +128,6 @@ class EnvoyConfig:
         True,
         "Serve external processing over TLS: with --tls-cert and --tls-key, else with a certificate"
         " that is made at the start and that nothing vouches for (needs the package cryptography).",
-        short=True,
     )
     endpoint_port: int | None = option(
         None,
@@ -158,9 +156,14 @@ class EnvoyConfig:
         if self.grpc_health_port is not None and self.ext_proc_port is None:
             raise bad_setting("grpc_health_port", "needs ext_proc_port")
 
+    @property
+    def is_served(self) -> bool:
+        """Whether there is a listener for Envoy."""
+        return self.ext_proc_port is not None
+
     def check_workers(self, config: ServeConfig) -> None:
         """ConfigError for workers to which Envoy could send no request."""
-        if self.ext_proc_port is None or self.endpoint_port is not None:
+        if not self.is_served or self.endpoint_port is not None:
             return
         urls = (parse_worker(url) for url in config.workers)
         others = any(isinstance(url, WorkerUrl) and url.dialect != OPENAI for url in urls)
@@ -209,11 +212,14 @@ def check_installed(key: str) -> None:
         )
 
 
-def as_in_serve(name: str, *default: Any, group: type[Any] = FrontendConfig) -> Any:
-    """The setting of FrontendConfig, or of another group, of this name; perhaps with a default of
-    its own."""
+def as_in_serve(
+    name: str, *default: Any, group: type[Any] = FrontendConfig, **metadata: Any
+) -> Any:
+    """The setting of FrontendConfig, or of another group, of this name; perhaps with a default, or
+    other metadata, of its own."""
     setting = group.__dataclass_fields__[name]
-    return field(default=default[0] if default else setting.default, metadata=setting.metadata)
+    found = default[0] if default else setting.default
+    return field(default=found, metadata={**setting.metadata, **metadata})
 
 
 def not_served(default: Any) -> Any:

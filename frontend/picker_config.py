@@ -32,8 +32,8 @@ class PickerConfig(ServeConfig):
         group="Listening",
         short=True,
     )
-    grpc_health_port: int | None = as_in_envoy("grpc_health_port", 9003)
-    secure_serving: bool = as_in_envoy("secure_serving")
+    grpc_health_port: int | None = as_in_envoy("grpc_health_port", 9003, short=True)
+    secure_serving: bool = as_in_envoy("secure_serving", short=True)
     workers: tuple[str, ...] = option(
         (),
         "An engine that speaks OpenAI's HTTP, IP:PORT[?events=URL&replay=URL&id=WORKER_ID&role=ROLE"

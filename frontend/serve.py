@@ -50,7 +50,7 @@ def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
     or the model's files cannot be used.
     """
     port, envoy = config.frontend.http_frontend, config.envoy
-    if port is None and envoy.ext_proc_port is None:
+    if port is None and not envoy.is_served:
         return router_server(parts, ConfiguredPool(parts))
     check_installed("ext_proc_port" if port is None else "http_frontend")
     # Not before: the router alone needs none.

@@ -75,8 +75,7 @@ def _with_queue_threshold(config: ServeConfig) -> str | None:
 
 def _unless_envoy_asks(config: ServeConfig) -> str | None:
     envoy = getattr(config, "envoy", None)  # of those commands that know text
-    served = envoy is None or envoy.ext_proc_port is not None
-    return None if served else "ext_proc_port is not given"
+    return None if envoy is None or envoy.is_served else "ext_proc_port is not given"
 
 
 RULES = (

@@ -73,7 +73,9 @@ WORDS = {
     # hashes
     # a type of msgpack in the one, a module of Jinja in the other
     # and ext_proc is what Envoy calls its external processing
-    "ext": Replaced("external_hash", ("tests/unit/indexer/wire/", "frontend/", "epp/")),
+    "ext": Replaced("external_hash",
+                    ("tests/unit/indexer/wire/", "frontend/", "epp/", "server/fronts/",
+                     "server/config_check", "tests/support/features/")),
     # `lazy_names` of the door
     "names": Replaced("local_hashes, sequence_hashes or external_hashes",
                       ("indexer/wire/__init__",),
