@@ -239,9 +239,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             )  # fmt: skip
             if self.shadow is not None and pin is None and not overrides:
                 self.shadow.compare(policy, candidates, number)
-            others = rank_others(
+            others = () if not runners_up else rank_others(
                 policy, candidates, (able, allowed, busy), self.registry, number, runners_up
-            )
+            )  # fmt: skip
             decision = self._book(
                 request_id, number, candidates, prompt, takers, config, expected_output_tokens,
                 tenant, owner,
