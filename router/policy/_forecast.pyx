@@ -16,7 +16,7 @@ from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
-from ._model cimport fade_speeds, model_init
+from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
@@ -303,7 +303,7 @@ cdef class Forecast:
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
         fleet.eligible = &eligible[0]
         fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
-        if may_wait_for_memory(&fleet, &self.model, book, asked):
+        if may_wait_for_memory(&fleet, &self.model, book, asked, now):
             book_potential(book, hash, asked, self.potential, book.n_loads)
             book_in_use(book, self.in_use, book.n_loads)
             prompt.blocks, prompt.in_use = self.potential, self.in_use
@@ -431,6 +431,8 @@ cdef class Forecast:
         if booking.queued:
             timeline_withdraw(timeline, self.bookings, record)
             timeline_unlink(timeline, self.bookings, record)
+        elif not booking.expected:
+            end_answer(timeline, booking)
         timeline.context -= booking.context
         timeline.requests -= 1.0
         booking.after = self.first_free

@@ -179,6 +179,25 @@ def test_room_is_short_before_a_cache_is_full(router: KvRouter, clock: ManualClo
     )
 
 
+def test_answers_that_go_on_longer_than_usual_hold_more_of_a_cache(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    """Two workers with as many requests of as many blocks; one's answers began long ago."""
+    for turn in range(30):
+        router.best_worker(prompt(turn, BLOCK), f"usual{turn}", pinned_worker=turn % 2)
+        router.mark_prefill_complete(f"usual{turn}")
+        clock.advance(1.0)
+        router.free(f"usual{turn}", output_tokens=20 * BLOCK)
+    for worker, pause_s in ((0, 2.0), (1, 0.0)):
+        for number in range(4):
+            name, told = f"r{number}-{worker}", prompt(10 * worker + number, 240 * BLOCK)
+            router.best_worker(told, name, pinned_worker=worker)
+            router.mark_prefill_complete(name)
+        clock.advance(pause_s)
+    long, short = terms(router, 100)
+    assert long["memory_s"] > 2 * short["memory_s"] > 0
+
+
 def test_the_choice_knows_that_room_is_short(router: KvRouter, clock: ManualClock) -> None:
     """Two workers that differ in nothing but the blocks in use: one's requests share theirs."""
     for number in range(4):
@@ -200,7 +219,8 @@ def test_a_prompt_goes_where_it_takes_no_room_from_those_who_come(
         for worker in range(2):
             told = prompt(number + 10 * worker, 220 * BLOCK)
             router.best_worker(told, f"r{number}-{worker}", pinned_worker=worker)
-            clock.advance(1.0)
+        clock.advance(1.0)
+        for worker in range(2):
             router.mark_prefill_complete(f"r{number}-{worker}")
     asked = prompt(10, 100 * BLOCK)  # in use on the second, though by the index no cache has it
     other, holder = (each.policy_terms or {} for each in router.explain(asked).candidates)
