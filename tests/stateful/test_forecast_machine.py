@@ -250,8 +250,10 @@ class ForecastMachine(RuleBasedStateMachine):
         assert row["missed"] == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
     def ages(self, number):
-        """Seconds since the first tokens of a worker's requests; None of those that have none, and of
-        all while too few answers have ended."""
+        """Seconds since the first tokens of a worker's requests; None of those that have none.
+
+        Of all while too few answers have ended.
+        """
         begun = self.begun if self.answers >= 30 else {}
         mine = [each for each, (worker, _) in self.requests.items() if worker == number]
         return [self.now - begun[each] if each in begun else None for each in mine]

@@ -188,9 +188,9 @@ def test_answers_that_go_on_longer_than_usual_hold_more_of_a_cache(
         router.mark_prefill_complete(f"usual{turn}")
         clock.advance(1.0)
         router.free(f"usual{turn}", output_tokens=20 * BLOCK)
-    for worker, pause_s in ((0, 2.0), (1, 0.0)):
+    for worker, pause_s in ((0, 12.0), (1, 0.0)):
         for number in range(4):
-            name, told = f"r{number}-{worker}", prompt(10 * worker + number, 240 * BLOCK)
+            name, told = f"r{number}-{worker}", prompt(10 * worker + number, 220 * BLOCK)
             router.best_worker(told, name, pinned_worker=worker)
             router.mark_prefill_complete(name)
         clock.advance(pause_s)
