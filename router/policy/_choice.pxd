@@ -114,7 +114,7 @@ cdef inline void add_misses(
 
 
 cdef inline bint may_wait_for_memory(
-    const Fleet* fleet, const Model* model, const Book* book, int64_t asked, double now
+    const Fleet* fleet, const Model* model, const Book* book, int64_t asked
 ) noexcept nogil:
     """Whether the prompt's blocks may have to wait for room somewhere, if a worker has none of
     them yet.
@@ -126,6 +126,6 @@ cdef inline bint may_wait_for_memory(
     for number in range(fleet.n):
         timeline = &fleet.timelines[number]
         if fleet.eligible[number] and timeline.requests > 0.0 and timeline.blocks > 0.0:
-            if memory_s(timeline, model, load_blocks(&book.loads[number]) + asked, now) > 0.0:
+            if memory_s(timeline, model, load_blocks(&book.loads[number]) + asked) > 0.0:
                 return True
     return False

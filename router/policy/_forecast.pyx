@@ -303,7 +303,7 @@ cdef class Forecast:
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
         fleet.eligible = &eligible[0]
         fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
-        if may_wait_for_memory(&fleet, &self.model, book, asked, now):
+        if may_wait_for_memory(&fleet, &self.model, book, asked):
             book_potential(book, hash, asked, self.potential, book.n_loads)
             book_in_use(book, self.in_use, book.n_loads)
             prompt.blocks, prompt.in_use = self.potential, self.in_use

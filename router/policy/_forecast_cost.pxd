@@ -108,7 +108,7 @@ cdef inline Backlog foresee(
     )
     found.prefill_s = (steps - ahead.steps) * per_step + found.work_s
     found.work_s += per_step * tokens / timeline.budget
-    found.memory_s = memory_s(timeline, model, blocks, now)
+    found.memory_s = memory_s(timeline, model, blocks)
     return ahead
 
 
@@ -132,7 +132,7 @@ cdef inline double estimate_seconds(
     found.crowding_s = found.delay_s = 0.0
     if found.memory_s > 0.0:
         found.crowding_s = crowding_s(
-            timeline, model, found.memory_s, prompt.in_use[number] if prompt.in_use else 0.0, now
+            timeline, model, found.memory_s, prompt.in_use[number] if prompt.in_use else 0.0
         )
     if ahead.tokens > 0:
         found.delay_s = delay_s(
@@ -253,9 +253,9 @@ cdef inline double held_tokens(
     """Tokens of answers that are in the cache now.
 
     Of those under way as many as come in the time since their first token, at the usual rate and at
-    most MOST_HELD usual answers of each; half a usual one of others, and of all while too few answers
-    have ended to say how fast they come. Where lengths vary much, most
-    of those that are there at a time are long ones, and hold more than half a usual answer.
+    most MOST_HELD usual answers of each; half a usual one of others, and of all while too few
+    answers have ended to say how fast they come. Where lengths vary much, most of those that are
+    there at a time are long ones, and hold more than half a usual answer.
     """
     cdef double under_way = timeline.answering / 2
     if model.answers >= MIN_SAMPLES and model.answer > 0.0:
@@ -270,21 +270,18 @@ cdef inline double grown_blocks(const Model* model, double blocks, double tokens
 
 
 cdef inline double memory_s(
-    const EngineTimeline* timeline, const Model* model, double blocks, double now
+    const EngineTimeline* timeline, const Model* model, double blocks
 ) noexcept nogil:
     """Seconds until `blocks` fit in the cache beside answers: until enough of those have ended.
 
-    While the prompt is there usual answers take the place of those that end, so their tokens are
-    the mean of what is held now and of half a usual answer each. How many blocks answers take is a
-    guess: the wait is its mean over a logistic error of that, so that it grows before the cache is
-    full.
+    Half of a usual answer is there of each: while the prompt is there, usual ones take the place of
+    those that are under way now. How many blocks answers take is a guess: the wait is its mean over
+    a logistic error of that, so that it grows before the cache is full.
     """
-    cdef double over, tokens
+    cdef double over = grown_blocks(model, blocks, timeline.requests * model.output / 2)
     if timeline.blocks <= 0.0 or timeline.requests <= 0.0 or blocks <= 0.0:
         return 0.0
-    tokens = (held_tokens(timeline, model, now) + timeline.requests * model.output / 2) / 2
-    over = grown_blocks(model, blocks, tokens) / timeline.blocks - 1.0
-    over /= MEMORY_SPREAD
+    over = (over / timeline.blocks - 1.0) / MEMORY_SPREAD
     if over < -MEMORY_RANGE:
         return 0.0
     if over < MEMORY_RANGE:
@@ -293,15 +290,14 @@ cdef inline double memory_s(
 
 
 cdef inline double crowding_s(
-    const EngineTimeline* timeline, const Model* model, double memory_with_s, double in_use,
-    double now,
+    const EngineTimeline* timeline, const Model* model, double memory_with_s, double in_use
 ) noexcept nogil:
     """Seconds that those who come while the prompt is there wait longer for room because of it.
 
     Each as much as the wait grows by the blocks that it adds. By Little's law as many come during
     a request's stay as are there.
     """
-    return timeline.requests * max(0.0, memory_with_s - memory_s(timeline, model, in_use, now))
+    return timeline.requests * max(0.0, memory_with_s - memory_s(timeline, model, in_use))
 
 
 cdef inline double stay_s(

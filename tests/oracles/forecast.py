@@ -129,17 +129,14 @@ def held_tokens(ages, answer_s, output_tokens):
     return tokens + (len(ages) - len(begun)) * output_tokens / 2
 
 
-def memory_wait_s(ages, capacity, blocks, answer_s, output_tokens, block_size):
+def memory_wait_s(requests, capacity, blocks, answer_s, output_tokens, block_size):
     """Seconds until the blocks have room: the mean over errors of 4 % of the cache, by counting.
 
-    Answers hold the mean of what they have now and of half a usual one each. A full cache ends in
-    the time of an answer.
+    Of each request's answer half is there. A full cache ends in the time of an answer.
     """
     parts = (np.arange(200_000) + 0.5) / 200_000
     errors = 0.04 * np.log(parts / (1 - parts))
-    usual = len(ages) * output_tokens / 2
-    tokens = (held_tokens(ages, answer_s, output_tokens) + usual) / 2
-    grown = blocks + tokens / block_size
+    grown = blocks + requests * output_tokens / 2 / block_size
     return float(np.mean(np.maximum(0.0, grown / capacity - 1 + errors))) * answer_s
 
 

@@ -261,14 +261,13 @@ class ForecastMachine(RuleBasedStateMachine):
     def memory_is_waited_for(self, number, row, blocks, in_use):
         """By the prompt itself, and then by those who come while it is there."""
         _, capacity = self.workers[number]
-        ages = self.ages(number)
-        count = len(ages)
+        count = sum(worker == number for worker, _ in self.requests.values())
         output, answer_s = self.kernel.learnt()[3:5]
         waits = [0.0, 0.0]
         if count and capacity:
             given = answer_s, output, BLOCK_SIZE
             waits = [
-                memory_wait_s(ages, capacity, there, *given) if there else 0.0
+                memory_wait_s(count, capacity, there, *given) if there else 0.0
                 for there in (blocks, in_use)
             ]
         margin = 1e-3 * waits[0] + 2e-6 * answer_s
