@@ -46,7 +46,7 @@ class Embeddings:
             raise ApiError(400, text, param="dimensions")
         inputs: list[Tokens] = [call.ids]
         if call.ids is None:
-            inputs = await self._prompts.read(bytes(request.input), "input", tenant)
+            inputs = await self._prompts.read(request.input, "input", tenant)
         for number, each in enumerate(inputs):
             if not len(each):
                 raise ApiError(400, f"input[{number}] is empty: give it a text", param="input")

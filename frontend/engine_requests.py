@@ -168,7 +168,7 @@ class PromptReader:
         given = _given_ids(request)
         if given is None and ids is not None:
             return [ids]
-        return [given] if given else await self.read(bytes(request.prompt), "prompt", tenant)
+        return [given] if given else await self.read(request.prompt, "prompt", tenant)
 
     async def hashed(self, tokens: Tokens, adapter: int | None, salt: int | None) -> HashedPrompt:
         """For requests to this LoRA adapter, in this cache namespace. InvalidRequestError if it is
@@ -227,12 +227,12 @@ class PromptReader:
             reader.check_length(*error.args)
             raise
 
-    async def read(self, raw: bytes, field: str, tenant: Tenant) -> list[Tokens]:
+    async def read(self, raw: msgspec.Raw, field: str, tenant: Tenant) -> list[Tokens]:
         """What a field of a body has: a text, token ids, or a list of either."""
-        given = raw.strip()
-        if given[:1] == b"[" and given[1:].lstrip()[:1].isdigit():
-            return [await self._token_ids(raw)]
-        found = await self._run(partial(_entries, raw, field), len(raw))
+        view = memoryview(raw)  # a text is not copied: 15 MB of it would hold the event loop
+        if bytes(view[:1]) == b"[" and (given := bytes(view))[1:].lstrip()[:1].isdigit():
+            return [await self._token_ids(given)]
+        found = await self._run(partial(_entries, raw, field), len(view))
         for each in found[1:]:  # before the work on those that come before it
             if isinstance(each, str):
                 self._check_characters(each)
@@ -455,7 +455,7 @@ def engine_message(kind: Any, data: bytes) -> Any:
         raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
 
 
-def _entries(raw: bytes, field: str) -> list[str | npt.NDArray[np.uint32]]:
+def _entries(raw: msgspec.Raw, field: str) -> list[str | npt.NDArray[np.uint32]]:
     """A text, or the texts and lists of token ids in a list."""
     try:
         found = msgspec.json.decode(raw, type=str | list[str | list[int]])

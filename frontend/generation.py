@@ -253,6 +253,9 @@ async def answer(
     turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
     parts: Sequence[Part] = [ALONE] * len(choices)
     if workers.dispatcher.reader.hashes and not request.scores_prompt:
+        for choice in choices[:: request.choices]:  # hashed in turns, and then compared at once
+            await workers.turns.take(len(choice.prompt.tokens) * TOKEN_S)
+            _ = choice.prompt.prompt.sequence_hashes
         parts = parts_of([choice.prompt.prompt for choice in choices])
     first = [at for at, part in enumerate(parts) if part.follows is None]
     following: dict[Leader, list[int]] = {}

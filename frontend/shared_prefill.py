@@ -30,13 +30,19 @@ class Leader:
         self._decision: Decision | None = None
         self.followers = 0
 
-    def share_with(self, prompt: Prompt, least: int) -> int:
-        """Leading blocks that are the same in both; 0 if they are fewer than `least`."""
+    def note(self, count: int, leaders: dict[int, "Leader"]) -> None:
+        """Enter it by its first `count` blocks, unless another one has them or it has fewer.
+
+        A block's hash is that of all before it, too: that of the last one shows all of them.
+        """
+        own = self._prompt.sequence_hashes
+        if len(own) >= count:
+            leaders.setdefault(int(own[count - 1]), self)
+
+    def share_with(self, prompt: Prompt) -> int:
+        """Leading blocks that are the same in both."""
         own, other = self._prompt.sequence_hashes, prompt.sequence_hashes
         count = min(len(own), len(other))
-        # A block's hash is that of all before it, too: that of the last one shows all of them.
-        if count < least or own[least - 1] != other[least - 1]:
-            return 0
         if prompt is self._prompt:
             return count
         differ = own[:count] != other[:count]
@@ -72,20 +78,28 @@ ALONE = Part()
 
 
 def parts_of(prompts: Sequence[Prompt]) -> list[Part]:
-    """For each prompt of a request, in their order."""
+    """For each prompt of a request, in their order. Computes what hashes are not yet computed."""
     leaders: list[Leader] = []
+    # By the least number of blocks to share, the first leader with these blocks, by their hash.
+    first: dict[int, dict[int, Leader]] = {}
     parts: list[Part] = []
     for prompt in prompts:
         least = ceil(max(LEAST_TOKENS / prompt.block_size, LEAST_SHARE * prompt.blocks))
         if prompt.blocks < least:
             parts.append(ALONE)
             continue
-        for leader in leaders:
-            if blocks := leader.share_with(prompt, least):
-                leader.followers += 1
-                parts.append(Part(follows=leader, blocks=blocks))
-                break
-        else:
-            leaders.append(Leader(prompt))
-            parts.append(Part(leads=leaders[-1]))
+        known = first.get(least)
+        if known is None:
+            known = first[least] = {}
+            for each in leaders:
+                each.note(least, known)
+        leader = known.get(int(prompt.sequence_hashes[least - 1]))
+        if leader is not None:
+            leader.followers += 1
+            parts.append(Part(follows=leader, blocks=leader.share_with(prompt)))
+            continue
+        leaders.append(Leader(prompt))
+        for count, some in first.items():
+            leaders[-1].note(count, some)
+        parts.append(Part(leads=leaders[-1]))
     return [ALONE if part.leads and not part.leads.followers else part for part in parts]

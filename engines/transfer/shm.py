@@ -232,6 +232,8 @@ class ShmTransfer:
                 copy(begin, end)
             except TransferError as error:
                 return error
+            except Exception as error:  # a ticket that never ended would hold its request
+                return TransferError(f"the copy failed: {error!r:.200}", "internal")
         return None
 
 

@@ -14,7 +14,7 @@ class TransferError(RouterError):
     version: metadata of another version or none at all; unknown: no such engine; stale: a block,
     or the engine's incarnation, is not the one that was named; mismatch: blocks that do not fit;
     revoked: the right to write ended; timeout: its deadline passed; dead: the peer is gone;
-    unavailable: the way itself cannot be used here; corrupt: see CORRUPT.
+    unavailable: the way itself cannot be used here; corrupt: see CORRUPT; internal: ours.
     """
 
     def __init__(self, message: str, reason: str) -> None:

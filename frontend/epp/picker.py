@@ -422,7 +422,7 @@ class _PickedRequest:
         if wanted.ids is not None:
             return wanted.ids
         # The engine computes all prompts of one request: the first one decides.
-        return (await prompts.read(bytes(read.prompt), "prompt", tenant))[0]
+        return (await prompts.read(read.prompt, "prompt", tenant))[0]
 
 
 class _Inference(NamedTuple):

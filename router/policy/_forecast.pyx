@@ -16,7 +16,7 @@ from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
 from ._forecast_cost cimport felt_share, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
-from ._model cimport fade_speeds, model_init
+from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
 from ._recount cimport recount
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, stream_attended, timeline_advance
@@ -431,6 +431,8 @@ cdef class Forecast:
         if booking.queued:
             timeline_withdraw(timeline, self.bookings, record)
             timeline_unlink(timeline, self.bookings, record)
+        elif not booking.expected:
+            end_answer(timeline, booking)
         timeline.context -= booking.context
         timeline.requests -= 1.0
         booking.after = self.first_free

@@ -7,7 +7,7 @@ explanations show it by, its computation, and its part in `cost`. docs/routing.m
 from libc.math cimport INFINITY, exp, log1p
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from ._model cimport Model, believed_tokens, can_compare
+from ._model cimport MIN_SAMPLES, Model, believed_tokens, can_compare
 from ._speed cimport CONTEXT_TOKENS, attended_s, decode_step_s, token_s
 from ._timeline cimport (
     NO_BOOKING,
@@ -35,6 +35,7 @@ cdef extern from *:
     #define FORECAST_MEMORY_SPREAD 0.04
     #define FORECAST_MEMORY_RANGE 10.0
     #define FORECAST_EVENED_OUT 0.3
+    #define FORECAST_MOST_HELD 4.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -44,6 +45,7 @@ cdef extern from *:
     const double ITL_SPREAD "FORECAST_ITL_SPREAD"   # of what is foreseen, in parts of the objective
     const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
     const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
+    const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
@@ -245,13 +247,26 @@ cdef inline double delay_s(
     return min(tokens, timeline.budget - last) * per_token * weight
 
 
-cdef inline double grown_blocks(
-    const EngineTimeline* timeline, const Model* model, double blocks
+cdef inline double held_tokens(
+    const EngineTimeline* timeline, const Model* model, double now
 ) noexcept nogil:
-    """Blocks in use there with those of answers: half of each is there, on average."""
-    if model.block_size <= 0:
-        return blocks
-    return blocks + timeline.requests * model.output / 2 / model.block_size
+    """Tokens of answers that are in the cache now.
+
+    Of those under way as many as come in the time since their first token, at the usual rate and at
+    most MOST_HELD usual answers of each; half a usual one of others, and of all while too few
+    answers have ended to say how fast they come. Where lengths vary much, most of those that are
+    there at a time are long ones, and hold more than half a usual answer.
+    """
+    cdef double under_way = timeline.answering / 2
+    if model.answers >= MIN_SAMPLES and model.answer > 0.0:
+        under_way = (timeline.answering * now - timeline.first_ats) / model.answer
+        under_way = max(0.0, min(under_way, MOST_HELD * timeline.answering))
+    return model.output * (under_way + (timeline.requests - timeline.answering) / 2)
+
+
+cdef inline double grown_blocks(const Model* model, double blocks, double tokens) noexcept nogil:
+    """Blocks in use there with those of `tokens` of answers."""
+    return blocks + tokens / model.block_size if model.block_size > 0 else blocks
 
 
 cdef inline double memory_s(
@@ -259,13 +274,14 @@ cdef inline double memory_s(
 ) noexcept nogil:
     """Seconds until `blocks` fit in the cache beside answers: until enough of those have ended.
 
-    How many blocks answers take is a guess: the wait is its mean over a logistic error of that, so
-    that it grows before the cache is full.
+    Half of a usual answer is there of each: while the prompt is there, usual ones take the place of
+    those that are under way now. How many blocks answers take is a guess: the wait is its mean over
+    a logistic error of that, so that it grows before the cache is full.
     """
-    cdef double over
+    cdef double over = grown_blocks(model, blocks, timeline.requests * model.output / 2)
     if timeline.blocks <= 0.0 or timeline.requests <= 0.0 or blocks <= 0.0:
         return 0.0
-    over = (grown_blocks(timeline, model, blocks) / timeline.blocks - 1.0) / MEMORY_SPREAD
+    over = (over / timeline.blocks - 1.0) / MEMORY_SPREAD
     if over < -MEMORY_RANGE:
         return 0.0
     if over < MEMORY_RANGE:
@@ -368,17 +384,17 @@ cdef inline double seconds_until_free(
     cdef EngineTimeline* timeline
     cdef double soonest = INFINITY
     cdef double most = LEFT_TO_OTHERS if leaves_some else BOOKED_OUT
-    cdef double slowness
+    cdef double slowness, grown
     cdef bint has_candidate = False, has_late = False
     for number in range(n):
         timeline = &timelines[number]
         if not (eligible[number] and timeline.present):
             continue
         has_candidate = True
-        if timeline.requests > 0.0 and (
-            grown_blocks(timeline, model, active_blocks[number]) >= most * timeline.blocks > 0.0
-        ):
-            continue
+        if timeline.requests > 0.0 and timeline.blocks > 0.0:
+            grown = grown_blocks(model, active_blocks[number], held_tokens(timeline, model, now))
+            if grown >= most * timeline.blocks:
+                continue
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
         if (
             timeline.running == 0

@@ -16,7 +16,7 @@ from ._timeline cimport (
 cdef enum:
     MIN_OUTPUT_TOKENS = 8       # of an answer that says how long a token takes
     COLD_BUDGET = 8192          # prompt tokens in a step of the usual engine
-    MIN_SAMPLES = 30            # prefills seen before the model is relied on
+    MIN_SAMPLES = 30            # prefills, or answers, seen before the model is relied on
 
 cdef extern from *:
     """
@@ -57,6 +57,7 @@ cdef struct Model:              # of the fleet
     double lead                 # seconds of prompts that an engine may have without a hold
     int64_t block_size          # of the latest booking that gave one; 0: unknown
     uint64_t first_tokens       # that were reported
+    uint64_t answers            # that ended after their first token
 
 
 cdef inline int model_init(Model* model, params) except -1:
@@ -221,7 +222,7 @@ cdef inline double learn_prefill(
 
 
 cdef inline void learn_first_token(
-    Model* model, const EngineTimeline* timeline, Booking* booking, double now
+    Model* model, EngineTimeline* timeline, Booking* booking, double now
 ) noexcept nogil:
     """Learn how long a first token took; the timeline was advanced to `now`."""
     model.first_tokens += 1
@@ -230,13 +231,23 @@ cdef inline void learn_first_token(
 
 
 cdef inline void begin_answer(
-    const EngineTimeline* timeline, Booking* booking, double now
+    EngineTimeline* timeline, Booking* booking, double now
 ) noexcept nogil:
     """Note where the timeline, which was advanced to `now`, stood at a first token."""
     booking.first_at = now
+    timeline.answering += 1.0
+    timeline.first_ats += now
     booking.context_s = timeline.context_s
     booking.requests_s = timeline.requests_s
     booking.prefill_s = timeline.prefill_s
+
+
+cdef inline void end_answer(EngineTimeline* timeline, const Booking* booking) noexcept nogil:
+    """Count an answer that began no more."""
+    timeline.answering -= 1.0
+    timeline.first_ats -= booking.first_at
+    if timeline.answering == 0.0:
+        timeline.first_ats = 0.0  # what rounding has left
 
 
 cdef inline void learn_decode(
@@ -258,6 +269,7 @@ cdef inline void learn_decode(
     if output_tokens > 0:
         model.output += RECENT * (output_tokens - model.output)
     # A request that was not ended has expired: it says little of how long an answer takes.
+    model.answers += 1
     model.answer += RECENT * (min(took, LONG_ANSWER * model.answer) - model.answer)
     if tokens < MIN_OUTPUT_TOKENS or stalled > 0.9 * took:
         return

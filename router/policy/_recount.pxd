@@ -1,5 +1,6 @@
 """Recounts what timelines sum up: for tests of the forecast."""
 
+from libc.math cimport fabs
 from libc.stdint cimport uint32_t
 
 from ._timeline cimport NO_BOOKING, Booking, EngineTimeline, booking_attended
@@ -46,6 +47,12 @@ cdef inline int recount(
             booking_attended(&bookings[<uint32_t>r], begins, timeline.end) for r in queue
         ])
         assert timeline.queued == len(queue)
+        begun = [
+            bookings[<uint32_t>r].first_at for r in mine
+            if not (bookings[<uint32_t>r].queued or bookings[<uint32_t>r].expected)
+        ]
+        assert timeline.answering == len(begun)
+        assert fabs(timeline.first_ats - sum(begun)) <= 1e-9 * (1.0 + fabs(timeline.first_ats))
         assert timeline.queued_context == sum(map(contexts.get, queue))
     assert queued == sum([bookings[<uint32_t>r].queued for r in contexts])
     return 0

@@ -75,6 +75,8 @@ cdef struct EngineTimeline:
     double waiting
     double queued_context       # and of those in the queue
     double queued
+    double answering            # requests whose first token was reported,
+    double first_ats            # and the times of those tokens, summed
     double integrated_to        # the integrals below are up to this time
     double context_s            # tokens of context that decode x seconds
     double requests_s           # requests that decode x seconds

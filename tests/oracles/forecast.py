@@ -118,6 +118,17 @@ def missed_objectives(theta, scale, contexts, new_context):
     return expected([*contexts, new_context]) - expected(contexts)
 
 
+def held_tokens(ages, answer_s, output_tokens):
+    """Tokens of answers in a cache, by the seconds since each first token; None: not known.
+
+    An answer's tokens come evenly, and four usual answers are the most that all have on average.
+    """
+    begun = [age for age in ages if age is not None]
+    tokens = sum(age / answer_s * output_tokens for age in begun)
+    tokens = min(tokens, 4 * len(begun) * output_tokens)
+    return tokens + (len(ages) - len(begun)) * output_tokens / 2
+
+
 def memory_wait_s(requests, capacity, blocks, answer_s, output_tokens, block_size):
     """Seconds until the blocks have room: the mean over errors of 4 % of the cache, by counting.
 

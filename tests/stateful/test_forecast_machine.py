@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from instruments.forecast_constants import ATTENDED_TOKENS, CHUNK_TOKENS
 from oracles.forecast import (
     felt_share,
+    held_tokens,
     memory_wait_s,
     missed_objectives,
     mutual_decode_s,
@@ -52,6 +53,8 @@ class ForecastMachine(RuleBasedStateMachine):
         self.workers = {}  # number -> (budget, blocks)
         self.requests = {}  # id -> (worker, isl)
         self.booked = {}  # id -> when, as long as it has no first token
+        self.begun = {}  # id -> when it had its first token
+        self.answers = 0  # that took any time
         self.ttfts = []
         self.foreseen = {}
         for number, blocks in enumerate((12, 12, None, 16)):  # hold about what a choice is told
@@ -70,6 +73,7 @@ class ForecastMachine(RuleBasedStateMachine):
             for each in [r for r, (worker, _) in self.requests.items() if worker == number]:
                 del self.requests[each]
                 self.booked.pop(each, None)
+                self.begun.pop(each, None)
         else:
             self.kernel.add_worker(number, budget, blocks)
             self.twin.add_worker(TWIN[number], budget, blocks)
@@ -116,6 +120,7 @@ class ForecastMachine(RuleBasedStateMachine):
         assert (told is not None) == (twin_told is not None) == is_queued
         if is_queued:
             took = self.now - self.booked.pop(request_id)
+            self.begun[request_id] = self.now
             self.ttfts.append(took)
             number, foreseen, *_ = told
             assert told == (self.requests[request_id][0], foreseen, took, False)
@@ -130,6 +135,7 @@ class ForecastMachine(RuleBasedStateMachine):
         assert told is None or told[1:] == twin_told[1:] and min(told[1:]) >= 0
         if is_booked:
             self.booked.pop(request_id, None)
+            self.answers += self.begun.pop(request_id, self.now) < self.now
             del self.requests[request_id]
 
     @rule(tokens=st.integers(100, 3000), s_per_token=st.sampled_from([1e-5, 1e-4]))
@@ -243,6 +249,15 @@ class ForecastMachine(RuleBasedStateMachine):
         expected = missed_objectives(theta, scale, contexts, isl)
         assert row["missed"] == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
+    def ages(self, number):
+        """Seconds since the first tokens of a worker's requests; None of those that have none.
+
+        Of all while too few answers have ended.
+        """
+        begun = self.begun if self.answers >= 30 else {}
+        mine = [each for each, (worker, _) in self.requests.items() if worker == number]
+        return [self.now - begun[each] if each in begun else None for each in mine]
+
     def memory_is_waited_for(self, number, row, blocks, in_use):
         """By the prompt itself, and then by those who come while it is there."""
         _, capacity = self.workers[number]
@@ -291,9 +306,10 @@ class ForecastMachine(RuleBasedStateMachine):
         assert seconds >= min(alone.values(), default=0)
         for number in usable:
             capacity = self.workers[number][1]
-            busy = sum(worker == number for worker, _ in self.requests.values())
-            grown = blocks[number] + busy * self.kernel.learnt()[3] / 2 / BLOCK_SIZE
-            is_full = busy > 0 and 0 < 0.95 * capacity <= grown
+            ages = self.ages(number)
+            output, answer_s = self.kernel.learnt()[3:5]
+            grown = blocks[number] + held_tokens(ages, answer_s, output) / BLOCK_SIZE
+            is_full = len(ages) > 0 and 0 < 0.95 * capacity <= grown
             assert (alone[number] == np.inf) == is_full
             if len(self.ttfts) < 30 and not is_full:
                 assert alone[number] == 0

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -33,9 +34,8 @@ def prompts(text: ModelText, reader: RequestReader) -> PromptReader:
 
 
 async def read(prompts: PromptReader, given: Any) -> list[list[int]]:
-    return [
-        list(each) for each in await prompts.read(json.dumps(given).encode(), "prompt", NO_TENANT)
-    ]
+    raw = msgspec.Raw(json.dumps(given).encode())
+    return [list(each) for each in await prompts.read(raw, "prompt", NO_TENANT)]
 
 
 async def test_texts_and_token_ids_may_stand_in_one_list(

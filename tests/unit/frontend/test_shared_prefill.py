@@ -82,3 +82,28 @@ async def test_a_leader_that_ended_without_a_token_sends_nobody_anywhere() -> No
     assert leads.leads is not None
     leads.leads.begin(None)
     assert await follows.computed() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2 * LONG + 9)), max_size=12))
+def test_each_follows_the_first_one_that_shares_enough(made: list[tuple[int, int]]) -> None:
+    """As comparing each with each finds it."""
+    prompts = [prompt(*[begins] * (LONG // 2), *range(length)) for begins, length in made]
+    leaders: list[int] = []
+    follows = dict[int, int]()
+    for at, each in enumerate(prompts):
+        least = -(-max(LONG * 2, each.blocks) // 2)  # half of it, and at least LONG blocks
+        if each.blocks < least:
+            continue
+        for leader in leaders:
+            own = prompts[leader].sequence_hashes[:least]
+            if len(own) == least and (own == each.sequence_hashes[:least]).all():
+                follows[at] = leader
+                break
+        else:
+            leaders.append(at)
+    parts = parts_of(prompts)
+    numbers = {id(part.leads): at for at, part in enumerate(parts) if part.leads is not None}
+    found = {
+        at: numbers[id(part.follows)] for at, part in enumerate(parts) if part.follows is not None
+    }
+    assert found == follows

@@ -155,9 +155,7 @@ def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
         alike.update(10.0)
         other.update(40.0)
     assert max(alike.quantile(0.5)[4:]) >= 60
-    for count in (5.0, 90.0, 4.0, 80.0):
-        other.update(count)
-    assert not other.quantile(0.5)[:4].max() > 400
+    assert max(other.quantile(0.5)) < 50, "a day that goes on otherwise is not believed"
     without = ArrivalForecast(15.0, 8)
     for _ in range(16):
         without.update(10.0)

@@ -21,6 +21,7 @@ from dynamo_router.engines.transfer import (
     Ticket,
     TransferError,
     TransferState,
+    shm,
 )
 from dynamo_router.engines.transfer.grants import BlockState
 from dynamo_router.engines.transfer.metadata import EngineMetadata
@@ -314,6 +315,30 @@ async def test_a_large_transfer_leaves_the_loop_free_and_ends_by_its_deadline(
     assert ended.state is not TransferState.RUNNING
     await owner.transfer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bytes_per_block", [1 << 10, 1 << 20])
+async def test_a_copy_that_fails_in_any_way_ends_its_ticket(
+    bytes_per_block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the event loop, or in the thread that copies what is large."""
+
+    def broken(*blocks: object) -> None:
+        raise IndexError("no such row")
+
+    more = {"bytes_per_block": bytes_per_block}
+    owner = End(open_end("shm", tmp_path, 8, **more))
+    reader = End(open_end("shm", tmp_path, 8, **more))
+    offer = owner.offer(owner.filled(HASHES[:4]))
+    peer = reader.transfer.connect(owner.transfer.export())
+    monkeypatch.setattr(shm, "copy_blocks", broken)
+    blocks = reader.grants.allocate(4)
+    ticket = reader.transfer.read(peer, offer, blocks, range(4), deadline_s=60)
+    async with asyncio.timeout(20):
+        assert await reason_of(reader, ticket) == "internal"
+        await reader.transfer.settled(ticket)
+    await reader.transfer.close()
+    await owner.transfer.close()
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")

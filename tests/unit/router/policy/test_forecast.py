@@ -179,6 +179,25 @@ def test_room_is_short_before_a_cache_is_full(router: KvRouter, clock: ManualClo
     )
 
 
+def test_a_request_is_held_where_answers_go_on_longer_than_usual(
+    router: KvRouter, clock: ManualClock
+) -> None:
+    """Their tokens fill the caches by and by, which is booked nowhere."""
+    for turn in range(30):
+        router.best_worker(prompt(turn, BLOCK), f"usual{turn}", pinned_worker=turn % 2)
+        router.mark_prefill_complete(f"usual{turn}")
+        clock.advance(1.0)
+        router.free(f"usual{turn}", output_tokens=20 * BLOCK)
+    for number in range(8):
+        router.best_worker(prompt(number, 200 * BLOCK), f"long{number}", pinned_worker=number % 2)
+        router.mark_prefill_complete(f"long{number}")
+    waits = []
+    for _ in range(10):
+        waits.append(router.seconds_until_free())
+        clock.advance(2.0)
+    assert waits[0] == 0.0 and waits[-1] == math.inf
+
+
 def test_the_choice_knows_that_room_is_short(router: KvRouter, clock: ManualClock) -> None:
     """Two workers that differ in nothing but the blocks in use: one's requests share theirs."""
     for number in range(4):
