@@ -39,24 +39,25 @@ _KILL_AFTER_PARENT = """\
 import os, select, signal, sys
 parent, every_s = int(sys.argv[1]), float(sys.argv[2])
 held = {}
-def child(pid):
+def parent_and_start(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return (pid, fields[19]) if int(fields[1]) == parent else None
+        return None, None
+    return int(fields[1]), fields[19]
 def look():
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        found = child(pid)
-        if found is None or found in held or int(pid) == os.getpid():
+        its_parent, start = parent_and_start(pid)
+        if its_parent != parent or (pid, start) in held or int(pid) == os.getpid():
             continue
         try:
             descriptor = os.pidfd_open(int(pid))
         except ProcessLookupError:
             continue
-        if child(pid) == found:
-            held[found] = descriptor
+        # By its start alone: if the parent ended meanwhile, it is another's child now.
+        if parent_and_start(pid)[1] == start:
+            held[pid, start] = descriptor
         else:
             os.close(descriptor)
 try:

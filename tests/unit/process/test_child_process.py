@@ -185,6 +185,44 @@ async def test_what_others_started_for_us_ends_with_us(when: str) -> None:
     await until(lambda: not any(map(alive, (*others, watcher))))
 
 
+# Its parent ends between the watcher's two looks at a child; 9 is SIGKILL.
+ENDS_BETWEEN = """
+import os
+open_one, parent = os.pidfd_open, os.getppid()
+def open_and_end(pid):
+    descriptor = open_one(pid)
+    if pid != parent and os.getppid() == parent:
+        print(pid, os.getpid(), flush=True)
+        os.kill(parent, 9)
+        while os.getppid() == parent:
+            pass
+    return descriptor
+os.pidfd_open = open_and_end
+"""
+PARENT_OF_BOTH = """
+import os, subprocess, sys, time
+WAIT = "import time; time.sleep(600)"
+argv = [[WAIT], [sys.argv[1], str(os.getpid()), "0.01"]]
+both = [subprocess.Popen([sys.executable, "-c", *each], stdin=subprocess.PIPE) for each in argv]
+time.sleep(600)
+"""
+
+
+@LINUX
+async def test_a_child_that_is_found_as_we_end_is_killed_too() -> None:
+    argv = [sys.executable, "-c", PARENT_OF_BOTH, ENDS_BETWEEN + _KILL_AFTER_PARENT]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as ours:
+        assert ours.stdout is not None
+        both = [int(each) for each in ours.stdout.readline().split()]
+        ours.wait(20)
+    assert len(both) == 2
+    try:
+        await until(lambda: not any(map(alive, both)), 20.0)
+    finally:
+        for pid in filter(alive, both):
+            os.kill(pid, signal.SIGKILL)
+
+
 def descriptors_of_processes(pid: int) -> int:
     found = 0
     for each in Path(f"/proc/{pid}/fd").iterdir():
