@@ -5,7 +5,6 @@ from typing import NamedTuple, TypeVar
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
 from ..kv_stores import NatsConnection, StoreError, refusal
@@ -37,7 +36,10 @@ class Published(NamedTuple):
 
 
 class WorkQueue:
-    """Calls about the queue of `settings`. The connection is its owner's to close."""
+    """Calls about the queue of `settings`. The connection is its owner's to close.
+
+    What JetStream answers is read within the call: what cannot be read is a StoreError, too.
+    """
 
     def __init__(self, connection: NatsConnection, settings: QueueSettings) -> None:
         self.connection, self.settings = connection, settings
@@ -46,25 +48,34 @@ class WorkQueue:
     async def ensure(self) -> None:
         """Make it if it is not there. QueueRefusedError if a stream has its name that is none."""
         settings = self.settings
-        config = await self._stream()
-        if config is None:
+
+        async def look(js: JetStreamContext) -> str:
+            info = await js.stream_info(settings.stream)
+            return settings.why_other(info.config) or ""
+
+        why = await self._find(look)
+        if why is None:
             try:
                 await self.connection.call(lambda js: js.add_stream(settings.config()))
                 return
             except APIError as error:
                 if error.err_code != _IN_USE:
                     raise self._refused(error) from None
-            config = await self._stream()  # another process was faster
-        why = None if config is None else settings.why_other(config)
-        if why is not None:
+            why = await self._find(look)  # another process was faster
+        if why:
             raise QueueRefusedError(f"NATS: the stream {settings.stream} {why}: it is no queue")
 
     async def ensure_group(self, group: GroupSettings) -> None:
         """Make a group if it is not there. QueueRefusedError if a consumer has its name that is
         none, or another one reads its messages."""
         stream = self.settings.stream
-        info = await self._find(lambda js: js.consumer_info(stream, group.name))
-        if info is None:
+
+        async def look(js: JetStreamContext) -> str:
+            info = await js.consumer_info(stream, group.name)
+            return group.why_other(info.config) or ""
+
+        why = await self._find(look)
+        if why is None:
             try:
                 await self.connection.call(lambda js: js.add_consumer(stream, group.config()))
             except APIError as error:
@@ -73,8 +84,7 @@ class WorkQueue:
                     raise QueueRefusedError(f"NATS: {text}: this queue is not ours alone") from None
                 raise self._refused(error) from None
             return
-        why = group.why_other(info.config)
-        if why is not None:
+        if why:
             raise QueueRefusedError(f"NATS: the consumer {group.name} of {stream} {why}")
 
     async def publish(
@@ -105,16 +115,24 @@ class WorkQueue:
 
     async def message(self, sequence: int) -> bytes | None:
         """The body of one that is in the queue; None if it is gone."""
-        stream = self.settings.stream
-        found = await self._find(lambda js: js.get_msg(stream, sequence))
-        return None if found is None else bytes(found.data or b"")
+
+        async def get(js: JetStreamContext) -> bytes:
+            found = await js.get_msg(self.settings.stream, sequence)
+            return bytes(found.data or b"")
+
+        return await self._find(get)
 
     async def messages(self) -> int:
         """To be done and being done. StoreError if there is no such queue."""
-        info = await self._find(lambda js: js.stream_info(self.settings.stream))
-        if info is None:
+
+        async def count(js: JetStreamContext) -> int:
+            info = await js.stream_info(self.settings.stream)
+            return int(info.state.messages)
+
+        found = await self._find(count)
+        if found is None:
             raise StoreError(f"NATS has no stream {self.settings.stream}")
-        return int(info.state.messages)
+        return found
 
     async def send(self, subject: str, body: bytes) -> bool:
         """Publish outside of the queue, without waiting; False if that is known not to leave."""
@@ -123,10 +141,6 @@ class WorkQueue:
             return await link.publish(subject, body)
         except (StoreError, NatsError, OSError):
             return False
-
-    async def _stream(self) -> StreamConfig | None:
-        info = await self._find(lambda js: js.stream_info(self.settings.stream))
-        return None if info is None else info.config
 
     async def _find(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
         return await self.connection.find(ask, self._what)

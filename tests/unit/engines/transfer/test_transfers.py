@@ -341,6 +341,30 @@ async def test_a_copy_that_fails_in_any_way_ends_its_ticket(
     await owner.transfer.close()
 
 
+@pytest.mark.parametrize("bytes_per_block", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("broken", ["is_dead", "notify"])
+async def test_what_fails_beside_the_copy_ends_its_ticket_too(
+    bytes_per_block: int, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*asked: object) -> bool:
+        raise ValueError("no such thing")
+
+    more = {"bytes_per_block": bytes_per_block}
+    owner = End(open_end("shm", tmp_path, 8, **more))
+    writer = End(open_end("shm", tmp_path, 8, **more))
+    grant = owner.grants.grant(owner.grants.allocate(4), "a1", deadline=1e9)
+    ours = writer.filled(HASHES[:4])
+    peer = writer.transfer.connect(owner.transfer.export())
+    monkeypatch.setattr(writer.transfer, broken, fail)
+    async with asyncio.timeout(20):
+        ticket = writer.transfer.write(peer, ours, grant, "r1", deadline_s=60)
+        assert await reason_of(writer, ticket) == "internal"
+        await writer.transfer.settled(ticket)
+    monkeypatch.undo()
+    await writer.transfer.close()
+    await owner.transfer.close()
+
+
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")
 async def test_over_nixl_a_write_lands_in_quarantine_and_frees_it(tmp_path: Path) -> None:
     async with two_ends("nixl", tmp_path) as (writer, owner):
