@@ -112,6 +112,19 @@ class RankTransfers:
         self.contents = live.engine.contents = CacheContents(transfer, metrics)
         live.source = self
         transfer.listen(self.on_notification)
+        metrics.holders.append(self.held)
+
+    def held(self) -> dict[str, int]:
+        """Blocks that are held for others, by HELD."""
+        grants = self.transfer.grants
+        kept = sum(
+            len(self._live.engine.kept_blocks(number)) for number, _ in self._leases.values()
+        )
+        return {
+            "granted": grants.granted_blocks,
+            "kept": kept,
+            "quarantined": grants.quarantined_blocks,
+        }
 
     def on_kept(self, number: int, sequence: Sequence) -> None:
         blocks = self._live.engine.kept_blocks(number)
@@ -250,3 +263,5 @@ class RankTransfers:
         for attempt in list(self._leases):
             self.end_lease(attempt)
         await self.transfer.close()
+        if self.held in self._metrics.holders:
+            self._metrics.holders.remove(self.held)
