@@ -70,7 +70,7 @@ class Engine:
         """Its samples, of this incarnation."""
         lines = (await http_text(self._page, "/metrics")).splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return Counter({name: int(float(value)) for name, value in samples})
+        return Counter({name: int(float(at)) for name, at in samples if "_created" not in name})
 
     async def kill(self) -> None:
         """SIGKILL, after a look at its page."""
