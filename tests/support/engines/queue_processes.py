@@ -34,11 +34,12 @@ ACK_WAIT_S, TIMEOUT_S, LEASE_S = 0.5, 3.0, 1.0
 PREFILLS, DECODES = 2, 2
 _SETTINGS = (
     f"--vocab-size {VOCABULARY} --model-id tiny --block-size {BLOCK} --num-gpu-blocks 512"
-    " --speedup-ratio 0.25"
     f" --transfer shm --transfer-block-bytes 4096 --transfer-layers 2 --prefill-queue"
     f" --prefill-queue-ack-wait-s {ACK_WAIT_S} --prefill-queue-timeout-s {TIMEOUT_S}"
     f" --lease-ttl-s {LEASE_S} --drain-timeout-s 1 --metrics-port 0"
 )
+_SPEED = {"prefill": "--speedup-ratio 0.05", "decode": "--speedup-ratio 0.25"}
+"""So slow that what befalls them does so while they have prompts."""
 HELD = (
     "dynamo_router_prefill_queue_requests",
     'dynamo_router_transfer_blocks{state="granted"}',
@@ -61,6 +62,7 @@ class Engine:
 
     async def start(self) -> None:
         words = f"mocker --disaggregation-mode {self.role} --port {self.port} {_SETTINGS}"
+        words += f" {_SPEED[self.role]}"
         running = command(self._folder, *words.split(), *self._more, environ=self._environ)
         self._process = process = await self._stack.enter_async_context(running)
         await process.says("ready")
@@ -204,7 +206,8 @@ class QueueProcesses:
         for engine in self.engines:
             page = await engine.page()
             assert all(name in page for name in HELD), page
-            found.update({name: page[name] for name in HELD if page[name]})
+            whose = f"{engine.role} at {engine.port}: "
+            found.update({whose + name: page[name] for name in HELD if page[name]})
         return dict(found)
 
 
