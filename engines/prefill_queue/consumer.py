@@ -7,9 +7,9 @@ a reason, when no engine can do it. An engine that dies settles nothing: the mes
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -43,6 +43,7 @@ _MOST, _MOST_BYTES = 65536, 64 << 20
 _CHECK_S = 1.0
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 
 class ComputedPrompt(NamedTuple):
@@ -231,12 +232,23 @@ class PrefillConsumer:
                 await self._report(request, "busy")
 
     async def _serve(self, delivery: Delivery, request: RemotePrefillRequest) -> None:
+        """A prompt is computed while its decode engine is asked; one that was delivered before, the
+        attempt of which may well be over, once that has answered."""
+        asked = self._ask(request, "take", is_first=delivery.number == 1)
+        taking = _begun(asked, "a queued prompt's grant")
+        computing: asyncio.Task[None] | None = None
         grant = ""
         try:
-            reply = await self._ask(request, "take", is_first=delivery.number == 1)
-            if reply.s == "go" and reply.grant is not None:
+            if delivery.number > 1:
+                await asyncio.wait([taking])
+            computing = _begun(self._compute(request, taking), "a queued prompt's blocks")
+            await asyncio.wait([taking, computing], return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                await computing  # which has failed
+            reply = await taking
+            if reply.grant is not None:
                 grant = reply.grant.attempt
-                await self._compute(request, reply)
+                await computing
                 await self._ask(request, "landed", grant)
             await delivery.ack()
         except QueueMessageError as error:
@@ -250,22 +262,26 @@ class PrefillConsumer:
                 await delivery.term()
             else:
                 await delivery.nak(AGAIN_S)
+        finally:
+            for task in (computing, taking):
+                await stopped(task)
 
-    async def _compute(self, request: RemotePrefillRequest, reply: Reply) -> None:
-        """Return once the blocks are written."""
-        assert reply.grant is not None
-        peer = await self._connect(self._computer.transfer, request, reply)
+    async def _compute(self, request: RemotePrefillRequest, taking: "asyncio.Task[Reply]") -> None:
+        """Return once the blocks are written, or its attempt is over."""
+        if taking.done() and (await taking).grant is None:
+            return
         for observe in self.on_begun:
             observe(request)
         try:
             async with self._computer.compute(request) as prompt:
                 if prompt.hashes != request.hashes():
                     raise QueueMessageError("its blocks have other hashes here", "mismatch")
-                transfer = prompt.transfer
-                if transfer is not self._computer.transfer:
-                    peer = await self._connect(transfer, request, reply)
+                reply = await taking
+                if reply.grant is None:
+                    return
+                peer = await self._connect(prompt.transfer, request, reply)
                 first = len(request.computed_block_ids)
-                ticket = transfer.write(
+                ticket = prompt.transfer.write(
                     peer,
                     prompt.blocks[first:],
                     reply.grant,
@@ -273,20 +289,19 @@ class PrefillConsumer:
                     deadline_s=max(0.0, reply.left_s),
                 )
                 try:
-                    await transfer.finished(ticket)
+                    await prompt.transfer.finished(ticket)
                 finally:
-                    await transfer.settled(ticket)
+                    await prompt.transfer.settled(ticket)
                     for written in self.on_written:
-                        written(transfer, ticket)
+                        written(prompt.transfer, ticket)
         except TransferError as error:
             if error.reason != "revoked":  # the attempt is over, or another engine's
                 raise _judged(error) from None
         except InvalidRequestError as error:
             raise QueueMessageError(str(error), "unserved") from None
         except (NoWorkersError, WorkerError) as error:
-            reason = "corrupt" if CORRUPT in str(error) else ""
-            if reason:
-                raise QueueMessageError(str(error), reason) from None
+            if CORRUPT in str(error):
+                raise QueueMessageError(str(error), "corrupt") from None
             raise _Again(str(error)) from None
 
     async def _connect(
@@ -355,6 +370,13 @@ class PrefillConsumer:
             words = Ask("failed", found.attempt, self._computer.transfer.engine_id, grant,
                         error.reason)  # fmt: skip
             await self._queue.send(self._names.decode(found.engine_id), msgspec.json.encode(words))
+
+
+def _begun(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
+    """A task whose failure may be looked at by none."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _judged(error: TransferError) -> RouterError:
