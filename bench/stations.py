@@ -100,10 +100,9 @@ STATIONS = (
     ),
     _station(
         "S9", "metadata",
+        (PREFILL, "engines/prefill_queue/consumer.py", "PrefillConsumer._take"),
         (DECODE, "engines/prefill_queue/remote_prefills.py", "RemotePrefills._take"),
         (DECODE, "engines/transfer/grants.py", "BlockGrants.grant"),
-        (PREFILL, "engines/prefill_queue/consumer.py", "PrefillConsumer._connect"),
-        (PREFILL, "engines/transfer/metadata.py", "read_metadata"),
     ),
     _station(
         "S10", "prefill",
@@ -112,6 +111,7 @@ STATIONS = (
     ),
     _station(
         "S11", "write",
+        (PREFILL, "engines/transfer/metadata.py", "read_metadata"),
         (PREFILL, "engines/transfer/{kind}.py", "{Kind}Transfer.write"),
     ),
     _station(

@@ -8,7 +8,7 @@ a reason, when no engine can do it. An engine that dies settles nothing: the mes
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from ...base.errors import InvalidRequestError, NoWorkersError, RouterError, Wor
 from ...process.supervised import stopped, supervise
 from ...runtime.kv_stores import StoreError
 from ...runtime.work_queues import DeadLetters, Delivery, GroupReader, WorkQueue
-from ..transfer import CORRUPT, Ticket, Transfer, TransferError
+from ..transfer import CORRUPT, Grant, Ticket, Transfer, TransferError
 from .config import PrefillQueueConfig
 from .messages import (
     Ask,
@@ -68,6 +68,16 @@ class PromptComputer(Protocol):
         """Computed when entered, and kept until left. InvalidRequestError if it never can be,
         NoWorkersError or WorkerError if it cannot be now."""
         ...
+
+
+class _Target(NamedTuple):
+    """Where the blocks of a prompt go."""
+
+    grant: Grant
+    left_s: float
+    """how long its decode engine waits"""
+    metadata: list[bytes]
+    """of that: what the store has, if anything, and its own word, which is newer"""
 
 
 class _Again(RouterError):
@@ -234,7 +244,7 @@ class PrefillConsumer:
     async def _serve(self, delivery: Delivery, request: RemotePrefillRequest) -> None:
         """A prompt is computed while its decode engine is asked; one that was delivered before, the
         attempt of which may well be over, once that has answered."""
-        asked = self._ask(request, "take", is_first=delivery.number == 1)
+        asked = self._take(request, is_first=delivery.number == 1)
         taking = _begun(asked, "a queued prompt's grant")
         computing: asyncio.Task[None] | None = None
         grant = ""
@@ -242,12 +252,9 @@ class PrefillConsumer:
             if delivery.number > 1:
                 await asyncio.wait([taking])
             computing = _begun(self._compute(request, taking), "a queued prompt's blocks")
-            await asyncio.wait([taking, computing], return_when=asyncio.FIRST_COMPLETED)
-            if not taking.done():
-                await computing  # which has failed
-            reply = await taking
-            if reply.grant is not None:
-                grant = reply.grant.attempt
+            target = await taking
+            if target is not None:
+                grant = target.grant.attempt
                 await computing
                 await self._ask(request, "landed", grant)
             await delivery.ack()
@@ -266,9 +273,24 @@ class PrefillConsumer:
             for task in (computing, taking):
                 await stopped(task)
 
-    async def _compute(self, request: RemotePrefillRequest, taking: "asyncio.Task[Reply]") -> None:
+    async def _take(self, request: RemotePrefillRequest, *, is_first: bool) -> "_Target | None":
+        """Where its blocks go; None if its attempt is over."""
+        reply = await self._ask(request, "take", is_first=is_first)
+        if reply.s != "go" or reply.grant is None:
+            return None
+        metadata = [reply.metadata]
+        if self._find is not None:
+            with suppress(RouterError, TimeoutError):  # the store is away
+                async with asyncio.timeout(_CHECK_S):
+                    stored = await self._find(request.engine_id)
+                    metadata[:0] = [] if stored is None else [stored]
+        return _Target(reply.grant, reply.left_s, metadata)
+
+    async def _compute(
+        self, request: RemotePrefillRequest, taking: "asyncio.Task[_Target | None]"
+    ) -> None:
         """Return once the blocks are written, or its attempt is over."""
-        if taking.done() and (await taking).grant is None:
+        if taking.done() and await taking is None:
             return
         for observe in self.on_begun:
             observe(request)
@@ -276,17 +298,17 @@ class PrefillConsumer:
             async with self._computer.compute(request) as prompt:
                 if prompt.hashes != request.hashes():
                     raise QueueMessageError("its blocks have other hashes here", "mismatch")
-                reply = await taking
-                if reply.grant is None:
+                target = await taking
+                if target is None:
                     return
-                peer = await self._connect(prompt.transfer, request, reply)
+                peer = _connected(prompt.transfer, request, target)
                 first = len(request.computed_block_ids)
                 ticket = prompt.transfer.write(
                     peer,
                     prompt.blocks[first:],
-                    reply.grant,
+                    target.grant,
                     request.request_id,
-                    deadline_s=max(0.0, reply.left_s),
+                    deadline_s=max(0.0, target.left_s),
                 )
                 try:
                     await prompt.transfer.finished(ticket)
@@ -303,25 +325,6 @@ class PrefillConsumer:
             if CORRUPT in str(error):
                 raise QueueMessageError(str(error), "corrupt") from None
             raise _Again(str(error)) from None
-
-    async def _connect(
-        self, transfer: Transfer[Any], request: RemotePrefillRequest, reply: Reply
-    ) -> Any:
-        metadata = None
-        if self._find is not None:
-            try:
-                async with asyncio.timeout(_CHECK_S):
-                    metadata = await self._find(request.engine_id)
-            except (RouterError, TimeoutError):
-                pass  # the store is away: the engine's own word does
-        try:
-            peer = transfer.connect(metadata or reply.metadata)
-        except TransferError as error:
-            raise _judged(error) from None
-        if peer.engine_id != request.engine_id:
-            text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
-            raise QueueMessageError(text, "unknown")
-        return peer
 
     async def _ask(
         self, request: RemotePrefillRequest, word: str, grant: str = "", is_first: bool = True
@@ -377,6 +380,23 @@ def _begun(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
+
+
+def _connected(transfer: Transfer[Any], request: RemotePrefillRequest, target: _Target) -> Any:
+    """The decode engine, by the first of its metadata that are of use."""
+    failure: RouterError | None = None
+    for metadata in target.metadata:
+        try:
+            peer = transfer.connect(metadata)
+        except TransferError as error:
+            failure = _judged(error)
+            continue
+        if peer.engine_id == request.engine_id:
+            return peer
+        text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
+        failure = QueueMessageError(text, "unknown")
+    assert failure is not None
+    raise failure
 
 
 def _judged(error: TransferError) -> RouterError:

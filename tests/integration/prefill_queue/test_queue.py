@@ -16,6 +16,7 @@ from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.engines.prefill_queue import PrefillQueueConfig, QueuedPrompt, RemotePrefillError
+from dynamo_router.engines.transfer import ArenaLayout
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +261,53 @@ async def test_unknown_fields_are_passed_over_and_an_old_attempt_is_over(fleet: 
     await publish(decode, message(decode, colour="blue"))
     await until(lambda: is_empty(decode))
     assert prefill.metrics.dead_letters == 0
+
+
+@pytest.mark.parametrize("kind", ["none", "unreadable", "dead", "another"])
+async def test_metadata_of_no_use_in_the_store_do_no_harm(fleet: Fleet, kind: str) -> None:
+    """The decode worker's own word counts then."""
+    gone, other, decode = [await fleet.decode() for _ in range(3)]
+    dead = gone.transfer.export()
+    await gone.close()
+    stored = {"none": None, "unreadable": b"{", "dead": dead, "another": other.transfer.export()}
+    looked_up: list[str] = []
+
+    async def find(engine_id: str) -> bytes | None:
+        looked_up.append(engine_id)
+        return stored[kind]
+
+    await fleet.prefill(find_metadata=find)
+    assert await decode.request(prompt(4 * BLOCK)) == "remote"
+    assert looked_up == [decode.transfer.engine_id]
+    assert (decode.corrupt, other.transfer.grants.free_blocks) == (0, BLOCKS)
+
+
+async def test_blocks_that_do_not_fit_are_a_dead_letter_and_computed_locally(fleet: Fleet) -> None:
+    decode = await fleet.decode()
+    prefill = await fleet.prefill(layout=ArenaLayout(bytes_per_block=4096, layers=2, heads=2))
+    assert await decode.request(prompt(4 * BLOCK)) == "failed"
+    assert prefill.metrics.dead_letters == 1 and decode.corrupt == 0
+    assert await dead_letters(decode) == ["mismatch"]
+    await until(lambda: is_empty(decode))
+    assert not decode.transfer.grants.open_attempts
+
+
+async def test_a_message_of_2_mb_is_a_dead_letter(tmp_path: Path) -> None:
+    """Of another program, where the operator lets NATS take such."""
+    settings = tmp_path / "nats.conf"
+    settings.write_text("max_payload: 4MB\n")
+    server = JetStreamServer(tmp_path / "own", "--config", str(settings))
+    server.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(server.kill)
+        fleet = Fleet(server.url, tmp_path, stack, "large")
+        decode, prefill = await fleet.decode(), await fleet.prefill()
+        await publish(decode, message(decode, prompt_token_ids=[7] * 1_000_000))
+        await publish(decode, b"[" * 2_000_000)
+        await until(lambda: prefill.metrics.dead_letters == 2)
+        await until(lambda: is_empty(decode))
+        assert sorted(await dead_letters(decode)) == ["mismatch", "unreadable"]
+        assert await decode.request(prompt(BLOCK)) == "remote"
 
 
 async def test_what_is_delivered_too_often_is_a_dead_letter_and_counts_no_more(
