@@ -34,7 +34,7 @@ from ...indexer.hashing import block_hashes, sequence_hashes
 from ...process.setting_checks import require_at_least
 from ...process.settings import option
 from ...runtime.event_planes import EmbeddedNats
-from ...runtime.kv_stores import NatsAddress, NatsConnection, open_store
+from ...runtime.kv_stores import FileStore, NatsAddress, NatsConnection
 from ...runtime.work_queues import Delivery, GroupReader, GroupSettings, QueueSettings, WorkQueue
 from ..results import Benchmark, Column, measure_in_turns, new_table
 
@@ -85,7 +85,7 @@ class Ends:
         nats = EmbeddedNats(store=self._folder / "nats")
         push(nats.stop)
         await nats.start()
-        store = open_store("file", {"DYN_FILE_KV": str(self._folder / "store")})
+        store = FileStore(self._folder / "store")
         push(store.close)
         metadata = store.bucket("bench/nixl_metadata")
 

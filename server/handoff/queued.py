@@ -81,7 +81,7 @@ class QueuedCall:
             self._end_leg()
 
     def _end_leg(self) -> None:
-        """Whoever computes the prompt has done so, or will not. Idempotent."""
+        """Its prompt is computed, or will not be. Idempotent."""
         self._timer.cancel()
         self._leg.end()
         self._outcomes.queued.pop(self, None)

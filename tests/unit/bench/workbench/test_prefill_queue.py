@@ -1,4 +1,4 @@
-"""The bench of the prefill queue: its prompts go through it, beside what the server itself takes."""
+"""The bench of the prefill queue: prompts go through it, beside what the server itself takes."""
 
 import json
 from pathlib import Path
