@@ -276,7 +276,11 @@ class RemotePrefills:
         try:
             async with asyncio.timeout(PUBLISH_S):
                 found = await self._queue.publish(
-                    subject, body, f"{attempt.name}:{number}", headers
+                    subject,
+                    body,
+                    f"{attempt.name}:{number}",
+                    headers,
+                    lasts_s=attempt.ends_at - asyncio.get_running_loop().time(),
                 )
         except QueueFullError as error:
             raise RemotePrefillError(str(error), "full") from None

@@ -1,5 +1,6 @@
 """WorkQueue: one queue in JetStream, as calls. Every failure of NATS is a StoreError."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ from nats.js.errors import APIError
 from ..kv_stores import NatsConnection, StoreError, refusal
 from .settings import GroupSettings, QueueSettings
 
-_MESSAGE_ID = "Nats-Msg-Id"
+_MESSAGE_ID, _LASTS = "Nats-Msg-Id", "Nats-TTL"
 _IN_USE = 10058
 """a stream of this name has another configuration"""
 _FULL = (10077, 10023, 10028, 10047)
@@ -44,6 +45,8 @@ class WorkQueue:
     def __init__(self, connection: NatsConnection, settings: QueueSettings) -> None:
         self.connection, self.settings = connection, settings
         self._what = f"the queue {settings.stream}"
+        self._may_expire = True
+        """whether messages of the stream may have deadlines: an operator's may know none"""
 
     async def ensure(self) -> None:
         """Make it if it is not there. QueueRefusedError if a stream has its name that is none."""
@@ -51,12 +54,14 @@ class WorkQueue:
 
         async def look(js: JetStreamContext) -> str:
             info = await js.stream_info(settings.stream)
+            self._may_expire = bool(info.config.allow_msg_ttl)
             return settings.why_other(info.config) or ""
 
         why = await self._find(look)
         if why is None:
             try:
                 await self.connection.call(lambda js: js.add_stream(settings.config()))
+                self._may_expire = True
                 return
             except APIError as error:
                 if error.err_code != _IN_USE:
@@ -88,11 +93,20 @@ class WorkQueue:
             raise QueueRefusedError(f"NATS: the consumer {group.name} of {stream} {why}")
 
     async def publish(
-        self, subject: str, body: bytes, message_id: str, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        body: bytes,
+        message_id: str,
+        headers: dict[str, str] | None = None,
+        *,
+        lasts_s: float | None = None,
     ) -> Published:
-        """Add a message; one of the same id within `duplicates_s` adds nothing. QueueFullError, or
+        """Add a message; one of the same id within `duplicates_s` adds nothing. After `lasts_s` it
+        leaves the queue, whoever has it, where the stream knows deadlines. QueueFullError, or
         another StoreError: not transient if NATS takes no message of that length."""
         given = {**(headers or {}), _MESSAGE_ID: message_id}
+        if lasts_s is not None and self._may_expire:
+            given[_LASTS] = str(max(1, math.ceil(lasts_s)))
         stream = self.settings.stream
 
         async def put(js: JetStreamContext) -> Published:

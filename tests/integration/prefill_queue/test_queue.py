@@ -15,8 +15,14 @@ from support.engines.queue_rig import BLOCK, BLOCKS, DecodeEnd, PrefillEnd, hash
 from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
-from dynamo_router.engines.prefill_queue import PrefillQueueConfig, QueuedPrompt, RemotePrefillError
+from dynamo_router.engines.prefill_queue import (
+    PrefillQueueConfig,
+    QueuedPrompt,
+    QueueNames,
+    RemotePrefillError,
+)
 from dynamo_router.engines.transfer import ArenaLayout
+from dynamo_router.runtime.kv_stores import NatsAddress, NatsConnection, StoreError
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +164,37 @@ async def test_what_is_over_when_it_is_begun_is_computed_no_further(fleet: Fleet
     await until(lambda: is_empty(decode))
     await until(lambda: prefill.consumer.active == 0)
     assert prefill.computed == 0 and prefill.transfer.grants.free_blocks == BLOCKS
+
+
+async def test_a_prompt_that_none_can_take_out_leaves_the_queue_by_its_deadline(
+    fleet: Fleet,
+) -> None:
+    """It is for a worker that is gone, and NATS' answer, which tells its number, was lost."""
+    fleet.config = PrefillQueueConfig(prefill_queue_timeout_s=1.0)
+    decode = await fleet.decode()
+    publish = decode.link.queue.publish
+
+    async def unanswered(*message: Any, **more: Any) -> Any:
+        await publish(*message, **more)
+        raise StoreError("no answer")
+
+    decode.link.queue.publish = unanswered  # type: ignore[method-assign]
+    assert await decode.request(prompt(4 * BLOCK), worker_id=9) == "away"
+    assert not await is_empty(decode)
+    await until(lambda: is_empty(decode))
+
+
+@pytest.mark.parametrize("allows", [False, True])
+async def test_a_stream_that_an_operator_has_made_may_know_no_deadlines(
+    fleet: Fleet, allows: bool
+) -> None:
+    names = QueueNames.of(fleet.namespace, "model", "pool")
+    connection = NatsConnection(NatsAddress(fleet._url))
+    fleet._stack.push_async_callback(connection.close)
+    config = names.settings(fleet.config).config().evolve(allow_msg_ttl=allows)
+    await connection.call(lambda js: js.add_stream(config))
+    decode, _ = await fleet.decode(), await fleet.prefill()
+    assert await decode.request(prompt(4 * BLOCK)) == "remote"
 
 
 async def test_a_full_queue_is_the_decode_workers_own_to_compute(fleet: Fleet) -> None:

@@ -44,7 +44,7 @@ class Unstoppable:
 
 
 def remote_prefills(transfer: Unstoppable) -> RemotePrefills:
-    async def publish(*message: Any) -> Any:
+    async def publish(*message: Any, lasts_s: float) -> Any:
         return SimpleNamespace(sequence=1)
 
     async def ignore(*message: Any) -> None: ...
