@@ -41,6 +41,7 @@ AGAIN_S = 0.2
 """After which a message is delivered again that something stands in the way of."""
 _MOST, _MOST_BYTES = 65536, 64 << 20
 _CHECK_S = 1.0
+_MOST_KNOWN = 1024
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -104,6 +105,8 @@ class PrefillConsumer:
         self._queue, self._names, self._config = queue, names, config
         self._computer, self._metrics, self._find = computer, metrics, find_metadata
         self._model = model
+        self._known: dict[str, bytes] = {}
+        """metadata of decode engines that the store had, the first asked for first"""
         self._dead = DeadLetters(queue.connection, names.dead)
         groups = (names.group(config), names.own_group(worker_id, config))
         slots = config.prefill_queue_slots
@@ -278,13 +281,21 @@ class PrefillConsumer:
         reply = await self._ask(request, "take", is_first=is_first)
         if reply.s != "go" or reply.grant is None:
             return None
-        metadata = [reply.metadata]
-        if self._find is not None:
+        metadata = [await self._stored(request.engine_id), reply.metadata]
+        return _Target(reply.grant, reply.left_s, [each for each in metadata if each is not None])
+
+    async def _stored(self, engine_id: str) -> bytes | None:
+        """What the store has of an engine. It is asked once: an id is that of one incarnation."""
+        found = self._known.get(engine_id)
+        if found is None and self._find is not None:
             with suppress(RouterError, TimeoutError):  # the store is away
                 async with asyncio.timeout(_CHECK_S):
-                    stored = await self._find(request.engine_id)
-                    metadata[:0] = [] if stored is None else [stored]
-        return _Target(reply.grant, reply.left_s, metadata)
+                    found = await self._find(engine_id)
+        if found is not None:
+            while len(self._known) >= _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[engine_id] = found
+        return found
 
     async def _compute(
         self, request: RemotePrefillRequest, taking: "asyncio.Task[_Target | None]"
@@ -301,7 +312,7 @@ class PrefillConsumer:
                 target = await taking
                 if target is None:
                     return
-                peer = _connected(prompt.transfer, request, target)
+                peer = self._connect(prompt.transfer, request, target)
                 first = len(request.computed_block_ids)
                 ticket = prompt.transfer.write(
                     peer,
@@ -325,6 +336,25 @@ class PrefillConsumer:
             if CORRUPT in str(error):
                 raise QueueMessageError(str(error), "corrupt") from None
             raise _Again(str(error)) from None
+
+    def _connect(
+        self, transfer: Transfer[Any], request: RemotePrefillRequest, target: _Target
+    ) -> Any:
+        """The decode engine, by the first of its metadata that are of use."""
+        failure: RouterError | None = None
+        for metadata in target.metadata:
+            try:
+                peer = transfer.connect(metadata)
+            except TransferError as error:
+                failure = _judged(error)
+            else:
+                if peer.engine_id == request.engine_id:
+                    return peer
+                text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
+                failure = QueueMessageError(text, "unknown")
+            self._known.pop(request.engine_id, None)
+        assert failure is not None
+        raise failure
 
     async def _ask(
         self, request: RemotePrefillRequest, word: str, grant: str = "", is_first: bool = True
@@ -380,23 +410,6 @@ def _begun(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
-
-
-def _connected(transfer: Transfer[Any], request: RemotePrefillRequest, target: _Target) -> Any:
-    """The decode engine, by the first of its metadata that are of use."""
-    failure: RouterError | None = None
-    for metadata in target.metadata:
-        try:
-            peer = transfer.connect(metadata)
-        except TransferError as error:
-            failure = _judged(error)
-            continue
-        if peer.engine_id == request.engine_id:
-            return peer
-        text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
-        failure = QueueMessageError(text, "unknown")
-    assert failure is not None
-    raise failure
 
 
 def _judged(error: TransferError) -> RouterError:

@@ -21,6 +21,7 @@ from dynamo_router.engines.prefill_queue import (
     QueueNames,
     RemotePrefillError,
 )
+from dynamo_router.engines.prefill_queue import consumer as prefill_consumer
 from dynamo_router.engines.transfer import ArenaLayout
 from dynamo_router.runtime.kv_stores import NatsAddress, NatsConnection, StoreError
 
@@ -314,9 +315,28 @@ async def test_metadata_of_no_use_in_the_store_do_no_harm(fleet: Fleet, kind: st
         return stored[kind]
 
     await fleet.prefill(find_metadata=find)
-    assert await decode.request(prompt(4 * BLOCK)) == "remote"
-    assert looked_up == [decode.transfer.engine_id]
+    for seed in range(2):  # what is of no use is not remembered
+        assert await decode.request(prompt(4 * BLOCK, seed)) == "remote"
+        assert looked_up == [decode.transfer.engine_id] * (seed + 1)
     assert (decode.corrupt, other.transfer.grants.free_blocks) == (0, BLOCKS)
+
+
+async def test_the_store_is_asked_once_for_an_engine(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_consumer, "_MOST_KNOWN", 1)
+    decodes = [await fleet.decode() for _ in range(2)]
+    stored = {each.transfer.engine_id: each.transfer.export() for each in decodes}
+    looked_up: list[str] = []
+
+    async def find(engine_id: str) -> bytes | None:
+        looked_up.append(engine_id)
+        return stored[engine_id]
+
+    await fleet.prefill(find_metadata=find)
+    for number in (0, 0, 1, 1, 0):  # as many as may be known
+        assert await decodes[number].request(prompt(4 * BLOCK, len(looked_up))) == "remote"
+    assert looked_up == [decodes[number].transfer.engine_id for number in (0, 1, 0)]
 
 
 async def test_blocks_that_do_not_fit_are_a_dead_letter_and_computed_locally(fleet: Fleet) -> None:
