@@ -21,6 +21,7 @@ from dynamo_router.engines.transfer import (
     Ticket,
     TransferError,
     TransferState,
+    nixl,
     shm,
 )
 from dynamo_router.engines.transfer.grants import BlockState
@@ -363,6 +364,17 @@ async def test_what_fails_beside_the_copy_ends_its_ticket_too(
     monkeypatch.undo()
     await writer.transfer.close()
     await owner.transfer.close()
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")
+async def test_over_nixl_an_idle_end_looks_at_once_when_peers_are_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl, "IDLE_S", 1000.0)
+    async with two_ends("nixl", tmp_path) as (first, second):  # which expect each other
+        peer = first.transfer.connect(second.transfer.export())
+        first.transfer.notify(peer, Notification("a1"))
+        await until(lambda: second.notified)
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")
