@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,32 +30,15 @@ from ...engines.prefill_queue import (
 )
 from ...engines.transfer import Transfer, TransferConfig
 from ...indexer.hashing import block_hashes, sequence_hashes
-from ...process.setting_checks import require_at_least
-from ...process.settings import option
 from ...runtime.event_planes import EmbeddedNats
 from ...runtime.kv_stores import FileStore, NatsAddress, NatsConnection
 from ...runtime.work_queues import Delivery, GroupReader, GroupSettings, QueueSettings, WorkQueue
 from ..results import Benchmark, Column, measure_in_turns, new_table
+from .settings import QueueBenchConfig
 
 _BLOCK, _DEADLINE_S = 16, 30.0
 _SHARED = Path("/dev/shm")
 _GROUP = GroupSettings(name="bench", subject="bench.queue")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    blocks: int = option(64, "Blocks of a prompt, of 16 tokens each.")
-    block_bytes: int = option(16384, "Bytes of a block.")
-    prompts: int = option(50, "Prompts in a round, one after the other.")
-    rounds: int = option(9, "Rounds, after one to warm up; medians of them are reported.")
-    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "blocks", "prompts", "rounds")
-        _ = TransferConfig(transfer_block_bytes=self.block_bytes).layout
 
 
 class _Computed:

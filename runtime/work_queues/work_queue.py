@@ -102,7 +102,7 @@ class WorkQueue:
         lasts_s: float | None = None,
     ) -> Published:
         """Add a message; one of the same id within `duplicates_s` adds nothing. After `lasts_s` it
-        leaves the queue, whoever has it, where the stream knows deadlines. QueueFullError, or
+        leaves the queue, also from its reader, where the stream knows deadlines. QueueFullError, or
         another StoreError: not transient if NATS takes no message of that length."""
         given = {**(headers or {}), _MESSAGE_ID: message_id}
         if lasts_s is not None and self._may_expire:

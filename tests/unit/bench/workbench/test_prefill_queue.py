@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.bench.workbench.prefill_queue import QueueBenchConfig, run
+from dynamo_router.bench.workbench.prefill_queue import run
+from dynamo_router.bench.workbench.settings import QueueBenchConfig
 
 
 def test_each_kind_has_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
