@@ -46,8 +46,9 @@ class QueuedCall:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def cancel(self) -> bool:
-        """End it."""
+        """End it, also if nobody reads it."""
         self._cancelled = True
+        self._outcomes.queued.pop(self, None)
         return self._call.cancel()
 
     async def abort(self, *, timeout: float) -> tuple[bool, str]:
