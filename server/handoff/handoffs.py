@@ -172,6 +172,7 @@ class Handoffs:
         facts = leg.facts
         parallel = facts.tensor_parallel_size or 1, facts.pipeline_parallel_size or 1
         meeting = self._meetings.new(*leg.rank, parallel, connector.number_bits)
+        meeting = meeting._replace(request_id=ids[1])
         plan = plan_handoff(request, max_tokens, connector, facts.transfer, meeting)
         return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)
 

@@ -32,6 +32,8 @@ class Meeting(NamedTuple):
     """of the prefill worker, counted from its first"""
     parallel: tuple[int, int] = (1, 1)
     """the prefill worker's tensor and pipeline parallel sizes"""
+    request_id: str = ""
+    """by which both engines know the attempt"""
 
 
 class Connector(NamedTuple):
@@ -70,6 +72,7 @@ def _pushed(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
         "kv_transfer_params": {
             **_TAKES,
             "remote_engine_id": _engine_id(source, meeting),
+            "remote_request_id": meeting.request_id,  # without it vLLM 0.32 ends
             "remote_host": source.host,
             "remote_port": source.port + meeting.rank,
             "tp_size": tensor,

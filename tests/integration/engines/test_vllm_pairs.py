@@ -4,7 +4,6 @@ Needs vLLM's CPU build with NIXL, and its gRPC server: see support/servers/vllm.
 say is tested always, from fakes (tests/integration/handoff).
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from support.polling import until, wait_until
 from support.processes import http_text
 from support.servers.openai_serving import Served, openai_serving
-from support.servers.vllm import BLOCK, PYTHON, VllmGrpcHalf, VllmHalf
+from support.servers.vllm import BLOCK, PYTHON, VllmGrpcHalf, VllmHalf, write_model
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.disagg import DisaggConfig
@@ -38,7 +37,8 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     kind, connector = PAIRS[request.param]
     folder: Path = tmp_path_factory.mktemp(request.param)
-    found = Pair(kind(folder / "p", connector), kind(folder / "d", connector))
+    model = write_model(folder / "model")
+    found = Pair(*(kind(folder / name, model, connector) for name in ("p", "d")))
     try:
         for each in found:
             each.launch()
@@ -72,7 +72,7 @@ async def completed(served: Served, number: int, **more: Any) -> Any:
 
 
 async def metric(served: Served, line: str) -> float:
-    text = await asyncio.to_thread(http_text, f"http://{served.server.http_address}/metrics")
+    text = await http_text(served.server.http_address, "/metrics")
     found = [each for each in text.splitlines() if each.startswith(line + " ")]
     return sum(float(each.split()[-1]) for each in found)
 
@@ -85,7 +85,7 @@ async def held(engine: VllmHalf) -> float:
         await client.close()
         assert isinstance(found, vllm_engine_pb2.GetLoadsResponse)
         return sum(float(each.token_usage) for each in found.loads)
-    text = await asyncio.to_thread(http_text, f"http://{engine.address}/metrics")
+    text = await http_text(engine.address, "/metrics")
     lines = [each for each in text.splitlines() if each.startswith("vllm:kv_cache_usage_perc{")]
     return sum(float(each.split()[-1]) for each in lines)
 

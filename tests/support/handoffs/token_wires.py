@@ -123,6 +123,7 @@ class VllmGrpcPushWire(VllmGrpcWire):
                 "do_remote_decode": False,
                 "do_remote_prefill": True,
                 "remote_engine_id": ENGINE,
+                "remote_request_id": request_id,
                 "remote_host": "127.0.0.1",
                 "remote_port": PORT,
                 "tp_size": 2,

@@ -176,6 +176,7 @@ class NixlPushWire(VllmWire):
                 "do_remote_decode": False,
                 "do_remote_prefill": True,
                 "remote_engine_id": ENGINE,
+                "remote_request_id": request_id,
                 "remote_host": "127.0.0.1",
                 "remote_port": PORT,
                 "tp_size": 2,

@@ -38,9 +38,9 @@ class VllmServer(Child):
     start_s = 600.0
     program = "vllm.entrypoints.openai.api_server"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path | None = None) -> None:
         super().__init__(folder)
-        self._model = write_model(folder / "model")
+        self._model = model or write_model(folder / "model")
         self.port, self._events, self._replay = free_port(), free_port(), free_port()
 
     @property
@@ -84,8 +84,9 @@ class VllmHalf(VllmServer):
 
     lease_s = 4
 
-    def __init__(self, folder: Path, connector: str) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, model: Path, connector: str) -> None:
+        """Two that hand over have the same `model`: they compare its path, too."""
+        super().__init__(folder, model)
         self._connector, self._side = connector, free_port()
 
     @property
