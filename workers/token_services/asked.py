@@ -29,16 +29,18 @@ class Asked(NamedTuple):
 
     @property
     def max_tokens(self) -> int:
-        return min(self.message.max_tokens, MAX_TOKENS)
+        return min(int(self.message.max_tokens), MAX_TOKENS)
 
     def encode(self, message: Any) -> bytes:
-        """A request of the service, whose other fields are those of `message`."""
+        """A request of the service, whose other fields are those of `message`, if the prompt is a
+        field of the same number there."""
         rest: bytes = message.SerializeToString()
         return length_delimited(1, self.message.request_id.encode()) + self.prompt + rest
 
 
-def read_request(request: bytes, engine: str) -> Asked:
-    """InvalidRequestError, naming it, for what neither of these services has a word for."""
+def read_request(request: bytes, engine: str, *, takes_salt: bool = False) -> Asked:
+    """InvalidRequestError, naming it, for what none of these services has a word for. `takes_salt`:
+    this one has one for a cache salt."""
     try:
         rest, _, prompt_tokens, _ = split_tokens(request)
         message = pb.GenerateRequest.FromString(rest)
@@ -52,7 +54,7 @@ def read_request(request: bytes, engine: str) -> Asked:
             "a LoRA adapter by its number": message.HasField("lora_config"),
             "no_repeat_ngram_size": bool(sampling.no_repeat_ngram_size),
             "logits": output.return_context_logits or output.return_generation_logits,
-            "a cache salt": message.HasField("cache_salt_id"),
+            "a cache salt": message.HasField("cache_salt_id") and not takes_salt,
         },
     )
     prompt = b"".join(length_delimited(_TOKENIZED, part) for part in parts_of(request, _TOKENIZED))

@@ -5,9 +5,21 @@ from typing import Protocol
 
 from ...base.errors import WorkerError
 from ...transport.http2 import ClientCall
-from ..dialects import failure_of
+from ..dialects import TrtllmAnswer, failure_of
 from ..failures import EngineCallError
-from .answers import AnswerReader
+
+
+class Reader(Protocol):
+    """Reads one answer, streamed or whole."""
+
+    answer: TrtllmAnswer
+    done: bool
+    """nothing more is to come"""
+
+    def read(self, data: bytes) -> list[bytes]:
+        """The messages that one of the engine's makes. WorkerError if it cannot be read,
+        EngineCallError if it says that the request failed."""
+        ...
 
 
 class Owner(Protocol):
@@ -17,7 +29,7 @@ class Owner(Protocol):
 class TranslatedCall:
     """See EngineCall. One that was aborted ends well, with what there is of its answer."""
 
-    def __init__(self, name: str, call: ClientCall, reader: AnswerReader, owner: Owner) -> None:
+    def __init__(self, name: str, call: ClientCall, reader: Reader, owner: Owner) -> None:
         self.name = name
         """the id of its request"""
         self.aborted = False
@@ -42,6 +54,7 @@ class TranslatedCall:
             self._call.cancel()
             raise failure_of(error) from None
         except EngineCallError:
+            self._call.cancel()
             if not self.aborted:
                 raise
             if not reader.done:

@@ -18,7 +18,7 @@ from ..trtllm_client import EngineIdentity, TrtllmClient
 from ..trtllm_proto import common_pb, pb
 from .answers import AnswerReader
 from .asked import Asked
-from .call import TranslatedCall
+from .call import Reader, TranslatedCall
 
 FLUSH_MARGIN_S = 1.0
 """Of the time for emptying a cache: an engine waits for its requests for the rest of it."""
@@ -35,6 +35,8 @@ class TokenServiceClient(TrtllmClient):
     """the module of its protocol"""
     counts_all: ClassVar[bool]
     """see AnswerReader"""
+    inference: ClassVar[str] = ""
+    """the service that generates, if that is another one"""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class TokenServiceClient(TrtllmClient):
     ) -> None:
         self._policy = connection or ConnectionPolicy()
         super().__init__(address, self._policy, tls, tls_name)
+        self._generate = f"/{self.inference or self.service}/Generate"
         self.host = urlsplit(f"//{address}").hostname or ""
         self.block_size = block_size
         self._transfer, self._parallel = transfer, parallel
@@ -71,16 +74,25 @@ class TokenServiceClient(TrtllmClient):
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> EngineCall:
         """Start a generation, as TrtllmClient.generate does."""
-        rank, others = _without_rank(metadata or ())
+        rank, others = self.address_rank(metadata or ())
         try:
             asked, body = self.translate(request, rank)
         except InvalidRequestError as error:
             return FailedCall(_failure(error))
         sent = self._channel.stream(self._generate, body, timeout=timeout, metadata=others)
-        reader = AnswerReader(asked, self.messages.GenerateResponse, counts_all=self.counts_all)
+        reader = self.reader(asked)
         name: str = asked.message.request_id
         call = self._running[name] = TranslatedCall(name, sent, reader, self)
         return call
+
+    def address_rank(self, metadata: Metadata) -> tuple[int | None, Metadata]:
+        """The rank of a call for its request, and what else goes with it."""
+        rank = next((int(value) for key, value in metadata if key == DP_RANK_KEY), None)
+        return rank, tuple(each for each in metadata if each[0] != DP_RANK_KEY)
+
+    def reader(self, asked: Asked) -> Reader:
+        """Of the answer to a request."""
+        return AnswerReader(asked, self.messages.GenerateResponse, counts_all=self.counts_all)
 
     def forget(self, call: TranslatedCall) -> None:
         """It has ended."""
@@ -162,12 +174,6 @@ class TokenServiceClient(TrtllmClient):
             if error.code() is StatusCode.UNIMPLEMENTED:
                 return getattr(self.messages, f"{method}Response")()
             raise
-
-
-def _without_rank(metadata: Metadata) -> tuple[int | None, Metadata]:
-    """Which rank a call is for, and what else goes with it."""
-    rank = next((int(value) for key, value in metadata if key == DP_RANK_KEY), None)
-    return rank, tuple(each for each in metadata if each[0] != DP_RANK_KEY)
 
 
 def _read(method: str, response: Any, answer: bytes) -> Any:

@@ -6,10 +6,11 @@ from ..channels import ConnectionPolicy
 from ..failures import EngineCallError
 from ..trtllm_client import EngineIdentity, TrtllmClient
 from ..worker_url import WorkerUrl
+from .open_engine import OpenEngineClient
 from .sglang import SglangClient
 from .vllm import VllmClient
 
-_CLIENTS = (TrtllmClient, VllmClient, SglangClient)
+_CLIENTS = (TrtllmClient, VllmClient, SglangClient, OpenEngineClient)
 
 
 async def find_service(

@@ -7,9 +7,12 @@ from typing import Any
 import grpc
 import pytest
 from support.engines.token_services import (
+    OpenEngineService,
     SglangService,
     TokenService,
     VllmService,
+    open_last,
+    open_part,
     sglang_last,
     sglang_part,
     vllm_last,
@@ -31,6 +34,10 @@ SERVICES = [VllmService, SglangService]
 
 
 async def says(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+    if isinstance(engine, OpenEngineService):
+        yield open_part(11, 12)
+        yield open_last()
+        return
     vllm = isinstance(engine, VllmService)
     for place, token in enumerate((11, 12), 1):
         yield vllm_part([token]) if vllm else sglang_part([token], place)
@@ -68,7 +75,11 @@ async def test_an_engine_with_another_service_may_take_an_address_over() -> None
     async with serving(engine, health=EAGER) as ports:
         assert await tokens(ports, "a") == [11, 12]
         await engine.stop()
-        for kind, dialect in ((VllmService, "vllm"), (SglangService, "sglang")):
+        for kind, dialect in (
+            (VllmService, "vllm"),
+            (SglangService, "sglang"),
+            (OpenEngineService, "openengine"),
+        ):
             after = kind(says)
             after.port = engine.port
             async with after:

@@ -18,6 +18,8 @@ from smg_grpc_proto.generated import (
 )
 from support.free_port import free_port
 
+from dynamo_router.workers.token_services.proto import openengine_pb2
+
 Script = Callable[["TokenService", Any, Any], AsyncIterator[Any]]
 CONTEXT, VOCABULARY, VERSION = 4096, 1000, "9.8"
 
@@ -158,6 +160,81 @@ class SglangService(TokenService, sglang_scheduler_pb2_grpc.SglangSchedulerServi
         self.aborted.append(request.request_id)
         self.go.set()
         return sglang_scheduler_pb2.AbortResponse(success=True, message="aborted")
+
+
+class OpenEngineService(TokenService):
+    """OpenEngine: an event for each part, the finish with its usage."""
+
+    pb = openengine_pb2
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.info = openengine_pb2.GetServerInfoResponse(
+            engine_name="tensorrt_llm", engine_version=VERSION, engine_role=1
+        )
+        self.info.capacity.kv_block_size, self.info.capacity.total_kv_blocks = 64, 100
+        self.info.capacity.max_running_requests = 8
+        self.info.parallelism.data_parallel_size = 1
+
+    def enlist(self, server: Any) -> None:
+        unary = {
+            "Health": self.HealthCheck,
+            "GetModelInfo": self.GetModelInfo,
+            "GetServerInfo": self.GetServerInfo,
+            "Abort": self.Abort,
+        }
+        control = {
+            name: grpc.unary_unary_rpc_method_handler(
+                method, getattr(self.pb, f"{name}Request").FromString, _bytes_of
+            )
+            for name, method in unary.items()
+        }
+        generate = grpc.unary_stream_rpc_method_handler(
+            self.Generate, self.pb.GenerateRequest.FromString, _bytes_of
+        )
+        for service, methods in (("Control", control), ("Inference", {"Generate": generate})):
+            handler = grpc.method_handlers_generic_handler(f"openengine.v1.{service}", methods)
+            server.add_generic_rpc_handlers((handler,))
+
+    async def HealthCheck(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self.pb.HealthResponse(state=2 if self.healthy else 5)
+        found.checks.add(name="scheduler", state=found.state, message="out of memory")
+        return found
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self.pb.GetModelInfoResponse(
+            model_id="/models/tiny", served_model_name="tiny", max_context_length=CONTEXT
+        )
+
+    async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self.info
+
+    async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.aborted.append(request.request_id)
+        self.go.set()
+        return self.pb.AbortResponse(message="aborted")
+
+
+def _bytes_of(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def open_part(*tokens: int) -> Any:
+    """An event with these tokens."""
+    found = openengine_pb2.GenerateResponse()
+    found.token.output_index = 0
+    for token in tokens:
+        found.token.tokens.add(token_id=token)
+    return found
+
+
+def open_last(reason: int = 2, cached: int = 0) -> Any:
+    """The finish, by default for its length."""
+    found = openengine_pb2.GenerateResponse()
+    found.finished.output_index, found.finished.reason = 0, reason
+    found.usage.cached_prompt_tokens = cached
+    return found
 
 
 def vllm_part(tokens: list[int], cached: int = 0) -> Any:

@@ -11,6 +11,8 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.workers.dialects import encode_bias
 from dynamo_router.workers.dialects.dynamo_messages import read_request
 from dynamo_router.workers.dialects.openai_requests import EngineKind, request_of
+from dynamo_router.workers.token_services import TokenServiceClient
+from dynamo_router.workers.token_services.open_engine import OpenEngineClient
 from dynamo_router.workers.token_services.sglang import SglangClient
 from dynamo_router.workers.token_services.vllm import VllmClient
 from dynamo_router.workers.trtllm_proto import pb
@@ -23,7 +25,7 @@ def over_http(kind: EngineKind) -> Callable[[bytes], object]:
     return lambda body: request_of(body, kind, "tiny")
 
 
-def over_grpc(kind: type[VllmClient] | type[SglangClient]) -> Callable[[bytes], object]:
+def over_grpc(kind: type[TokenServiceClient]) -> Callable[[bytes], object]:
     return lambda body: kind.translate(kind.__new__(kind), body, None)
 
 
@@ -32,6 +34,7 @@ ENGINES: dict[str, Callable[[bytes], object]] = {
     "vLLM, gRPC": over_grpc(VllmClient),
     "SGLang, HTTP": over_http(EngineKind.SGLANG),
     "SGLang, gRPC": over_grpc(SglangClient),
+    "OpenEngine": over_grpc(OpenEngineClient),
     "llama.cpp": over_http(EngineKind.LLAMA),
     "Dynamo's workers": lambda body: read_request(body, None),
 }
@@ -91,7 +94,7 @@ def test_an_engine_takes_what_the_table_says(begin: str, engine: str) -> None:
 
 
 def test_a_row_is_held_or_is_the_routers_own() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 11]
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 12]
     held = [row for row in rows if any(row.startswith(f"| {begin}") for begin in ASKED)]
     others = [row[:40] for row in rows if row not in held]
     assert len(held) == len(ASKED) and len(others) == 3, others
