@@ -69,7 +69,7 @@ def copy_set(source: Any, target: Any, names: tuple[str, ...]) -> None:
 
 
 def set_guide(
-    message: Any, params: Any, engine: str, fields: Mapping[int, str], any_json: object
+    message: Any, params: Any, engine: str, fields: Mapping[Any, str], any_json: object
 ) -> None:
     """What holds the output to a grammar: in the field for its type, which has the guide.
     `any_json` is what the field of GUIDE_TYPE_JSON has."""

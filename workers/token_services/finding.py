@@ -1,5 +1,7 @@
 """Which service an engine over gRPC has."""
 
+from typing import Any
+
 from ...base.errors import StatusCode
 from ...transport.security import ClientTls
 from ..channels import ConnectionPolicy
@@ -43,5 +45,5 @@ def is_unknown(error: BaseException) -> bool:
     return isinstance(error, EngineCallError) and error.code() is StatusCode.UNIMPLEMENTED
 
 
-def _stated(url: WorkerUrl, block_size: int) -> dict[str, object]:
+def _stated(url: WorkerUrl, block_size: int) -> dict[str, Any]:
     return {"block_size": block_size, "transfer": url.transfer, "parallel": url.parallel}

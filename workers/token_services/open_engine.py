@@ -2,7 +2,7 @@
 (`trtllm-serve MODEL --grpc --grpc-protocol openengine`).
 
 Whole requests alone: its engines keep a computed prompt until a decode worker has read it, without
-an end, so that each one whose client leaves would have to be read by somebody.
+an end, so that each one whose client leaves would still have to be read.
 """
 
 import asyncio
@@ -59,10 +59,12 @@ class OpenEngineClient(TokenServiceClient):
     than ours, and are not asked for."""
 
     dialect = "openengine"
-    service, inference = "openengine.v1.Control", "openengine.v1.Inference"
+    service = "openengine.v1.Control"
+    inference = "openengine.v1.Inference"
     messages = openengine_pb2
     counts_all = False
-    _model = ""
+    _model: str = ""
+    """as the engine calls it, once it was described"""
 
     def translate(self, request: bytes, dp_rank: int | None) -> tuple[Asked, bytes]:
         asked = read_request(request, _ENGINE, takes_salt=True)

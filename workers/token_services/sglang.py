@@ -52,8 +52,9 @@ class SglangClient(TokenServiceClient):
             for name, value in MessageToDict(server.server_args).items()
         }
         ranks = args.get("dp_size")
-        known = isinstance(ranks, int) and 1 <= ranks <= MAX_RANKS
-        identity = EngineIdentity(dp_size=ranks if known else None)
+        if not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
+            ranks = None
+        identity = EngineIdentity(dp_size=ranks)
         return identity, facts_by(model, server, args, self.host, self.block_size)
 
     def abort_request(self, request_id: str) -> Any:

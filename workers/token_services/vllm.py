@@ -113,7 +113,8 @@ def vllm_facts(model: Any, server: Any, loads: Any, host: str, block_size: int) 
         ),
         pb.GetServerInfoResponse(version=loads.version, backend="vllm"),
     )
-    connector = _CONNECTORS.get(server.kv_connector, server.kv_connector)
+    stated: str = server.kv_connector
+    connector = _CONNECTORS.get(stated, stated)
     ranks, engine_id = server.data_parallel_size, server.kv_engine_id
     ids: tuple[str, ...] = (engine_id,) if engine_id else ()
     if engine_id and ranks > 1:
