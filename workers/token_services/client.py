@@ -35,7 +35,7 @@ class TokenServiceClient(TrtllmClient):
     """the module of its protocol"""
     counts_all: ClassVar[bool]
     """see AnswerReader"""
-    inference: ClassVar[str] = ""
+    inference = ""
     """the service that generates, if that is another one"""
 
     def __init__(
