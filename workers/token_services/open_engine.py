@@ -7,7 +7,7 @@ an end, so that each one whose client leaves would still have to be read.
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from google.protobuf.message import DecodeError
 
@@ -61,7 +61,7 @@ class OpenEngineClient(TokenServiceClient):
     dialect = "openengine"
     service = "openengine.v1.Control"
     inference = "openengine.v1.Inference"
-    messages = openengine_pb2
+    messages: ClassVar[Any] = openengine_pb2
     counts_all = False
     _model: str = ""
     """as the engine calls it, once it was described"""
