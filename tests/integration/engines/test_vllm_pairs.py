@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.fake_engine import prompt
 from support.polling import until, wait_until
 from support.processes import http_text
+from support.servers.http_engine import answers_of
 from support.servers.openai_serving import Served, openai_serving
-from support.servers.vllm import BLOCK, PYTHON, VllmGrpcHalf, VllmHalf, write_model
+from support.servers.vllm import BLOCK, BLOCKS, CONTEXT, PYTHON, VllmGrpcHalf, VllmHalf, write_model
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.disagg import DisaggConfig
 from dynamo_router.workers.token_services.vllm import VllmClient, vllm_engine_pb2
+from dynamo_router.workers.trtllm_proto import pb
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="VLLM_PYTHON names no Python with vLLM")
 PAIRS: dict[str, tuple[type[VllmHalf], str]] = {
@@ -125,6 +128,51 @@ async def test_the_text_is_that_of_one_engine(pair: Pair) -> None:
             whole = await completed(alone, 10 + number)
             assert found.choices[0].text == whole.choices[0].text
     await nothing_is_held(pair)
+
+
+async def test_ids_in_and_out_over_grpc(pair: Pair) -> None:
+    engine = pair.decode
+    if not isinstance(engine, VllmGrpcHalf):
+        return  # see test_vllm.py
+    client = VllmClient(engine.address, block_size=BLOCK)
+    try:
+        _, facts = await client.describe(timeout=30)
+        assert (facts.model_id, facts.max_seq_len, facts.backend) == ("tiny", CONTEXT, "vllm")
+        assert facts.settings == {"total_kv_blocks": BLOCKS, "max_num_seqs": 4}
+
+        async def generated(request: Any) -> tuple[list[int], Any]:
+            # For its first logprobs it compiles something, which takes a minute or more.
+            call = client.generate(request.SerializeToString(), timeout=300)
+            return answers_of([message async for message in call])
+
+        request = prompt("a", 0)
+        request.tokenized.input_token_ids.extend(range(300, 400))
+        request.ignore_eos = True
+        request.sampling_config.temperature = 0.0
+        request.output_config.logprobs = request.output_config.prompt_logprobs = 2
+        tokens, last = await generated(request)
+        assert tokens == list(last.output_token_ids) and len(tokens) == 4
+        assert [each.token_id for each in last.logprobs] == tokens
+        assert all(each.top_logprobs for each in last.logprobs)
+        assert [each.token_id for each in last.prompt_logprobs] == [*range(300, 400)]
+        request.output_config.ClearField("prompt_logprobs")
+        request.streaming, request.request_id = False, "b"
+        chunks, whole = await generated(request)
+        assert chunks == [] and list(whole.output_token_ids) == tokens and whole.cached_tokens
+        request.stop_token_ids.append(tokens[1])
+        request.streaming, request.request_id = True, "c"
+        _, stopped = await generated(request)
+        assert (stopped.finish_reason, stopped.matched_token_id) == ("stop", tokens[1])
+        del request.stop_token_ids[:]
+        request.max_tokens, request.request_id = 600, "d"
+        call = client.generate(request.SerializeToString(), timeout=60)
+        messages = aiter(call)
+        await anext(messages)
+        assert (await client.abort("d", timeout=5))[0]
+        *_, ended = [pb.GenerateResponse.FromString(message) async for message in messages]
+        assert 0 < len(ended.complete.output_token_ids) < 600
+    finally:
+        await client.close()
 
 
 async def test_clients_that_leave_leave_nothing(pair: Pair) -> None:
