@@ -29,7 +29,7 @@ class AnswerListener(Protocol):
 
     def on_part(self, part: Any) -> None: ...
     def on_end(self, fault: Fault | None, text: str) -> None:
-        """`fault` is None if the answer is complete."""
+        """`fault` is None if the answer is complete. The text does not say of which worker."""
         ...
 
 
@@ -65,12 +65,11 @@ class AckLine(Protocol):
 
 
 class Answer:
-    """The answer to one request of `address`, until it ends or is closed."""
+    """The answer to one request, until it ends or is closed."""
 
     def __init__(
         self,
         codec: str,
-        address: str,
         listener: AnswerListener,
         on_over: Callable[[], None],
         timeouts: AnswerTimeouts,
@@ -78,7 +77,7 @@ class Answer:
     ) -> None:
         """`on_over` is called once: there will be nothing more of it."""
         self._reader = ResponseReader(codec, decoders)
-        self._address, self._on_over = address, on_over
+        self._on_over = on_over
         self._listener: AnswerListener = listener
         self._timeouts = timeouts
         self._home: AnswerSource | None = None
@@ -184,8 +183,7 @@ class Answer:
             return
         listener = self._listener
         self.close()
-        text = "" if event.fault is None else f"{self._address}: {event.text}"
-        listener.on_end(event.fault, text)
+        listener.on_end(event.fault, event.text)
 
     # What has to come in time. One timer, which looks again when it fires too early.
 

@@ -26,7 +26,7 @@ from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Computed, Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
-from ...workers.failures import EngineCallError
+from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..handoff import Handoffs, PrefillLeg
@@ -279,12 +279,13 @@ class Dispatcher:
             self._decider.give_up(request.request_id, error)
             return True, "not started yet"
         try:
-            return await attempt.client.abort(request.request_id, timeout=ABORT_TIMEOUT_S)
+            ran, text = await attempt.client.abort(request.request_id, timeout=ABORT_TIMEOUT_S)
+            return ran, shortened(text)
         except EngineCallError as error:
             # The worker does not answer: at least let go of it.
             if attempt.call is not None:
                 attempt.call.cancel()
-            return True, f"cancelled; its worker did not answer: {error.details()}"
+            return True, f"cancelled; its worker did not answer: {shortened(error.public)}"
 
     def set_limits(self, limits: DispatchLimits) -> None:
         """Use other limits from now on, also for requests in flight."""

@@ -7,7 +7,7 @@ import structlog
 from ...base.clock import Clock
 from ...base.errors import StatusCode, WorkerError
 from ...router.decider import Decider
-from ...workers.failures import Blame, Origin, judge, shortened
+from ...workers.failures import Blame, EngineCallError, Origin, judge, shortened
 from ...workers.health import HealthMonitor
 from ..handoff import Handoffs, PrefillFailedError
 from .generate_answer import cached_tokens_of, is_blank
@@ -108,7 +108,7 @@ class AttemptLedger:
         origin: Origin,
         code: StatusCode,
         details: str,
-        error: Exception | None = None,
+        error: EngineCallError | None = None,
     ) -> Exception:
         """Judge and note an attempt's failure; the error for the client if it was the last one."""
         leg = error.leg if isinstance(error, PrefillFailedError) else None
@@ -128,13 +128,11 @@ class AttemptLedger:
         own = origin is Origin.ENGINE and code not in _LOST
         if error is not None and (own or verdict.blame is Blame.REQUEST):
             return error
-        address = attempt.client.address if attempt.client is not None else "?"
-        if leg is not None:
-            address = leg.address
+        which = "worker" if leg is None else "prefill worker"
         when = f"in mid-stream after {attempt.messages} messages"
+        text = shortened(details if error is None else error.public)
         return WorkerError(
-            f"worker {worker_id} at {address} lost "
-            f"{when if attempt.messages else 'before it answered'}: {shortened(details)}",
+            f"the {which} was lost {when if attempt.messages else 'before it answered'}: {text}",
             worker_id=worker_id,
         )
 

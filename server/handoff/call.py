@@ -133,7 +133,9 @@ class HandoffCall:
         except PrefillFailedError:
             raise
         except EngineCallError as error:
-            raise self._failed("prefill", error.origin, error.details(), error.code()) from None
+            raise self._failed(
+                "prefill", error.origin, error.details(), error.code(), error.public
+            ) from None
         except asyncio.CancelledError:
             if is_cancelled() or self._cancelled:
                 raise
@@ -199,7 +201,7 @@ class HandoffCall:
                     raise self._failure from None
             refused = error.code() is StatusCode.INVALID_ARGUMENT
             code = StatusCode.INTERNAL if refused else error.code()  # it is not its client's doing
-            raise self._lost("decode", error.origin, code, error.details()) from None
+            raise self._lost("decode", error.origin, code, error.details(), error.public) from None
         except asyncio.CancelledError:
             if is_cancelled() or self._cancelled or self._messages_out:
                 raise
@@ -256,7 +258,12 @@ class HandoffCall:
             call.cancel()
 
     def _failed(
-        self, phase: str, origin: Origin, details: str, code: StatusCode | None = None
+        self,
+        phase: str,
+        origin: Origin,
+        details: str,
+        code: StatusCode | None = None,
+        public: str | None = None,
     ) -> PrefillFailedError:
         if not self._messages_out:
             self._outcomes.failures[phase] += 1
@@ -265,11 +272,13 @@ class HandoffCall:
         self._first = None
         if code is None:
             code = StatusCode.INTERNAL if origin is Origin.ENGINE else StatusCode.UNAVAILABLE
-        return PrefillFailedError(leg, origin, code, details)
+        return PrefillFailedError(leg, origin, code, details, public)
 
-    def _lost(self, phase: str, origin: Origin, code: StatusCode, text: str) -> EngineCallError:
+    def _lost(
+        self, phase: str, origin: Origin, code: StatusCode, text: str, public: str | None = None
+    ) -> EngineCallError:
         self._outcomes.failures[phase] += 1
-        return _LostError(origin, code, text)
+        return _LostError(origin, code, text, public=public)
 
 
 def _iterated(call: EngineCall) -> Answers:
