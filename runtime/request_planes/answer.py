@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...base.clock import STALLED_S
 from .faults import Fault, fault_of_refusal
 from .frames import TwoPart
 from .response_reader import Ended, Event, PartDecoder, ResponseReader
@@ -85,7 +86,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._acknowledged = self._promised = False
+        self._acknowledged = self._promised = self._was_late = False
         self.over = False
         self.sending: asyncio.Task[None] | None = None
         """what brings the request away, if that takes a while"""
@@ -189,6 +190,7 @@ class Answer:
 
     def _expect(self, seconds: float) -> None:
         self._due = self._loop.time() + seconds
+        self._was_late = False
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._on_timer)
 
@@ -199,8 +201,12 @@ class Answer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._loop.time() < self._due:
+        now = self._loop.time()
+        if now < self._due:
             self._timer = self._loop.call_at(self._due, self._on_timer)
+        elif now > self._due + STALLED_S and not self._was_late:
+            self._was_late = True  # the loop was held up: what the worker sent may be unread
+            self._timer = self._loop.call_at(now + STALLED_S, self._on_timer)
         elif self._acknowledged:
             self.fail(Fault.SILENT, "the worker accepted the request and did not answer")
         else:

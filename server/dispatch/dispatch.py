@@ -19,6 +19,7 @@ from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank
 from ...base.limit_hits import LimitHits
+from ...base.lost_time import LostTime
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.decider import Decider
@@ -98,7 +99,10 @@ class Dispatcher:
         self.prefetcher = Prefetcher(router, monitor)
         self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
         self.handoffs = handoffs or Handoffs(decider, monitor, clock)
-        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget, self.handoffs)
+        lost = LostTime()
+        ledger = self._ledger = AttemptLedger(
+            decider, monitor, clock, self.budget, self.handoffs, lost
+        )
         self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher, notes_forecasts)
         self.aborts = self._calls.aborts
         self._queue_s = bounds.queue_timeout_s
@@ -114,7 +118,7 @@ class Dispatcher:
         )
         self._relay = Relay(self._calls, self._hedging, ledger, monitor, clock, self._observer)
         self._watch = RequestWatch(
-            self._requests, decider, monitor, clock, limits, ledger, self.budget, self.hits
+            self._requests, decider, monitor, clock, limits, ledger, self.budget, self.hits, lost
         )
 
     @property

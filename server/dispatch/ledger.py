@@ -6,6 +6,7 @@ import structlog
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode, WorkerError
+from ...base.lost_time import LostTime
 from ...router.decider import Decider
 from ...workers.failures import Blame, EngineCallError, Origin, judge, shortened
 from ...workers.health import HealthMonitor
@@ -43,7 +44,9 @@ class AttemptLedger:
         clock: Clock,
         budget: RetryBudget,
         handoffs: Handoffs,
+        lost: LostTime,
     ) -> None:
+        self._waited = lost.waited
         self._outcomes = handoffs.outcomes
         self._router = decider.router
         self._load_fell = decider.poll
@@ -121,7 +124,7 @@ class AttemptLedger:
             return RequestAbortedError(f"request {request.request_id} was aborted")
         verdict = judge(origin, code, started=attempt.messages > 0)
         request.failures.add(FailedAttempt(worker_id, origin, verdict, details, reports))
-        waited = self._now() - attempt.sent_at
+        waited = self._waited(attempt.sent_at, self._now())
         reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         if origin is Origin.DEADLINE:
             return error or RequestTimeoutError(details)
@@ -156,7 +159,7 @@ class AttemptLedger:
             verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
             details = "the worker sent nothing in time"
             request.failures.add(FailedAttempt(worker_id, Origin.DEADLINE, verdict, details))
-            waited = self._now() - attempt.sent_at
+            waited = self._waited(attempt.sent_at, self._now())
             reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         else:
             reports.given_up(worker_id)

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Protocol, cast
 
 from ...base.errors import StatusCode
+from ...process.lenient_timer import LenientTimer
 from ...process.supervised import is_cancelled
 from ...router.pairs import PairDecision
 from ...workers.channels import EngineCall, Metadata
@@ -54,7 +55,7 @@ class HandoffCall:
         """the prefill worker's call, until it has ended"""
         self._then: EngineCall | None = None
         """the decode worker's call, once it began"""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: LenientTimer | None = None
         self._late = self._cancelled = self._is_computed = False
         self._beside: asyncio.Task[None] | None = None
         """reads the prefill worker's answer where both legs run at once"""
@@ -247,7 +248,7 @@ class HandoffCall:
         return True
 
     def _limit(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self._timer = LenientTimer(seconds, self._expire)
 
     def _unlimit(self) -> None:
         if self._timer is not None:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import cast
 
 from ...base.errors import StatusCode
+from ...process.lenient_timer import LenientTimer
 from ...process.supervised import is_cancelled
 from ...router.pairs import PairDecision
 from ...workers.channels import Metadata
@@ -42,7 +43,7 @@ class QueuedCall:
         self._late = self._cancelled = False
         limits = outcomes.limits
         seconds = outcomes.prefill_timeout_s(pair) + limits.disagg_handoff_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self._timer = LenientTimer(seconds, self._expire)
 
     def cancel(self) -> bool:
         """End it."""
