@@ -47,7 +47,7 @@ class QueuedCall:
         self._timer = LenientTimer(seconds, self._expire)
 
     def cancel(self) -> bool:
-        """End it, also if nobody reads it."""
+        """End it, also without a reader."""
         self._cancelled = True
         self._outcomes.queued.pop(self, None)
         return self._call.cancel()
