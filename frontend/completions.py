@@ -205,7 +205,7 @@ class Completions:
         await self._answer(call, request, COMPLETION, list(zip(prompts, echoed, strict=True)))
 
     async def _embed(self, call: HttpCall) -> None:
-        request = read_embedding_request(call.body)
+        request = await self._prompts.read_by(read_embedding_request, call.body)
         self._check_ready(request.model)
         await self._embeddings.answer(call, request, self.name, tenant_of(call.headers))
 
@@ -214,7 +214,8 @@ class Completions:
         await self._passed_on.answer(call, route.partition(" ")[2], self.name)
 
     async def _tokenize(self, call: HttpCall) -> None:
-        wanted = msgspec.json.decode(call.body, type=_Tokenize)
+        read = msgspec.json.Decoder(_Tokenize).decode
+        wanted = await self._prompts.read_by(read, call.body)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise ApiError(400, "either prompt or messages is needed", param="prompt")
         tenant = tenant_of(call.headers)
@@ -232,7 +233,8 @@ class Completions:
         await answer_whole(call, b'%b,"tokens":%b}' % (head[:-1], lists[0]), {})
 
     async def _detokenize(self, call: HttpCall) -> None:
-        wanted = msgspec.json.decode(call.body, type=_Detokenize)
+        read = msgspec.json.Decoder(_Detokenize).decode
+        wanted = await self._prompts.read_by(read, call.body)
         ids: Tokens = wanted.tokens if call.ids is None else call.ids
         if len(ids) > MOST_DETOKENIZED:
             text = f"tokens has more than {MOST_DETOKENIZED} entries"

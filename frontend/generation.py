@@ -17,6 +17,7 @@ from ..process.supervised import all_done
 from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
+from ..workers.finish_reasons import ABORTED, shown_reason
 from ..workers.trtllm_proto import pb
 from ._plain_stream import PlainStream
 from .engine_requests import (
@@ -39,9 +40,6 @@ Take = Callable[[int, Delta], None]
 Begin = Callable[[int, PlainStream, ByteText, Usage], None]
 """Called with the second text of a choice of which only text may come until it ends: has the stream
 begun, if it can be, which then writes what comes of it in place of a Take."""
-
-_FINISHED = {"stop": "stop", "length": "length", "end_id": "stop", "stop_words": "stop"}
-_ABORTED = "abort"
 
 
 class AnswerReader:
@@ -182,7 +180,7 @@ class AnswerReader:
             tail, stopped_by = self._stops.feed(tail)
             tail += self._stops.flush()
         text = self._prefix + delta.text + tail
-        reason = _FINISHED.get(complete.finish_reason, _ABORTED)
+        reason = shown_reason(complete.finish_reason)
         stop_reason: str | int | None = stopped_by or complete.matched_stop_str or None
         if stop_reason is None and complete.HasField("matched_token_id"):
             matched = complete.matched_token_id
@@ -345,5 +343,5 @@ async def _answer_one(
         part.leads.begin(None)
     if not reader.finished:
         # An engine that ends without a last word; strict clients wait for a finish reason.
-        choice.finish_reason = _ABORTED
-        take(choice.index, Delta("", _ABORTED))
+        choice.finish_reason = ABORTED
+        take(choice.index, Delta("", ABORTED))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.errors import StatusCode
+from ..base.urls import redact_text
 
 MAX_DETAILS = 1024
 """Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's
@@ -44,8 +45,20 @@ class Origin(enum.Enum):
     """an error of our own"""
 
 
+_PUBLIC = {
+    Origin.CONNECT: "it could not be reached",
+    Origin.TRANSPORT: "the connection to it was lost",
+}
+"""The text for clients where `details` are our transport's, which names hosts and ports."""
+
+
 class EngineCallError(Exception):
-    """A call to an engine that failed, in gRPC's words whatever the dialect, and where it did."""
+    """A call to an engine that failed, in gRPC's words whatever the dialect, and where it did.
+
+    Its texts are without the credentials of URLs in them. `details` are for operators, `public` is
+    for clients: without addresses and names of the cluster, as far as they are not the engine's own
+    words.
+    """
 
     def __init__(
         self,
@@ -53,10 +66,14 @@ class EngineCallError(Exception):
         code: StatusCode,
         details: str,
         trailing: tuple[tuple[str, str | bytes], ...] = (),
+        public: str | None = None,
     ) -> None:
+        """`public`: None where it follows from origin and details."""
+        details = redact_text(details)
         super().__init__(details)
         self._origin = origin
         self._code, self._details, self._trailing = code, details, trailing
+        self._public = None if public is None else redact_text(public)
 
     @property
     def origin(self) -> Origin:
@@ -71,8 +88,16 @@ class EngineCallError(Exception):
     def details(self) -> str:
         return self._details
 
+    @property
+    def public(self) -> str:
+        """The text for a client."""
+        if self._public is not None:
+            return self._public
+        return _PUBLIC.get(self.origin, self._details)
+
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return self._trailing
+        """Of the engine's status, without those that show credentials."""
+        return tuple(pair for pair in self._trailing if not _shows_secret(pair[1]))
 
 
 class Blame(enum.Enum):
@@ -203,8 +228,14 @@ def origin_of(code: StatusCode, details: str, *, connected: bool) -> Origin:
     return Origin.ENGINE
 
 
+def _shows_secret(value: str | bytes) -> bool:
+    text = value if isinstance(value, str) else value.decode("latin-1")
+    return redact_text(text) != text
+
+
 def shortened(details: str) -> str:
-    """An error's text for a client, cut to what every gRPC client takes."""
+    """An error's text for a client, without credentials, cut to what every gRPC client takes."""
+    details = redact_text(details)
     if len(details) <= MAX_DETAILS:
         return details
     return f"{details[: MAX_DETAILS - 4]} ..."

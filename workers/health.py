@@ -315,12 +315,10 @@ class HealthMonitor:
             else:
                 engine.tracker.on_probe_ok(self._clock.now())
         except EngineCallError as error:
-            reason, now = f"{error.code().name}: {shortened(error.details())}", self._clock.now()
-            stalled = error.origin is Origin.DEADLINE and now - sent_at > timeout + STALLED_S
-            failed = engine.tracker.on_probe_late if stalled else engine.tracker.on_probe_failed
-            failed(now, reason)
+            reason = f"{error.code().name}: {shortened(error.details())}"
+            self._on_failed_probe(engine, sent_at, reason)
         except WorkerError as error:
-            engine.tracker.on_probe_failed(self._clock.now(), shortened(str(error)))
+            self._on_failed_probe(engine, sent_at, shortened(str(error)))
         self._publish(engine)
 
     async def _identify(self, engine: WatchedEngine, timeout: float) -> EngineIdentity:
@@ -344,6 +342,13 @@ class HealthMonitor:
         log.info("worker has another service", address=url.address, dialect=engine.client.dialect)
         await client.close()
         return identity
+
+    def _on_failed_probe(self, engine: WatchedEngine, sent_at: float, reason: str) -> None:
+        """What took longer than its time-out allows was held up here, whatever it failed of: each
+        client has its own word for a time-out."""
+        now = self._clock.now()
+        late = now - sent_at > self._policy.probe_timeout_s + STALLED_S
+        (engine.tracker.on_probe_late if late else engine.tracker.on_probe_failed)(now, reason)
 
     def _has_changed(self, engine: WatchedEngine, identity: EngineIdentity) -> bool:
         """Whether an engine says that it is another one than we know, or has other ranks."""

@@ -11,7 +11,12 @@ from .errors import error_body
 
 THINKING, TEXT = "thinking", "text"
 _PING = named_event(b"ping", b'{"type":"ping"}')
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder().encode
 

@@ -173,12 +173,13 @@ class ModelRoutes:
         """Have a request answered by a pool of its model. Another pool is tried if no worker is
         left in the first: a request that did not begin belongs to none yet."""
         await self._calls.turns.take(CALL_S + ANSWER_S)  # and the first of its answers
+        outline = call.body
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
             most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
-            await self._reader.check_json(call.body, most)
-        pools = _with_pinned(call, self._pools(call))
+            outline = await self._reader.check_json(call.body, most)
+        pools = _with_pinned(call, self._pools(call, outline))
         if len(pools) == 1:
             await pools[0].handlers[route](call)
             return
@@ -193,8 +194,8 @@ class ModelRoutes:
                 if answer.begun or not others or not _no_worker_took_it(error):
                     raise
 
-    def _pools(self, call: HttpCall) -> Sequence[Answering]:
-        name = _NAMED.decode(call.body).model
+    def _pools(self, call: HttpCall, outline: bytes) -> Sequence[Answering]:
+        name = _NAMED.decode(outline).model
         if name is None:
             entries = [entry for entry in self._directory.entries if not entry.parent]
             if len(entries) > 1:

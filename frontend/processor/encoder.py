@@ -108,7 +108,7 @@ class Encoder:
         salt = f"{self._number} {tenant.namespace}:".encode()
         pieces: list[bytes] = []
         missing: list[_Missing] = []
-        begin = size = 0
+        begin = size = missed = 0
         for at in range(0, len(text), STEP_CHARS):
             until = min(at + STEP_CHARS, len(text))
             if at:
@@ -123,11 +123,12 @@ class Encoder:
                     ids = cache.get(key)
                 if ids is None:
                     missing.append(_Missing(len(pieces), begin, end, key))
+                    missed += end - begin
                     ids = b""
                 pieces.append(ids)
                 size += len(ids)
                 begin = end
-        cache.found_chars += len(text) - sum(each.end - each.begin for each in missing)
+        cache.found_chars += len(text) - missed
         for nth, batch in enumerate(_batches(missing)):
             _check_count(size // ID_BYTES, most)
             if nth:

@@ -15,6 +15,7 @@ REASONING, MESSAGE = "reasoning", "message"
 _PARTS = {REASONING: "reasoning_text", MESSAGE: "output_text"}
 _PREFIXES = {REASONING: "rs", MESSAGE: "msg"}
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -101,8 +102,8 @@ class ResponsesAnswer:
     def _last_response(self, usage: Usage, nvext: dict[str, Any] | None) -> dict[str, Any]:
         more: dict[str, Any] = {"usage": _usage(usage)}
         status = "completed"
-        if self._finish_reason == "length":
-            status, more["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
+        if (incomplete := _INCOMPLETE.get(self._finish_reason or "")) is not None:
+            status, more["incomplete_details"] = "incomplete", {"reason": incomplete}
         elif self._finish_reason not in ("stop", "tool_calls"):
             status = "failed"
             more["error"] = {

@@ -111,9 +111,12 @@ class ZmqEvents:
     async def replay(self, begin: int) -> tuple[list[Message], bool]:
         """See `_replay`; what it gives may come again as a message that is published."""
         found, complete = await self._replay(begin)
-        self._replayed = {number: hash(payload) for number, payload in found}
-        # Engines keep some: what comes before the first may have been published, and not be kept.
-        self._covered = range(found[0][0], found[-1][0]) if found else range(0)
+        if found:  # else what an earlier one gave may still come
+            left = {n: each for n, each in self._replayed.items() if n > self._newest}
+            self._replayed = left if len(left) <= MOST_HELD else {}
+            self._replayed |= {number: hash(payload) for number, payload in found}
+            # Engines keep some: what comes before the first may have been published, and not kept.
+            self._covered = range(found[0][0], found[-1][0])
         return found, complete
 
     def deliver(self, number: int, payload: bytes) -> ZmqMessage:

@@ -71,13 +71,18 @@ class PeerEvidence:
         kind = self._running if prefilled else self._waiting
         kind.setdefault(number, {})[key] = now
 
-    def on_prefilled(self, key: str, now: float) -> None:
+    def on_prefilled(self, key: str, now: float) -> bool:
+        """Its router reports the first token. True: the claim was refuted, and is not any more. Its
+        prompt was there, and was only overtaken: it is to be counted as one that is computed."""
+        refuted = key in self._refuted
+        self._refuted.discard(key)
         number = self._worker_of.get(key)
         if number is not None:
             self.moved_at = now
             self._drop(self._waiting, number, key)
             self._running.setdefault(number, {})[key] = now
         self._suspects.pop(key, None)
+        return refuted
 
     def on_ended(self, key: str, now: float) -> None:
         if key in self._worker_of:

@@ -177,8 +177,11 @@ class PeerLoad:
 
     def complete_prefill(self, key: str, cached_tokens: int) -> None:
         request_id = PEER_MARK + key
-        self.evidence.on_prefilled(key, self._clock.now())
-        if self.slots.mark_prefill_completed(request_id) and self._learner.learns:
+        if self.evidence.on_prefilled(key, self._clock.now()):
+            booking = None if self.bookings is None else self.bookings.booking(key)
+            if booking is not None:
+                self.book(key, booking)
+        elif self.slots.mark_prefill_completed(request_id) and self._learner.learns:
             if cached_tokens >= 0:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, self._clock.now())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...base.clock import STALLED_S
 from .faults import Fault, fault_of_refusal
 from .frames import TwoPart
 from .response_reader import Ended, Event, PartDecoder, ResponseReader
@@ -29,7 +30,7 @@ class AnswerListener(Protocol):
 
     def on_part(self, part: Any) -> None: ...
     def on_end(self, fault: Fault | None, text: str) -> None:
-        """`fault` is None if the answer is complete."""
+        """`fault` is None if the answer is complete. The text does not say of which worker."""
         ...
 
 
@@ -65,12 +66,11 @@ class AckLine(Protocol):
 
 
 class Answer:
-    """The answer to one request of `address`, until it ends or is closed."""
+    """The answer to one request, until it ends or is closed."""
 
     def __init__(
         self,
         codec: str,
-        address: str,
         listener: AnswerListener,
         on_over: Callable[[], None],
         timeouts: AnswerTimeouts,
@@ -78,7 +78,7 @@ class Answer:
     ) -> None:
         """`on_over` is called once: there will be nothing more of it."""
         self._reader = ResponseReader(codec, decoders)
-        self._address, self._on_over = address, on_over
+        self._on_over = on_over
         self._listener: AnswerListener = listener
         self._timeouts = timeouts
         self._home: AnswerSource | None = None
@@ -86,7 +86,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._acknowledged = self._promised = False
+        self._acknowledged = self._promised = self._was_late = False
         self.over = False
         self.sending: asyncio.Task[None] | None = None
         """what brings the request away, if that takes a while"""
@@ -184,13 +184,13 @@ class Answer:
             return
         listener = self._listener
         self.close()
-        text = "" if event.fault is None else f"{self._address}: {event.text}"
-        listener.on_end(event.fault, text)
+        listener.on_end(event.fault, event.text)
 
     # What has to come in time. One timer, which looks again when it fires too early.
 
     def _expect(self, seconds: float) -> None:
         self._due = self._loop.time() + seconds
+        self._was_late = False
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._on_timer)
 
@@ -201,8 +201,12 @@ class Answer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._loop.time() < self._due:
+        now = self._loop.time()
+        if now < self._due:
             self._timer = self._loop.call_at(self._due, self._on_timer)
+        elif now > self._due + STALLED_S and not self._was_late:
+            self._was_late = True  # the loop was held up: what the worker sent may be unread
+            self._timer = self._loop.call_at(now + STALLED_S, self._on_timer)
         elif self._acknowledged:
             self.fail(Fault.SILENT, "the worker accepted the request and did not answer")
         else:

@@ -36,11 +36,19 @@ class Fault(Enum):
 
 
 class RequestError(WorkerError):
-    """A request that did not get its answer, or not to its end."""
+    """A request that did not get its answer, or not to its end. `public` is its text for clients,
+    without addresses and names of the cluster; None: there is none but the message."""
 
-    def __init__(self, fault: Fault, message: str, *, worker_id: int | None = None) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        message: str,
+        *,
+        worker_id: int | None = None,
+        public: str | None = None,
+    ) -> None:
         super().__init__(message, worker_id=worker_id)
-        self.fault = fault
+        self.fault, self.public = fault, public
 
 
 def fault_of_refusal(text: str) -> Fault:

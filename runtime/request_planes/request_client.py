@@ -92,7 +92,7 @@ class RequestClient:
         RequestError if it does not come, or ends too early. Closing the generator cancels the
         request. A caller that got a part must not ask again elsewhere without counting it.
         """
-        parts = _Parts()
+        parts = _Parts(address)
         parts.answer = self.call(
             address,
             body,
@@ -129,9 +129,7 @@ class RequestClient:
             raise RuntimeError("the client was not started")
         id, subject = request_id or str(uuid4()), os.urandom(16).hex()
         payload = encode_request_message(id, self._address, subject, body, codec, metadata or {})
-        answer = Answer(
-            codec, address, listener, lambda: self._forget(subject), self._timeouts, decoders
-        )
+        answer = Answer(codec, listener, lambda: self._forget(subject), self._timeouts, decoders)
         self._answers[subject] = answer
         if transport == "tcp" and self._tcp.send_at_once(address, id, payload, answer):
             return answer
@@ -156,7 +154,8 @@ class RequestClient:
 class _Parts:
     """Keeps the parts of an answer for a reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self.queue: AnswerQueue[Any] = AnswerQueue()
         self.answer: Answer
 
@@ -164,7 +163,8 @@ class _Parts:
         self.queue.put(part, self.answer)
 
     def on_end(self, fault: Fault | None, text: str) -> None:
-        self.queue.end(None if fault is None else RequestError(fault, text))
+        error = None if fault is None else RequestError(fault, f"{self._address}: {text}")
+        self.queue.end(error)
 
 
 async def _bring(carrier: Carrier, address: str, id: str, payload: bytes, answer: Answer) -> None:

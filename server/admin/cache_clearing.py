@@ -14,7 +14,7 @@ from ...base.errors import RouterError, StatusCode
 from ...router.kv_router import KvRouter
 from ...transport.http1 import HttpCall, HttpError, Routes, answer_json
 from ...workers.engine_table import WatchedEngine
-from ...workers.failures import EngineCallError
+from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..metrics import Labels
 
@@ -54,9 +54,9 @@ class CacheClearing:
         except EngineCallError as error:
             unknown = error.code() is StatusCode.UNIMPLEMENTED
             text = "the engine does not implement this call" if unknown else error.details()
-            return {**row, "error": text[:_LONGEST_TEXT]}
+            return {**row, "error": shortened(text)[:_LONGEST_TEXT]}
         except RouterError as error:
-            return {**row, "error": str(error)[:_LONGEST_TEXT]}
+            return {**row, "error": shortened(str(error))[:_LONGEST_TEXT]}
         return row
 
 

@@ -160,6 +160,34 @@ def count_parts(const uint8_t[::1] body not None):
     return parts, commas
 
 
+def outline_of(const uint8_t[::1] body not None, Py_ssize_t longest):
+    """A JSON text with empty strings in place of those of more than `longest` bytes. Works outside
+    the GIL."""
+    cdef const uint8_t* begin = &body[0] if body.shape[0] else NULL
+    cdef const uint8_t* at = begin
+    cdef const uint8_t* kept = begin  # what was not copied yet begins here
+    cdef const uint8_t* end = begin + body.shape[0]
+    cdef const uint8_t* quote
+    parts = []
+    while at < end:
+        with nogil:
+            while at < end:
+                quote = at
+                if at[0] != 34:
+                    at += 1
+                    continue
+                at = skip_string(at, end)
+                if at - quote - 2 > longest:
+                    break
+            else:
+                quote = NULL
+        if quote != NULL:
+            parts.append(bytes(body[kept - begin : quote + 1 - begin]))
+            kept = max(quote + 1, at - 1)  # its closing quote, if it has one
+    parts.append(bytes(body[kept - begin : end - begin]))
+    return b"".join(parts)
+
+
 def cut_tokens(
     const uint8_t[::1] body not None,
     const uint8_t[::1] key not None,

@@ -19,6 +19,7 @@ from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
 from ...base.identity import WorkerWithDpRank
 from ...base.limit_hits import LimitHits
+from ...base.lost_time import LostTime
 from ...router.admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from ...router.affinity import Session
 from ...router.decider import Decider
@@ -26,7 +27,7 @@ from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Computed, Placement
 from ...router.policy import Decision
 from ...workers.channels import Metadata
-from ...workers.failures import EngineCallError
+from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
 from ..handoff import Handoffs, PrefillLeg
@@ -98,7 +99,10 @@ class Dispatcher:
         self.prefetcher = Prefetcher(router, monitor)
         self.migrations = Migrations(bounds.migration_limit, monitor, self.reader)
         self.handoffs = handoffs or Handoffs(decider, monitor, clock)
-        ledger = self._ledger = AttemptLedger(decider, monitor, clock, self.budget, self.handoffs)
+        lost = LostTime()
+        ledger = self._ledger = AttemptLedger(
+            decider, monitor, clock, self.budget, self.handoffs, lost
+        )
         self._calls = EngineCalls(router, monitor, clock, ledger, self.prefetcher, notes_forecasts)
         self.aborts = self._calls.aborts
         self._queue_s = bounds.queue_timeout_s
@@ -114,7 +118,7 @@ class Dispatcher:
         )
         self._relay = Relay(self._calls, self._hedging, ledger, monitor, clock, self._observer)
         self._watch = RequestWatch(
-            self._requests, decider, monitor, clock, limits, ledger, self.budget, self.hits
+            self._requests, decider, monitor, clock, limits, ledger, self.budget, self.hits, lost
         )
 
     @property
@@ -279,12 +283,13 @@ class Dispatcher:
             self._decider.give_up(request.request_id, error)
             return True, "not started yet"
         try:
-            return await attempt.client.abort(request.request_id, timeout=ABORT_TIMEOUT_S)
+            ran, text = await attempt.client.abort(request.request_id, timeout=ABORT_TIMEOUT_S)
+            return ran, shortened(text)
         except EngineCallError as error:
             # The worker does not answer: at least let go of it.
             if attempt.call is not None:
                 attempt.call.cancel()
-            return True, f"cancelled; its worker did not answer: {error.details()}"
+            return True, f"cancelled; its worker did not answer: {shortened(error.public)}"
 
     def set_limits(self, limits: DispatchLimits) -> None:
         """Use other limits from now on, also for requests in flight."""

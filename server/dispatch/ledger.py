@@ -6,8 +6,9 @@ import structlog
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode, WorkerError
+from ...base.lost_time import LostTime
 from ...router.decider import Decider
-from ...workers.failures import Blame, Origin, judge, shortened
+from ...workers.failures import Blame, EngineCallError, Origin, judge, shortened
 from ...workers.health import HealthMonitor
 from ..handoff import Handoffs, PrefillFailedError
 from .generate_answer import cached_tokens_of, is_blank
@@ -43,7 +44,9 @@ class AttemptLedger:
         clock: Clock,
         budget: RetryBudget,
         handoffs: Handoffs,
+        lost: LostTime,
     ) -> None:
+        self._waited = lost.waited
         self._outcomes = handoffs.outcomes
         self._router = decider.router
         self._load_fell = decider.poll
@@ -108,7 +111,7 @@ class AttemptLedger:
         origin: Origin,
         code: StatusCode,
         details: str,
-        error: Exception | None = None,
+        error: EngineCallError | None = None,
     ) -> Exception:
         """Judge and note an attempt's failure; the error for the client if it was the last one."""
         leg = error.leg if isinstance(error, PrefillFailedError) else None
@@ -121,20 +124,18 @@ class AttemptLedger:
             return RequestAbortedError(f"request {request.request_id} was aborted")
         verdict = judge(origin, code, started=attempt.messages > 0)
         request.failures.add(FailedAttempt(worker_id, origin, verdict, details, reports))
-        waited = self._now() - attempt.sent_at
+        waited = self._waited(attempt.sent_at, self._now())
         reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         if origin is Origin.DEADLINE:
             return error or RequestTimeoutError(details)
         own = origin is Origin.ENGINE and code not in _LOST
         if error is not None and (own or verdict.blame is Blame.REQUEST):
             return error
-        address = attempt.client.address if attempt.client is not None else "?"
-        if leg is not None:
-            address = leg.address
+        which = "worker" if leg is None else "prefill worker"
         when = f"in mid-stream after {attempt.messages} messages"
+        text = shortened(details if error is None else error.public)
         return WorkerError(
-            f"worker {worker_id} at {address} lost "
-            f"{when if attempt.messages else 'before it answered'}: {shortened(details)}",
+            f"the {which} was lost {when if attempt.messages else 'before it answered'}: {text}",
             worker_id=worker_id,
         )
 
@@ -158,7 +159,7 @@ class AttemptLedger:
             verdict = judge(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, started=False)
             details = "the worker sent nothing in time"
             request.failures.add(FailedAttempt(worker_id, Origin.DEADLINE, verdict, details))
-            waited = self._now() - attempt.sent_at
+            waited = self._waited(attempt.sent_at, self._now())
             reports.failed(worker_id, verdict, waited, pinned=_is_pinned(request))
         else:
             reports.given_up(worker_id)

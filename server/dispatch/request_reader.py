@@ -14,7 +14,7 @@ from ...process.off_loop import OffLoop
 from ...router.prompt import NO_CONTENT, Content, Prompt
 from ..caller_limits import CallerLimits
 from ._generate_request import parse_tokens
-from ._json_tokens import count_parts, cut_tokens
+from ._json_tokens import count_parts, cut_tokens, outline_of
 from .generate_request import GenerateFacts, read_generate
 
 LONG_BYTES = 128 << 10
@@ -30,6 +30,8 @@ PROMPT_LIMIT = "max_prompt_tokens"
 MAX_DECODED_BYTES = 64 << 10
 """Longest message that is decoded as a whole; tokens, which have a limit of their own, apart."""
 
+OUTLINED_BYTES = 4096
+"""A longer string is empty in a body's outline."""
 MAX_JSON_PARTS = 32 << 10
 MAX_JSON_VALUES = 256 << 10
 """Most strings, lists and objects of a JSON body, and most values: a decoder holds the interpreter
@@ -138,11 +140,14 @@ class RequestReader:
             return None, body
         return (ids, rest) if len(ids) else (None, body)
 
-    async def check_json(self, body: bytes, most_parts: int = MAX_JSON_PARTS) -> None:
-        """InvalidRequestError for a body of which a decoder would hold up all other requests."""
+    async def check_json(self, body: bytes, most_parts: int = MAX_JSON_PARTS) -> bytes:
+        """InvalidRequestError for a body of which a decoder would hold up all other requests. Else
+        its outline: the body without its long strings, through which a decoder is soon."""
         if len(body) <= LONG_BYTES:
-            return
-        parts, values = await self.off_loop.run(partial(count_parts, body))
+            return body
+        (parts, values), outline = await self.off_loop.run(
+            lambda: (count_parts(body), outline_of(body, OUTLINED_BYTES))
+        )
         for what, found, most in (
             ("strings, lists and objects", parts, most_parts),
             ("values", values, MAX_JSON_VALUES),
@@ -150,6 +155,7 @@ class RequestReader:
             if found > most:
                 self.hits.hit("json_parts")
                 raise InvalidRequestError(f"the body has {found} {what}: more than {most}")
+        return outline
 
     async def prompt(
         self, tokens: Integers, lora_name: str | None, cache_namespace: str | None

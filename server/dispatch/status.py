@@ -47,15 +47,15 @@ class ClientGoneError(RouterError):
 
 
 def status_of(error: BaseException) -> tuple[StatusCode, str]:
-    """The (code, text) for a client. An engine's own status passes through, its
-    text cut to what a client can take."""
+    """The (code, text) for a client. An engine's own status passes through, its text without
+    credentials and cut to what a client can take."""
     code, details = _status_of(error)
     return code, shortened(details)
 
 
 def _status_of(error: BaseException) -> tuple[StatusCode, str]:
     if isinstance(error, EngineCallError):
-        return error.code(), error.details()
+        return error.code(), error.public
     if isinstance(error, InvalidRequestError):
         if error.field == "request_id":  # it belongs to a request that has not ended yet
             return StatusCode.ALREADY_EXISTS, str(error)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError
 from ...base.limit_hits import LimitHits
+from ...base.lost_time import LostTime
 from ...process.supervised import stopped, supervise
 from ...router.decider import Decider
 from ...router.steps import by_steps
@@ -37,7 +38,10 @@ class RequestWatch:
         ledger: AttemptLedger,
         budget: RetryBudget,
         hits: LimitHits,
+        lost: LostTime,
     ) -> None:
+        """`lost` notes each look: no time-out counts a stall of this process."""
+        self._lost, self._waited = lost, lost.waited
         self._requests = requests
         self._decider = decider
         self._monitor = monitor
@@ -107,9 +111,11 @@ class RequestWatch:
     async def _run(self) -> None:
         touched = self._now()
         while True:
+            self._lost.expect(self._now() + self._pause)
             await asyncio.sleep(self._pause)
             now = self._now()
-            self._look(now)
+            if not self._lost.on_look(now):
+                self._look(now)
             if now - touched >= TOUCH_EVERY_S:
                 touched = now
                 self._ledger.forget(now)
@@ -125,15 +131,17 @@ class RequestWatch:
 
     def _look(self, now: float) -> None:
         for request in list(self._requests.values()):
-            if request.attempt is None and now - request.arrived > min(self._queue, self._total):
-                self._leave_queue(request, now - request.arrived)
+            if request.attempt is None:
+                waited = self._waited(request.arrived, now)
+                if waited > min(self._queue, self._total):
+                    self._leave_queue(request, waited)
         active: dict[int, float] = {}  # worker -> when it last did something, if it is to send some
         oldest: dict[int, float] = {}  # worker -> since when a stream has no message
         unanswered: set[int] = set()
         for request, attempt in self._running():
             self._check(request, attempt, now)
             if attempt.leg is not None and attempt.leg.is_computing:
-                if (silent_s := now - attempt.leg.began) >= SUSPECT_AFTER_S:
+                if (silent_s := self._waited(attempt.leg.began, now)) >= SUSPECT_AFTER_S:
                     attempt.leg.suspect(silent_s)
                 unanswered.add(attempt.worker_id)
                 continue  # the decode worker does not have it yet
@@ -146,30 +154,31 @@ class RequestWatch:
                 if request.facts.streaming:
                     oldest[worker_id] = min(oldest.get(worker_id, math.inf), attempt.sent_at)
         for worker_id, last in active.items():
-            if now - last >= SUSPECT_AFTER_S:
-                self._monitor.suspect(worker_id, now - last)
+            if (silent_s := self._waited(last, now)) >= SUSPECT_AFTER_S:
+                self._monitor.suspect(worker_id, silent_s)
         for worker_id, since in oldest.items():
-            if now - since >= self._stuck:
-                self._monitor.reports.stuck(worker_id, since)
+            if (waited := self._waited(since, now)) >= self._stuck:
+                self._monitor.reports.stuck(worker_id, now - waited)
         for worker_id in unanswered:
             if not self._monitor.is_ready(worker_id):
                 self.move(worker_id)  # those for which there was no budget before
 
     def _check(self, request: Request, attempt: Attempt, now: float) -> None:
         """End an attempt that lasts too long."""
-        if now - request.arrived > self._total:
+        waited = self._waited
+        if waited(request.arrived, now) > self._total:
             self._end(request, attempt, TakenBack.TOTAL)
         elif attempt.silent_since is None:
-            if now - request.last_message_at > self._write:
+            if waited(request.last_message_at, now) > self._write:
                 self._end(request, attempt, TakenBack.WRITE)
-        elif now - attempt.silent_since > self._silence:
+        elif waited(attempt.silent_since, now) > self._silence:
             self._end(request, attempt, TakenBack.SILENCE)
         elif not attempt.messages and request.facts.streaming:
-            waited = now - attempt.sent_at
-            if waited > self._attempt:
+            silent_s = waited(attempt.sent_at, now)
+            if silent_s > self._attempt:
                 self._end(request, attempt, TakenBack.ATTEMPT)
             else:
-                self._ledger.on_overdue(attempt, waited)
+                self._ledger.on_overdue(attempt, silent_s)
 
     def _end(self, request: Request, attempt: Attempt, why: TakenBack) -> None:
         if request.take_back(attempt, why) and why.limit is not None:

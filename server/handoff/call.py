@@ -6,11 +6,13 @@ from contextlib import aclosing
 from typing import Protocol, cast
 
 from ...base.errors import StatusCode
+from ...process.lenient_timer import LenientTimer
 from ...process.supervised import is_cancelled
 from ...router.pairs import PairDecision
 from ...workers.channels import EngineCall, Metadata
 from ...workers.dialects import EngineClient, handoff_of
 from ...workers.failures import EngineCallError, Origin
+from ...workers.finish_reasons import FAILED, failed_answer
 from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
 from .leg_answers import as_one, as_whole, is_empty, read, why_refused
@@ -53,7 +55,7 @@ class HandoffCall:
         """the prefill worker's call, until it has ended"""
         self._then: EngineCall | None = None
         """the decode worker's call, once it began"""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: LenientTimer | None = None
         self._late = self._cancelled = self._is_computed = False
         self._beside: asyncio.Task[None] | None = None
         """reads the prefill worker's answer where both legs run at once"""
@@ -133,7 +135,9 @@ class HandoffCall:
         except PrefillFailedError:
             raise
         except EngineCallError as error:
-            raise self._failed("prefill", error.origin, error.details(), error.code()) from None
+            raise self._failed(
+                "prefill", error.origin, error.details(), error.code(), error.public
+            ) from None
         except asyncio.CancelledError:
             if is_cancelled() or self._cancelled:
                 raise
@@ -146,6 +150,8 @@ class HandoffCall:
         if not messages:
             raise self._failed("prefill_empty", Origin.EMPTY, "it ended without an answer")
         parts = [read(message) for message in messages]
+        if parts[-1].complete.finish_reason == FAILED:
+            raise self._failed("prefill", Origin.ENGINE, str(failed_answer()))
         cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in parts)
         leg.on_computed(cached)
         ended = plan.ends_with_prefill and parts[-1].complete.finish_reason != "length"
@@ -199,7 +205,7 @@ class HandoffCall:
                     raise self._failure from None
             refused = error.code() is StatusCode.INVALID_ARGUMENT
             code = StatusCode.INTERNAL if refused else error.code()  # it is not its client's doing
-            raise self._lost("decode", error.origin, code, error.details()) from None
+            raise self._lost("decode", error.origin, code, error.details(), error.public) from None
         except asyncio.CancelledError:
             if is_cancelled() or self._cancelled or self._messages_out:
                 raise
@@ -242,7 +248,7 @@ class HandoffCall:
         return True
 
     def _limit(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self._timer = LenientTimer(seconds, self._expire)
 
     def _unlimit(self) -> None:
         if self._timer is not None:
@@ -256,7 +262,12 @@ class HandoffCall:
             call.cancel()
 
     def _failed(
-        self, phase: str, origin: Origin, details: str, code: StatusCode | None = None
+        self,
+        phase: str,
+        origin: Origin,
+        details: str,
+        code: StatusCode | None = None,
+        public: str | None = None,
     ) -> PrefillFailedError:
         if not self._messages_out:
             self._outcomes.failures[phase] += 1
@@ -265,11 +276,13 @@ class HandoffCall:
         self._first = None
         if code is None:
             code = StatusCode.INTERNAL if origin is Origin.ENGINE else StatusCode.UNAVAILABLE
-        return PrefillFailedError(leg, origin, code, details)
+        return PrefillFailedError(leg, origin, code, details, public)
 
-    def _lost(self, phase: str, origin: Origin, code: StatusCode, text: str) -> EngineCallError:
+    def _lost(
+        self, phase: str, origin: Origin, code: StatusCode, text: str, public: str | None = None
+    ) -> EngineCallError:
         self._outcomes.failures[phase] += 1
-        return _LostError(origin, code, text)
+        return _LostError(origin, code, text, public=public)
 
 
 def _iterated(call: EngineCall) -> Answers:

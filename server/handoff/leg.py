@@ -101,6 +101,13 @@ class PrefillLeg:
 class PrefillFailedError(EngineCallError):
     """The prefill worker failed its leg; the decode worker has no part in it."""
 
-    def __init__(self, leg: PrefillLeg, origin: Origin, code: StatusCode, details: str) -> None:
-        super().__init__(origin, code, details)
+    def __init__(
+        self,
+        leg: PrefillLeg,
+        origin: Origin,
+        code: StatusCode,
+        details: str,
+        public: str | None = None,
+    ) -> None:
+        super().__init__(origin, code, details, public=public)
         self.leg = leg

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import cast
 
 from ...base.errors import StatusCode
+from ...process.lenient_timer import LenientTimer
 from ...process.supervised import is_cancelled
 from ...router.pairs import PairDecision
 from ...workers.channels import Metadata
@@ -43,10 +44,10 @@ class QueuedCall:
         self._late = self._cancelled = False
         limits = outcomes.limits
         seconds = outcomes.prefill_timeout_s(pair) + limits.disagg_handoff_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self._timer = LenientTimer(seconds, self._expire)
 
     def cancel(self) -> bool:
-        """End it, also if nobody reads it."""
+        """End it, also without a reader."""
         self._cancelled = True
         self._outcomes.queued.pop(self, None)
         return self._call.cancel()

@@ -122,6 +122,15 @@ class PeerBook:
         peer = self._peers.get(int(owner, 16)) if _OWNER.fullmatch(owner) else None
         return float("-inf") if peer is None else peer.settled_at
 
+    def booking(self, key: str) -> Booked | None:
+        """What is booked under a key, as it is by now; None: nothing."""
+        owner, _, request_id = key.partition("/")
+        peer = self._peers.get(int(owner, 16)) if _OWNER.fullmatch(owner) else None
+        booking = None if peer is None else peer.bookings.get(request_id)
+        if peer is None or booking is None or request_id not in peer.prefilled:
+            return booking
+        return booking.after_prefill()
+
     def bookings_on(self, worker: WorkerWithDpRank) -> list[tuple[str, Booked]]:
         """(key, booking) of all that is booked on a worker."""
         return [

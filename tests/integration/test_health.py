@@ -12,7 +12,7 @@ from support.fake_engine import FakeEngine
 from support.polling import until
 
 from dynamo_router.base.clock import SystemClock
-from dynamo_router.base.errors import ConfigError, StatusCode
+from dynamo_router.base.errors import ConfigError, StatusCode, WorkerError
 from dynamo_router.base.identity import WorkerWithDpRank, address_worker_id
 from dynamo_router.workers.failures import EngineCallError, Origin, judge
 from dynamo_router.workers.health import HealthMonitor
@@ -334,9 +334,22 @@ class StalledClock(SystemClock):
         return super().now() + self.stalled_s
 
 
+LATE = StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineCallError(Origin.DEADLINE, LATE, "no answer"),
+        EngineCallError(Origin.ENGINE, LATE, "Deadline Exceeded"),  # over gRPC
+        WorkerError("no answer in time"),  # over HTTP
+        WorkerError("it does not answer a canary"),  # of Dynamo's
+    ],
+    ids=["deadline", "grpc", "http", "dynamo"],
+)
 @pytest.mark.parametrize("stall_s, ends", [(0.0, WorkerState.UNHEALTHY), (1.0, WorkerState.READY)])
 async def test_a_stall_of_the_router_is_no_failed_probe(
-    stall_s: float, ends: WorkerState, monkeypatch: pytest.MonkeyPatch
+    stall_s: float, ends: WorkerState, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = StalledClock()
     monitor = HealthMonitor(WorkerRegistry(), clock, block_size=64, policy=EAGER)
@@ -356,7 +369,7 @@ async def test_a_stall_of_the_router_is_no_failed_probe(
             if probes > 1:
                 return await answers(timeout=timeout)
             clock.stalled_s += timeout + stall_s
-            raise EngineCallError(Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, "no answer")
+            raise error
 
         monkeypatch.setattr(client, "check_health", check_health)
         await until(lambda: probes >= 3)

@@ -13,12 +13,14 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import serving
 
+from dynamo_router.base.clock import SystemClock
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.dispatch.observers import NoObserver
 from dynamo_router.server.dispatch.request import Request
 from dynamo_router.server.request_limits import RequestLimits
+from dynamo_router.workers.registry import WorkerState
 
 
 class Ends(NoObserver):
@@ -164,3 +166,67 @@ async def test_aborts_still_end_what_waits() -> None:
         await ports.server.dispatcher.abort("r2")
         assert await asyncio.wait_for(second.code(), 60) is grpc.StatusCode.CANCELLED
         first_one.cancel()
+
+
+class StalledClock(SystemClock):
+    """Its process stood still for so long."""
+
+    stalled_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.stalled_s
+
+
+async def looked(rig: Rig, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Wait until requests in flight were looked at so often."""
+    watch, looks = rig.dispatcher._watch, 0
+    look = watch._look
+
+    def count(now: float) -> None:
+        nonlocal looks
+        looks += 1
+        look(now)
+
+    monkeypatch.setattr(watch, "_look", count)
+    await until(lambda: looks >= times)
+
+
+@pytest.mark.parametrize("script", [hang, stall], ids=["not begun", "in mid-stream"])
+@pytest.mark.parametrize("limit", ["attempt_timeout_s", "total_timeout_s", "silence_s"])
+async def test_a_stall_of_the_router_ends_no_request(
+    limit: str, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StalledClock()
+    bounds = {} if limit == "silence_s" else {limit: 5.0}
+    silence_s = 5.0 if limit == "silence_s" else None
+    engine = FakeEngine(script)
+    async with Rig(engine, limits=RequestLimits(**bounds), silence_s=silence_s, clock=clock) as rig:
+        call = rig.call(prompt("r1"))
+        await until(lambda: engine.requests)
+        if script is stall:
+            await call.read()
+        clock.stalled_s += 60.0
+        await looked(rig, monkeypatch, 3)
+        assert not engine.aborted and not any(rig.dispatcher.hits.counts().values())
+        call.cancel()
+        await rig.settled()
+
+
+async def test_a_stall_of_the_router_makes_no_worker_stuck_or_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = StalledClock()
+    held, quick = FakeEngine(hang), FakeEngine()
+    limits = RequestLimits(stuck_timeout_s=5.0)
+    async with Rig(held, quick, limits=limits, clock=clock) as rig:
+        pinned = (("x-dynamo-worker-instance-id", str(rig.worker_id(held))),)
+        calls = [rig.call(prompt(f"r{n}"), metadata=pinned, timeout=3.0) for n in range(6)]
+        await until(lambda: len(held.requests) == 6)
+        other = (("x-dynamo-worker-instance-id", str(rig.worker_id(quick))),)
+        await rig.answers(prompt("other"), metadata=other)
+        clock.stalled_s += 60.0
+        for call in calls:  # their deadlines pass, as the router sees it while it has not looked
+            with pytest.raises(aio.AioRpcError):
+                await call.read()
+        await looked(rig, monkeypatch, 3)
+        assert {entry.state for entry in rig.entries} == {WorkerState.READY}

@@ -39,6 +39,13 @@ class Counted:
         assert not prefilled
         self.load[key] = (worker_id, hashes, True)
 
+    def agrees_with(self, peers):
+        """Whether the book has what was passed on, by each key."""
+        found = {key: peers.booking(key) for key in self.load}
+        return self.load == {
+            key: (each.worker_id, each.hashes, each.prefilled) for key, each in found.items()
+        }
+
     def release(self, key, output_tokens):
         del self.load[key]
 
@@ -254,6 +261,7 @@ class ReplicasMachine(RuleBasedStateMachine):
                         assert counted in other.history.values()
             assert len(router.peers) == len(router.sink.load)
             assert set(router.peers.keys()) == router.sink.load.keys()
+            assert router.sink.agrees_with(router.peers)
 
 
 TestReplicas = ReplicasMachine.TestCase

@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine
 from support.fake_router import LedgerRouter
 from support.polling import until
 
-from dynamo_router.base.clock import SystemClock
+from dynamo_router.base.clock import Clock, SystemClock
 from dynamo_router.router.admission import Admission
 from dynamo_router.router.decider import Decider
 from dynamo_router.server.dispatch.dispatch import Dispatcher
@@ -47,7 +47,9 @@ class Rig:
         max_attempts: int = 3,
         silence_s: float | None = None,
         tracing: Tracing = NO_TRACE,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self.engines = list(engines)
         self.registry = WorkerRegistry()
         self.router = LedgerRouter(self.registry)
@@ -57,7 +59,7 @@ class Rig:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rig":
-        stack, clock = self._stack, SystemClock()
+        stack, clock = self._stack, self._clock
         for engine in self.engines:
             await stack.enter_async_context(engine)
         self.monitor = HealthMonitor(

@@ -223,7 +223,7 @@ class Application:
 
         `on_long_body` is called for each request with more than `max_body_bytes`; `bodies`
         counts those of all requests, `on_refused` is called for each that finds no room there.
-        `off_loop` unpacks long bodies; without `origins` pages of others use no route."""
+        `off_loop` joins and unpacks long bodies; without `origins` pages of others use no route."""
         self._routes, self._admit = RouteTable(routes), admit
         self._form_of = form_of or (lambda path: form)
         self._max_body_bytes, self._on_long_body = max_body_bytes, on_long_body
@@ -269,7 +269,7 @@ class Application:
             coding = coding_of(headers) if "content-encoding" in headers else ""
             most = self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
-            body = await read_body(receive, most, count.add)
+            body = await read_body(receive, most, count.add, self._off_loop)
             whole = True
             if coding and body:
                 body = await unpacked(body, coding, most, count.add, self._off_loop)

@@ -6,11 +6,13 @@ is written without a coroutine for each part.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from ...process.loop_turns import end_in_turn
+from ...process.off_loop import OffLoop
 from .errors import HttpError
 
 Scope = MutableMapping[str, Any]
@@ -20,6 +22,8 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = "application/json"
+LONG_JOIN = 2 << 20
+"""Bytes that take about a millisecond to join. Above one MiB Python does it outside the GIL."""
 
 
 class ClientLeftError(Exception):
@@ -35,10 +39,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(
-    receive: Receive, most: int, count: Callable[[int], None] = lambda size: None
+    receive: Receive,
+    most: int,
+    count: Callable[[int], None] = lambda size: None,
+    off_loop: OffLoop | None = None,
 ) -> bytes:
     """The whole body; HttpError 413 once it is longer than `most` bytes. `count` is called with the
-    size of each part, and may raise."""
+    size of each part, and may raise. `off_loop` joins the parts of a long one, CapacityError if it
+    has no room."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -51,7 +59,10 @@ async def read_body(
             raise HttpError(413, f"the body is longer than {most} bytes")
         count(len(parts[-1]))
         if not message.get("more_body", False):
-            return b"".join(parts)
+            break
+    if off_loop is None or length < LONG_JOIN:
+        return b"".join(parts)
+    return await off_loop.run(partial(b"".join, parts), size=length)
 
 
 async def send_whole(

@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 from ._messages cimport READABLE, forget_part, is_between_messages, next_message
 from ._nghttp2 cimport Functions, nghttp2_data_source, nghttp2_frame, nghttp2_frame_hd, nghttp2_nv
 from ._nghttp2 cimport nghttp2_session, nghttp2_session_callbacks, read_t
-from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, Stream, Streams, count_queued, fill, weigh
+from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, Stream, Streams, count_idle, count_queued
+from ._streams cimport fill, weigh
 
 from ._streams import (
     DRAINED,
@@ -150,20 +151,13 @@ cdef int on_unknown_frame(
 
 
 cdef inline bint is_gone(Streams self, int32_t number) noexcept:
-    """Whether a client still sends for a call that has ended. (nghttp2 drops data of one silently.)
-    """
+    """Whether a client still sends for a call that has ended. (Of its data nghttp2 says nothing:
+    `count_dropped`.)"""
     return self.server and self.ng.session_get_stream_user_data(self.session, number) == NULL
 
 
 cdef inline void add_credit(Streams self) noexcept:
     self.credit = min(self.credit + CREDIT_OF_A_FRAME, <int64_t>MOST_CREDIT)
-
-
-cdef inline void count_idle(Streams self) noexcept:
-    if self.credit:
-        self.credit -= 1
-    else:
-        self.idle += 1
 
 
 cdef int on_begin_headers(

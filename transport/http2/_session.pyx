@@ -21,13 +21,16 @@ from ._nghttp2 cimport (
     nghttp2_settings_entry,
 )
 from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
-from ._streams cimport Stream, Streams, count_queued, fill, weigh
+from ._streams cimport Stream, Streams, count_idle, count_queued, fill, weigh
 
 cdef enum:
     RST_CANCEL = 8
     FIRST_UNKNOWN_KIND = 10  # of frames: HTTP/2 itself has 0 to 9
     CONNECTION_WINDOW = 16 << 20
-    LARGEST_FRAME = 16384 + 9
+    FRAME_HEAD = 9
+    LARGEST_FRAME = 16384 + FRAME_HEAD
+    PREFACE_BYTES = 24
+    SMALL_DATA = 1024  # a longer frame is paid for by its bytes
     PIECE = 16384  # after this many bytes it is checked whether these were too many frames,
     ANSWERS_PIECE = 512  # and after this many of a server's: its frames are small, and cost more
     UNANSWERED_ACKS = 256  # acknowledgements of pings and settings that wait to be sent
@@ -46,6 +49,33 @@ class SessionError(Exception):
     """
 
     flooded = False
+
+
+cdef void count_dropped(Streams self, const uint8_t* at, Py_ssize_t size) noexcept:
+    """Count the small data frames of calls that have ended in bytes that were taken in. (Large ones
+    may be under way where a call is refused while its client sends.)"""
+    cdef Py_ssize_t some
+    cdef uint32_t length, number
+    cdef uint8_t* head = self.head
+    while size:
+        if self.left:
+            some = min(self.left, size)
+            self.left -= some
+        else:
+            some = min(FRAME_HEAD - self.head_bytes, size)
+            memcpy(head + self.head_bytes, at, some)
+            self.head_bytes += some
+            if self.head_bytes == FRAME_HEAD:
+                self.head_bytes = 0
+                length = <uint32_t>head[0] << 16 | <uint32_t>head[1] << 8 | head[2]
+                self.left = length
+                if not head[3] and length < SMALL_DATA:  # data
+                    number = <uint32_t>(head[5] & 127) << 24 | <uint32_t>head[6] << 16
+                    number |= <uint32_t>head[7] << 8 | head[8]
+                    if self.ng.session_get_stream_user_data(self.session, number) == NULL:
+                        count_idle(self)
+        at += some
+        size -= some
 
 
 cdef class Session(Streams):
@@ -67,6 +97,7 @@ cdef class Session(Streams):
         if self.ng == NULL:
             raise SessionError("there is no library for HTTP/2")
         self.server = server
+        self.left = PREFACE_BYTES
         self.max_message_bytes = max_message_bytes
         self.max_header_bytes = max_header_bytes
         if self.ng.option_new(&option):
@@ -152,6 +183,8 @@ cdef class Session(Streams):
                 )
                 if read < 0:
                     break
+                if self.server:
+                    count_dropped(self, <const uint8_t*>view.buf + taken, read)
                 taken += read
                 if read < piece or taken == size or self.frames_now >= self.most_frames:
                     break

@@ -55,6 +55,9 @@ cdef class Streams:
     cdef readonly int32_t unfinished_headers  # the stream whose headers have begun and not ended
     cdef readonly int64_t idle             # frames that brought nothing, see `take_idle`
     cdef int64_t credit           # such frames that are answers to frames of ours
+    cdef uint8_t[9] head          # server: of the frame that comes, as far as it came
+    cdef int head_bytes
+    cdef int64_t left             # of the payload behind it, or of the preface
     cdef Py_ssize_t new_now          # that began in this one
     cdef Py_ssize_t frames_now
     cdef int32_t newest           # server: the highest number of a call that has begun
@@ -69,6 +72,14 @@ cdef inline void weigh(Streams session, Stream stream) noexcept:
         held = stream.reader.part_have + stream.unread_bytes
     session.held += held - stream.held
     stream.held = held
+
+
+cdef inline void count_idle(Streams session) noexcept:
+    """A frame came that brings nothing."""
+    if session.credit:
+        session.credit -= 1
+    else:
+        session.idle += 1
 
 
 cdef inline void count_queued(Streams session, Stream stream, int64_t before) noexcept:

@@ -62,7 +62,7 @@ class ServerConnection(Connection):
         self._unfinished = 0  # the stream whose headers have begun to come
         self._header_timer: asyncio.TimerHandle | None = None
         session.most_new, session.most_frames = NEW_CALLS_AT_ONCE, limits.max_frames
-        self._flushing = False
+        self._flushing = self._answers = False
         self._heads = HeadReader()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -117,8 +117,10 @@ class ServerConnection(Connection):
             self._stop_timer()
             self._timer = self.loop.call_later(LAST_WORDS_S, transport.abort)
 
-    def flush_soon(self) -> None:
-        """Send once this turn of the loop is over, with what else is written in it."""
+    def flush_soon(self, *, answers: bool = True) -> None:
+        """Send once this turn of the loop is over, with what else is written in it. `answers`: part
+        of an answer is."""
+        self._answers = self._answers or answers
         if not self._flushing:
             self._flushing = True
             self._turn.call_after(self.loop, self._flush_now)
@@ -152,7 +154,7 @@ class ServerConnection(Connection):
         session = self.session
         if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
-            self.flush_soon()
+            self.flush_soon(answers=False)
         if session.queued // OUTPUT_STEP != self._output.steps:  # a client gave calls up
             self._count_output()
         if session.unfinished_headers != self._unfinished:
@@ -206,7 +208,7 @@ class ServerConnection(Connection):
             self.flush()
         if session.held // INPUT_STEP != self._input.steps:
             self._count_input()
-            self.flush_soon()
+            self.flush_soon(answers=False)
 
     def _count_input(self) -> None:
         """Have what waits of its requests counted; one for which there is no room is refused."""
@@ -225,7 +227,7 @@ class ServerConnection(Connection):
             if call is not None:
                 call.give_up()
         if not self._busy:
-            self.flush_soon()
+            self.flush_soon(answers=False)
 
     @property
     def _client(self) -> str:
@@ -238,7 +240,9 @@ class ServerConnection(Connection):
 
     def _flush_now(self) -> None:
         self._flushing = False
-        self.guard.on_sent()
+        if self._answers:
+            self._answers = False
+            self.guard.on_sent()
         session = self.session
         if session.is_due or session.queued // OUTPUT_STEP != self._output.steps:
             self.flush()

@@ -42,6 +42,12 @@ _FAILURES = {
     Fault.FAILED: (Origin.ENGINE, StatusCode.INTERNAL),
     Fault.TOO_LARGE: (Origin.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED),
 }
+_PUBLIC = {
+    Fault.UNREACHABLE: "the worker could not be reached",
+    Fault.UNAVAILABLE: "the worker takes no requests",
+    Fault.OVERLOADED: "the worker has all the requests that it takes",
+}
+"""The text for clients where the plane's own text names endpoints."""
 _ALIVE = (Fault.OVERLOADED, Fault.INVALID)
 """Answers to a canary that only a healthy worker gives."""
 
@@ -210,7 +216,8 @@ class DynamoCall:
     def on_end(self, fault: Fault | None, text: str) -> None:
         """See AnswerListener."""
         if fault is not None:
-            self._end(RequestError(fault, text))
+            public = _PUBLIC.get(fault, text)
+            self._end(RequestError(fault, f"{self._client.route.address}: {text}", public=public))
             return
         try:
             message = self._writer.complete()
@@ -240,7 +247,7 @@ def _failure_of(error: BaseException) -> BaseException:
     """What the reader of a call gets."""
     if isinstance(error, RequestError):
         origin, code = _FAILURES[error.fault]
-        return EngineCallError(origin, code, str(error))
+        return EngineCallError(origin, code, str(error), public=error.public)
     return failure_of(error)
 
 

@@ -164,7 +164,7 @@ async def test_errors_in_anthropics_shape(
 
     async def early(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
         last = complete(request, 64)
-        last.complete.finish_reason = "error"
+        last.complete.finish_reason = "cancelled"
         yield last
 
     engine.script = early

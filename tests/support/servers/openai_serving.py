@@ -1,6 +1,6 @@
 """A Server with its frontend in the test's own loop, and clients of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -41,10 +41,11 @@ async def openai_serving(
     *engines: FakeEngine,
     frontend: FrontendConfig | None = None,
     context: int = 200,
+    attach: Callable[[ServedRouter], None] | None = None,
     **config: Any,
 ) -> AsyncIterator[Served]:
-    """Serve the engines, which take `context` tokens, and the `workers` at URLs, to OpenAI clients
-    until the block ends."""
+    """Serve the engines, which take `context` tokens, the `workers` at URLs, and what `attach` adds
+    to the server that has started, to OpenAI clients until the block ends."""
     config.setdefault("router", KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1))
     urls = config.pop("workers", ())
     for engine in engines:
@@ -62,6 +63,8 @@ async def openai_serving(
     server = ServedRouter(settings)
     try:
         await server.start()
+        if attach is not None:
+            attach(server)
         await until(lambda: len(server.monitor.ready_clients()) >= max(1, len(settings.workers)))
         url = f"http://{server.openai_address}"
         client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

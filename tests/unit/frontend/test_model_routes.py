@@ -12,6 +12,7 @@ import pytest
 from dynamo_router.base.errors import CapacityError, InvalidRequestError, NoWorkersError
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.frontend.models import ModelRoutes
+from dynamo_router.frontend.models import routes as model_routes
 from dynamo_router.frontend.models.routes import Answering, ModelEntry, in_order
 from dynamo_router.frontend.openai import ApiError
 from dynamo_router.server.access import Caller
@@ -178,6 +179,37 @@ async def test_a_request_ends_with_its_client_wherever_it_is() -> None:
     with pytest.raises(ClientLeftError):
         await running
     assert ended == ["ended"] and limits.open_calls()["requests"] == 0
+
+
+async def test_the_model_of_a_long_body_is_read_without_its_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decoding 15 MB of text for it would hold the event loop for 8 ms."""
+
+    async def answered(message: Any) -> None:
+        pass
+
+    read: list[int] = []
+    whole = model_routes._NAMED.decode
+
+    class Spy:
+        def decode(self, body: bytes) -> Any:
+            read.append(len(body))
+            return whole(body)
+
+    monkeypatch.setattr(model_routes, "_NAMED", Spy())
+    reader, a, b = RequestReader(16), FakePool(), FakePool()
+    routes = ModelRoutes(FakeDirectory(a=[a], b=[b]), unlimited(), reader=reader).routes
+    try:
+        for body in (
+            {"prompt": "x" * 1_000_000, "model": "b"},
+            {"model": "b", "messages": [{"content": 'a"\\' * 100_000}], "user": "é" * 70_000},
+        ):
+            said = json.dumps(body).encode()
+            await routes[ROUTE](HttpCall(Caller("x"), "", {}, said, "id", answered, Client()))
+    finally:
+        reader.close()
+    assert b.asked == 2 and a.asked == 0 and max(read) < 200
 
 
 async def test_what_no_worker_took_goes_to_the_next_pool() -> None:

@@ -185,6 +185,38 @@ def test_a_few_that_never_begin_are_left_out_and_their_router_is_believed() -> N
     assert site.claimed() == 3
 
 
+def test_a_prompt_that_was_overtaken_counts_from_its_first_token_on() -> None:
+    """A long prompt in pieces, or an engine that takes short ones first."""
+    site = Site()
+    site.say(2, claims(3, mark="long"))
+    for worker in range(WORKERS):
+        site.wait(1.0, [2])
+        assert site.serve(worker)
+    site.wait(LATE_S, [2])
+    assert site.claimed() == 0 and site.load.evidence.refuted == 3
+    site.say(2, [Prefilled(f"long{n}", 0) for n in range(2)])
+    assert [view.active_requests for view in site.router.workers()] == [1, 1, 0]
+    assert [view.active_prefill_tokens for view in site.router.workers()] == [0, 0, 0]
+    site.serve(0)
+    site.wait(LATE_S, [2])
+    assert site.claimed() == 2  # as answers that run, which nobody overtakes
+    site.say(2, [Ended(f"long{n}", 9) for n in range(3)])
+    assert site.claimed() == 0 and not len(site.load.evidence)
+
+
+def test_first_tokens_that_a_doubted_router_reports_are_not_counted() -> None:
+    site = Site()
+    site.say(2, claims(WORKERS * MANY))
+    site.wait(PROBE_S + 0.25, [2])
+    for worker in range(WORKERS):
+        assert site.serve(worker)
+        site.wait(PROBE_S, [2])
+    site.wait(LATE_S, [2])
+    assert site.claimed() == 0 and site.load.evidence.doubted == 1
+    site.say(2, [Prefilled(f"f{n}", 0) for n in range(WORKERS * MANY)])
+    assert site.claimed() == 0
+
+
 def test_a_story_that_moves_holds_others_for_a_time_at_most() -> None:
     site = Site()
     site.router.best_worker(np.arange(40), "streams")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_router.server.dispatch._json_tokens import count_parts, cut_tokens
+from dynamo_router.server.dispatch._json_tokens import count_parts, cut_tokens, outline_of
 
 KEY = b"token_ids"
 MANY = 2**20
@@ -131,3 +131,33 @@ def test_the_parts_of_a_json_text_are_counted(value: Any, indent: int | None) ->
 def test_counting_ends_on_any_bytes(text: bytes) -> None:
     parts, commas = count_parts(text)
     assert parts + commas <= len(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"model": "tiny", "prompt": "x" * 50},
+        {"prompt": ["x" * 11, "y" * 10, "z" * 12], "model": "m" * 11},
+        ["a", "b" * 99, {"c" * 40: "d" * 40}, 'e"\\' * 9, "é" * 20],
+        "f" * 11,
+        {},
+    ],
+)
+def test_an_outline_is_the_same_without_its_long_strings(value: Any) -> None:
+    def shorter(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {shorter(name): shorter(inner) for name, inner in each.items()}
+        if isinstance(each, list):
+            return [shorter(inner) for inner in each]
+        written = json.dumps(each, ensure_ascii=False).encode()
+        return "" if len(written) - 2 > 10 else each
+
+    body = json.dumps(value, ensure_ascii=False).encode()
+    assert json.loads(outline_of(body, 10)) == shorter(value)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b'"', b'"\\', b"[" * 99, b'{"a' + b"x" * 99, b'"' + b"y" * 99]
+)
+def test_an_outline_of_any_bytes_ends(text: bytes) -> None:
+    assert len(outline_of(text, 10)) <= len(text)

@@ -9,6 +9,7 @@ import pytest
 
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.transport.http1 import HttpError
+from dynamo_router.transport.http1.asgi import read_body
 from dynamo_router.transport.http1.packed_body import MOST_MEMBERS, PIECE, coding_of, unpacked
 
 MOST = 4 << 20
@@ -148,3 +149,20 @@ def test_other_codings_are_refused(name: str) -> None:
 def test_a_plain_body_stays_as_it_is(headers: dict[str, str]) -> None:
     assert coding_of(headers) == ""
     assert coding_of({"content-encoding": " GZip "}) == "gzip"
+
+
+@pytest.mark.parametrize(("parts", "beside"), [(1, 0), (20, 0), (200, 1)])
+async def test_the_parts_of_a_long_body_are_joined_beside_the_event_loop(
+    parts: int, beside: int
+) -> None:
+    left = [bytes((n,)) * (16 << 10) for n in range(parts)]
+    whole, off_loop, counted = b"".join(left), OffLoop(), list[int]()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    try:
+        assert await read_body(receive, MOST, counted.append, off_loop) == whole
+        assert off_loop.runs == beside and sum(counted) == len(whole)
+    finally:
+        off_loop.close()

@@ -164,6 +164,11 @@ FLOODS = {
     "trailers again and again": raw.headers(1, head_of("/a.B/hang"))
     + raw.headers(1, ((b"x", b"y"),)) * 5000,
     "windows that grow": raw.headers(1, head_of("/a.B/hang")) + raw.window_update(1, 1) * 5000,
+    "data of a call that was given up": raw.headers(1, head_of("/a.B/hang"))
+    + raw.frame(raw.RST_STREAM, 1, bytes(3) + b"\x08")
+    + raw.data(1, b"x") * 5000,
+    "data of a call that was refused": raw.headers(1, head_of("/a.B/none"))
+    + raw.data(1, raw.message(b"more")) * 5000,
     "calls given up": b"".join(
         raw.headers(n, head_of("/a.B/hang")) + raw.frame(raw.RST_STREAM, n, bytes(3) + b"\x08")
         for n in range(1, 6001, 2)
@@ -199,6 +204,67 @@ async def test_a_flood_drop_by_drop_is_one_too(kind: str) -> None:
             sent += 1
             await client.read()
         assert client.goaways() == [CALM] and sent < 150
+
+
+async def test_an_answer_pays_for_a_few_pings_and_not_for_a_flood() -> None:
+    ping = raw.frame(raw.PING, 0, bytes(8))
+    async with listening() as (_, port), raw_client(port) as client:
+        client.greet()
+        for stream in range(1, 101, 2):
+            client.send(ping * 2 + raw.headers(stream, head_of("/a.B/echo"), end=True))
+            await client.until(raw.HEADERS, stream=stream)
+        assert client.goaways() == []
+        client.send(ping * 4 + raw.headers(101, head_of("/a.B/echo"), end=True))
+        await client.until_closed()
+        assert client.goaways() == [CALM]
+
+
+@pytest.mark.parametrize("beside", ["settings", "methods that are not there"])
+async def test_calls_that_are_answered_pay_for_no_flood_beside_them(beside: str) -> None:
+    """Legal calls and pings between the frames of a flood."""
+    ping, stream, rounds = raw.frame(raw.PING, 0, bytes(8)), 1, 0
+    hits: list[str] = []
+    async with listening(on_limit=hits.append) as (_, port), raw_client(port) as client:
+        client.greet()
+        while not client.goaways():
+            client.send(ping, raw.headers(stream, head_of("/a.B/echo"), end=True))
+            more = [raw.settings()]
+            if beside != "settings":
+                ids = range(stream + 2, stream + 34, 2)
+                more = [raw.headers(n, head_of("/a.B/none"), end=True) for n in ids]
+            client.send(*more)
+            stream, rounds = stream + 34, rounds + 1
+            await client.read()
+            assert rounds < 500
+        assert client.goaways() == [CALM] and hits == ["client_floods"]
+
+
+async def test_input_that_nothing_is_sent_for_pays_for_no_pings() -> None:
+    ping = raw.frame(raw.PING, 0, bytes(8))
+    async with listening() as (_, port), raw_client(port) as client:
+        client.greet()
+        client.send(raw.headers(1, head_of("/a.B/hang")))
+        client.send(raw.data(1, raw.message(bytes(200 << 10))[:5]))
+        for n in range(1, 12):
+            client.send(raw.data(1, bytes(16 << 10)) + ping)
+            while client.kinds(0).count(raw.PING) < n and not client.goaways():
+                await client.read()
+            if client.goaways():
+                break
+        assert client.goaways() == [CALM]
+
+
+async def test_large_pieces_of_calls_that_were_refused_are_no_flood() -> None:
+    """They were under way when their calls ended."""
+    large = raw.data(1, bytes(16 << 10))[9:]
+    async with listening() as (_, port), raw_client(port) as client:
+        client.greet()
+        for stream in range(1, 401, 2):
+            client.send(raw.headers(stream, head_of("/a.B/none")))
+            client.send(*(raw.data(stream, large) for _ in range(14)))
+            await client.until(raw.HEADERS, stream=stream)
+        await works(client, 401)
+        assert client.goaways() == []
 
 
 async def test_pings_of_a_client_that_is_being_answered_are_no_abuse() -> None:

@@ -1,0 +1,40 @@
+"""A time-out that fires late lets what came meanwhile be read first, once."""
+
+from typing import Any, cast
+
+from support.adversity.late_loop import LateLoop
+
+from dynamo_router.base.clock import STALLED_S
+from dynamo_router.process.lenient_timer import LenientTimer
+
+
+def timer(loop: LateLoop, calls: list[float]) -> LenientTimer:
+    return LenientTimer(5.0, lambda: calls.append(loop.now), cast(Any, loop))
+
+
+def test_in_time_it_calls_at_once() -> None:
+    loop, calls = LateLoop(), list[float]()
+    timer(loop, calls)
+    loop.look(4.9)
+    assert not calls
+    loop.look(0.1 + STALLED_S / 2)
+    assert len(calls) == 1 and not loop.handles
+
+
+def test_after_a_stall_it_calls_a_look_later() -> None:
+    loop, calls = LateLoop(), list[float]()
+    timer(loop, calls)
+    loop.look(60.0)
+    assert not calls
+    loop.look(60.0)  # late again
+    assert len(calls) == 1 and not loop.handles
+
+
+def test_an_answer_that_was_there_unread_cancels_it() -> None:
+    loop, calls = LateLoop(), list[float]()
+    made = timer(loop, calls)
+    loop.look(60.0)
+    made.cancel()
+    made.cancel()
+    loop.look(60.0)
+    assert not calls

@@ -1,0 +1,49 @@
+"""Why an answer ended, in the words of engines and in those of OpenAI's API. Pure."""
+
+import re
+
+from ..base.errors import StatusCode
+from .failures import EngineCallError, Origin
+
+FAILED = "error"
+"""The engine could not go on: such an answer is a failed call, whatever came of it before."""
+ABORTED = "abort"
+"""It ended before its end: the engine shut down, or the request was aborted there."""
+
+_SHOWN = {
+    "stop": "stop",
+    "end_id": "stop",
+    "stop_words": "stop",
+    "length": "length",
+    "content_filter": "content_filter",
+    "": ABORTED,
+    "abort": ABORTED,
+    "aborted": ABORTED,
+    "cancelled": ABORTED,
+    "timeout": ABORTED,
+    "not_finished": ABORTED,
+}
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+
+
+def shown_reason(reason: str) -> str:
+    """An engine's reason as clients of OpenAI's API read it.
+
+    A word that is not known here goes on as it is: the engine has one more reason than we know of,
+    and its users know it. EngineCallError for the reason of a failure, and for what is no word.
+    """
+    known = _SHOWN.get(reason)
+    if known is not None:
+        return known
+    if reason == FAILED:
+        raise failed_answer()
+    if _WORD.fullmatch(reason) is None:
+        text = "its answer ended with a reason that is no word"
+        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
+    return reason
+
+
+def failed_answer() -> EngineCallError:
+    """What an answer is that ended for the reason FAILED."""
+    text = "the engine ended the answer with an error"
+    return EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
