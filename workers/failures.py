@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.errors import StatusCode
+from ..base.errors import PUSHBACK_KEY, RETRY_AFTER_KEY, StatusCode
 
 MAX_DETAILS = 1024
 """Characters of an error's text that are passed on: beyond 8 to 16 kB of metadata a client's
@@ -44,6 +44,10 @@ class Origin(enum.Enum):
     """an error of our own"""
 
 
+RETRY_UNITS = {RETRY_AFTER_KEY: 1.0, PUSHBACK_KEY: 1e-3}
+_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+
 class EngineCallError(Exception):
     """A call to an engine that failed, in gRPC's words whatever the dialect, and where it did."""
 
@@ -73,6 +77,15 @@ class EngineCallError(Exception):
 
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._trailing
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which the engine asks to be tried again; None where it does not."""
+        for key, value in self._trailing:
+            unit = RETRY_UNITS.get(key)
+            if unit is not None and isinstance(value, str) and _SECONDS.fullmatch(value):
+                return int(value) * unit
+        return None
 
 
 class Blame(enum.Enum):

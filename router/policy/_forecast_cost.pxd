@@ -409,6 +409,33 @@ cdef inline double seconds_until_free(
     return 0.0 if not has_candidate or (has_late and soonest == INFINITY) else soonest
 
 
+cdef inline double seconds_until_relief(
+    EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
+    const uint8_t* eligible, double now,
+) noexcept nogil:
+    """Seconds until one of the eligible workers has computed its prompts and ended an answer.
+
+    Of those that it has, one ends in that share of a usual answer. 0 where a worker has nothing to
+    do; INFINITY if there are none.
+    """
+    cdef Py_ssize_t number
+    cdef EngineTimeline* timeline
+    cdef double soonest = INFINITY, slowness, seconds
+    for number in range(n):
+        timeline = &timelines[number]
+        if not (eligible[number] and timeline.present):
+            continue
+        slowness = timeline_advance(timeline, bookings, &model.speed, now)
+        seconds = timeline_backlog(
+            timeline, empty_step_s(timeline, &model.speed, slowness),
+            token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now,
+        ).seconds
+        if timeline.requests > 0.0:
+            seconds = max(seconds, model.answer / timeline.requests)
+        soonest = min(soonest, seconds)
+    return soonest
+
+
 cdef inline double timeline_until_free_s(
     const EngineTimeline* timeline, const Model* model, double slowness, bint leaves_some, double now
 ) noexcept nogil:
