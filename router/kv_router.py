@@ -65,7 +65,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.slots = new_slots(self.config)  # only to read
         self._source = CandidateSource(self.registry, self.index, self.slots, self.config)
         self._choice = PolicyChoice(self.config, strategy)
-        self._policy = self._choice.policy
+        self._policy, self.strategy = self._choice.policy, strategy
         self.shadow, self._learner = self._choice.shadow, self._choice.learner
         self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
         self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
