@@ -90,7 +90,7 @@ class LlmD(Policy):
 
 
 class EngineReports:
-    """Tells policies what the engines of a simulation say of themselves, every REPORT_EVERY_S."""
+    """Gives policies what the engines of a simulation report, every REPORT_EVERY_S."""
 
     def __init__(self, fleet: VirtualFleet, workers: int, policies: Sequence[LlmD]) -> None:
         self._fleet, self._workers, self._policies = fleet, workers, policies

@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 cdef enum:
-    ROOM = 1024         # for all but hashes and texts: 16 names, and numbers of at most 24 digits
+    REST = 1024         # bytes, for all but hashes and texts: 16 names, and numbers of at most 24 digits
     DIGITS = 20         # of the longest int64_t
 
 cdef extern from *:
@@ -96,7 +96,7 @@ def line_of(
     double arrived_s, int64_t input_length, int64_t output_length, bytes hash_ids not None,
     tuple texts not None, overlap_tokens, cached_tokens, tuple times_s not None, int64_t attempts,
 ):
-    cdef Py_ssize_t size = ROOM + PyBytes_GET_SIZE(hash_ids)
+    cdef Py_ssize_t size = REST + PyBytes_GET_SIZE(hash_ids)
     cdef str status, session, tenant, worker
     cdef char* line
     cdef char* at
