@@ -11,6 +11,13 @@ UNREADABLE_MESSAGE = "the message is not of the method's type"
 """The details of a call's status if protobuf cannot parse its request."""
 
 
+RETRY_AFTER_S, MOST_RETRY_AFTER_S = 1, 60
+"""Seconds after which a refused request may be sent again: at least, also where nothing is
+foreseen, and at most."""
+RETRY_AFTER_KEY, PUSHBACK_KEY = "retry-after", "grpc-retry-pushback-ms"
+"""That in trailing metadata: in seconds as in HTTP, and as gRPC's own retries obey it (A6)."""
+
+
 class RouterError(Exception):
     """Base of every error this package raises on purpose."""
 
@@ -34,12 +41,16 @@ class InvalidRequestError(RouterError):
 class NoWorkersError(RouterError):
     """No worker may take this request now; trying again later may help.
 
-    `overloaded`: there are workers, but they have all they can take.
+    `overloaded`: there are workers, but they have all they can take. `retry_after_s`: seconds until
+    one would take it, as foreseen; None: not known.
     """
 
-    def __init__(self, message: str, *, overloaded: bool = False) -> None:
+    def __init__(
+        self, message: str, *, overloaded: bool = False, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.overloaded = overloaded
+        self.retry_after_s = retry_after_s
 
 
 class CapacityError(RouterError):

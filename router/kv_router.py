@@ -21,7 +21,7 @@ from .config import KvRouterConfig
 from .explain import explain
 from .placement import Computed, Placement
 from .policies import PolicyChoice
-from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, choose
+from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, all_busy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .runners_up import rank_others
 from .steps import Steps, finish
@@ -65,7 +65,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.slots = new_slots(self.config)  # only to read
         self._source = CandidateSource(self.registry, self.index, self.slots, self.config)
         self._choice = PolicyChoice(self.config, strategy)
-        self._policy = self._choice.policy
+        self._policy, self.strategy = self._choice.policy, strategy
         self.shadow, self._learner = self._choice.shadow, self._choice.learner
         self.limits = LoadLimits(self.config.admission, self.slots, self.registry, self._policy)
         self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
@@ -515,9 +515,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if not eligible.any():
             raise NoWorkersError("no worker that the request may go to takes requests now")
         if limits.any_busy and (busy := limits.busy_of(takers, now)) is not None:
-            eligible = eligible & ~busy
-            if not eligible.any():
-                raise NoWorkersError("every worker is busy", overloaded=True)
+            if not (eligible := eligible & ~busy).any():
+                raise all_busy(policy, takers, now)
         avoided = limits.avoided(takers) if self.registry.is_weighted or limits.caps else None
         if avoided is not None and (others := eligible & ~avoided).any():
             eligible = others

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.errors import StatusCode
+from ..base.errors import PUSHBACK_KEY, RETRY_AFTER_KEY, StatusCode
 from ..base.urls import redact_text
 
 MAX_DETAILS = 1024
@@ -50,6 +50,8 @@ _PUBLIC = {
     Origin.TRANSPORT: "the connection to it was lost",
 }
 """The text for clients where `details` are our transport's, which names hosts and ports."""
+RETRY_UNITS = {RETRY_AFTER_KEY: 1.0, PUSHBACK_KEY: 1e-3}
+_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class EngineCallError(Exception):
@@ -98,6 +100,15 @@ class EngineCallError(Exception):
     def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Of the engine's status, without those that show credentials."""
         return tuple(pair for pair in self._trailing if not _shows_secret(pair[1]))
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which the engine asks to be tried again; None where it does not."""
+        for key, value in self._trailing:
+            unit = RETRY_UNITS.get(key)
+            if unit is not None and isinstance(value, str) and _SECONDS.fullmatch(value):
+                return int(value) * unit
+        return None
 
 
 class Blame(enum.Enum):

@@ -27,6 +27,7 @@ from ...workers.retention import Span, returning_spans
 from .changing_fleet import ChangingFleet, EngineRole, FleetControl
 from .handoffs import Handoffs, RoleConfig
 from .prepared_trace import SimulatedTrace
+from .published import EngineReports, LlmD
 from .recovery import SimulatedRecovery
 from .replicas import ReplicaConfig, ReplicaNetwork
 from .request_log import FAILED, REJECTED, RequestLog
@@ -155,6 +156,10 @@ class Simulation:
                 delay_s=self._delay,
                 seed=seed,
             )
+        informed = [each.strategy for each in self.routers if isinstance(each.strategy, LlmD)]
+        self._reports = None
+        if informed:
+            self._reports = EngineReports(self.fleet, roles.engines + whole, informed)
         self.prefetches = PrefetchPlan()
         self._waiting = [new_queue(router) for router in self.routers]
         self._queues = self.router.limits.any_wait
@@ -262,12 +267,16 @@ class Simulation:
             handoffs = self._handoffs
             if handoffs is not None:
                 asked_at = min(asked_at, max(handoffs.next_time, self._clock.time))
+            if self._reports is not None and (self.fleet.is_busy or until < math.inf):
+                asked_at = min(asked_at, max(self._reports.next_time, self._clock.time))
             now = self.fleet.advance(asked_at, to_answer=bool(queues) or handoffs is not None)
             answers = self._settle()
             rounds = 0 if answers or now > before else rounds + 1
             if rounds > MOST_ROUNDS:
                 raise self._stalled()
             self._clock.time = before = now
+            if self._reports is not None and now < math.inf:
+                self._reports.act(now)
             if handoffs is not None and now < math.inf:
                 handoffs.act(now)
             if self._event_driven:

@@ -92,7 +92,7 @@ class _Walker:
         )
         self._balances = [Balance() for _ in range(scaling.prefix_root_multiplier)]
         pools = {
-            at: TurnPool(list_records(records), streams[f"turns {at}"])
+            at: TurnPool(list_records(records), streams[f"turns {at}"], block_size)
             for at, records in enumerate(model.turns[1:], 1)
             if len(records)
         }
@@ -101,7 +101,7 @@ class _Walker:
         self._pools = [
             pools[min(pools, key=lambda filled: abs(filled - at))] for at in range(CLASSES) if pools
         ]
-        self._repeats = TurnPool(list_records(model.repeats), streams["repeats"])
+        self._repeats = TurnPool(list_records(model.repeats), streams["repeats"], block_size)
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
         self._stem_depths = chain_depths(model.stem_parents, model.stem_lengths)
         self._pending: list[Turn] = []

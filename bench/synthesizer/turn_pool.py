@@ -3,6 +3,8 @@
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
+import numpy as np
+
 from .sessions import TurnRecords
 from .streams import Stream
 
@@ -15,6 +17,9 @@ POOL_MOST = 64  # at most this many,
 POOL_PART = 3  # and never more than this part: else turns of a short trace lose its course
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 ALIKE = 2  # this many that are just alike are enough to choose from
+
+LEAST_FITTED = 12  # records to say how new tokens depend on those taken over,
+DEPENDS = 0.5  # and the share of their variance that this explains at least
 
 # A record's place among the others, in one number: what it takes over, its turn, its index.
 TAKES, TURN = 1 << 48, 1 << 40
@@ -45,8 +50,9 @@ class TurnPool:
     one from about the same part of the trace, and none is used twice as often as another.
     """
 
-    def __init__(self, records: list[Record], stream: Stream) -> None:
+    def __init__(self, records: list[Record], stream: Stream, block_size: int) -> None:
         self._records = records
+        self._slope = new_by_taken(records, block_size)
         self._index = stream.index
         self._next = 0
         self._pool: list[int] = []  # sorted by TAKES, TURN, and index
@@ -80,6 +86,9 @@ class TurnPool:
         # what the trace's shared context has too much.
         balance.surplus += (takes - record.takes) * (1 + (takes + record.takes) / DEEP)
         self._refill()
+        if self._slope and takes != record.takes:
+            tokens = record.new_tokens + round(self._slope * (takes - record.takes))
+            record = record._replace(new_tokens=max(tokens, 0))
         return record
 
     def _waits(self, at: int) -> int:
@@ -91,6 +100,25 @@ class TurnPool:
         turn = min(record.number, LAST_TURN)
         insort(self._pool, record.takes * TAKES + turn * TURN + self._next)
         self._next = (self._next + 1) % len(self._records)
+
+
+def new_by_taken(records: list[Record], block_size: int) -> float:
+    """How many fewer new tokens a turn has for each block more that it takes over, as a number
+    from minus the block size to 0.
+
+    0 unless they depend on each other. Where prompts are as long however much of them is shared,
+    such as a fixed number of retrieved chunks, a record's own new tokens would make one too long
+    that takes over more than the record did.
+    """
+    taken = np.array([record.takes for record in records], np.float64)
+    new = np.array([record.new_tokens for record in records], np.float64)
+    spread = float(taken.var() * new.var()) if records else 0.0
+    if len(records) < LEAST_FITTED or not spread > 0:
+        return 0.0
+    together = float(np.mean((taken - taken.mean()) * (new - new.mean())))
+    if together >= 0 or together**2 < DEPENDS * spread:
+        return 0.0
+    return max(together / float(taken.var()), -float(block_size))
 
 
 def pool_size(records: int) -> int:

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import InvalidRequestError, RouterError
-from ...server.dispatch import HTTP_STATUSES, PROMPT_LIMIT, status_of
+from ...base.errors import RETRY_AFTER_S, InvalidRequestError, RouterError
+from ...server.dispatch import HTTP_STATUSES, PROMPT_LIMIT, retry_after_s, status_of
 from ...transport.http1 import ErrorAnswer, HttpError
 from ...workers.failures import EngineCallError, shortened
 
-RETRY_AFTER_S = 1
 TOO_LONG = "context_length_exceeded"
 _TYPES = {
     400: "invalid_request_error",
@@ -34,11 +33,6 @@ _TYPES = {
     501: "invalid_request_error",
     505: "invalid_request_error",
 }
-_HEADERS: dict[int, dict[str, str]] = {
-    429: {"retry-after": str(RETRY_AFTER_S)},
-    501: {"x-should-retry": "false"},  # no engine will be able to
-    503: {"retry-after": str(RETRY_AFTER_S)},
-}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 """OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
 number."""
@@ -54,10 +48,17 @@ class ApiError(Exception):
     """An error answer to a client: an HTTP status and a body."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
         self.param = param
         self.code = code
 
@@ -74,7 +75,11 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return _HEADERS.get(self.status, {})
+        if self.status in (429, 503):
+            return {"retry-after": str(self.retry_after_s)}
+        if self.status == 501:
+            return {"x-should-retry": "false"}  # no engine will be able to
+        return {}
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -88,7 +93,8 @@ def api_error(error: BaseException) -> ApiError:
     param = error.field if isinstance(error, InvalidRequestError) else None
     if param == PROMPT_LIMIT:
         return ApiError(status, text, code=TOO_LONG)
-    return ApiError(status, text or code.name.lower(), param=param)
+    after = retry_after_s(error)
+    return ApiError(status, text or code.name.lower(), param=param, retry_after_s=after)
 
 
 _WORDS = {

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ...base.errors import NoWorkersError
 from .tenants import TenantConfig, TenantShares
+from .throughput import Throughput
 from .ticket import Lane, QueuePolicy, Ticket
 from .turns import Entry, Head, Line
 
@@ -59,6 +60,7 @@ class AdmissionQueue:
         self._by_tenant: Counter[str] = Counter()  # of them
         self._lanes: dict[Lane, Line] = {}
         self._doomed: list[tuple[float, int, Ticket]] = []  # a heap, by when they are refused
+        self._throughput = Throughput()
         self._entries = 0  # in all lanes, those of requests that gave up among them
         self._serial = itertools.count()
         self.queued = 0
@@ -95,9 +97,13 @@ class AdmissionQueue:
         if waiting >= self._shares.most_waiting(self.limit, waiting, of_tenant, tenants):
             self.refused += 1
             raise NoWorkersError(
-                f"all workers are saturated and {waiting} requests wait", overloaded=True
+                f"all workers are saturated and {waiting} requests wait",
+                overloaded=True,
+                retry_after_s=self.foreseen_wait_s(),
             )
         ticket = make_ticket()
+        if not waiting:
+            self._throughput.on_first(self._now())
         self._waiting[ticket.request_id] = ticket
         self._by_tenant[ticket.tenant] = of_tenant + 1
         line = self._lanes.get(ticket.lane)
@@ -141,6 +147,10 @@ class AdmissionQueue:
         self.discard(ticket.request_id)
         return ticket
 
+    def foreseen_wait_s(self) -> float:
+        """Seconds until all that wait now have gone, at the rate at which others went."""
+        return self._throughput.seconds(len(self._waiting), self._now())
+
     def discard(self, request_id: str) -> bool:
         """It waits no more, whatever the reason; False if it did not."""
         ticket = self._waiting.pop(request_id, None)
@@ -149,6 +159,7 @@ class AdmissionQueue:
         self._by_tenant[ticket.tenant] -= 1
         if not self._by_tenant[ticket.tenant]:
             del self._by_tenant[ticket.tenant]
+        self._throughput.on_gone(self._now())
         # Its entry stays until it comes to the head, or until such entries are the most.
         if self._entries > 2 * len(self._waiting) + 64:
             left = {lane: line.compact() for lane, line in self._lanes.items()}

@@ -24,7 +24,7 @@ from .forecast import ForecastParams, ForecastPolicy
 from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy
 from .residuals import ResidualState
-from .selection import Preferred, choose, discounted
+from .selection import Preferred, all_busy, choose, discounted
 from .shadow import SHADOW_OUTCOMES, BothLearn, Shadow
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "Shadow",
     "SHADOW_OUTCOMES",
     "ShedBound",
+    "all_busy",
     "choose",
     "discounted",
     "lower_saving",

@@ -149,6 +149,7 @@ class Forecast:
         now: float,
         leaves_some: bool = False,
     ) -> float: ...
+    def seconds_until_relief(self, eligible: npt.NDArray[np.bool_], now: float) -> float: ...
     def stay_s(self, tokens: int) -> float:
         """Seconds for which `tokens` would fill a cache of the usual size, if they stay as
         long as an answer takes; 0 where no size is known."""

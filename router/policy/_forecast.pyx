@@ -14,7 +14,7 @@ from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._forecast_cost cimport felt_share, stay_s
+from ._forecast_cost cimport felt_share, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -360,6 +360,18 @@ cdef class Forecast:
         return seconds_until_free(
             self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
             leaves_some, now,
+        )
+
+    @boundscheck(False)  # an array of `n` entries; n <= size
+    @wraparound(False)
+    def seconds_until_relief(self, const uint8_t[::1] eligible not None, double now):
+        cdef Py_ssize_t n = eligible.shape[0]
+        require_time(now)
+        self.reserve(n)
+        if n == 0:
+            return INFINITY
+        return seconds_until_relief(
+            self.timelines, n, self.bookings, &self.model, &eligible[0], now
         )
 
     def stay_s(self, uint32_t tokens):

@@ -36,6 +36,7 @@ cdef extern from *:
     #define FORECAST_MEMORY_RANGE 10.0
     #define FORECAST_EVENED_OUT 0.3
     #define FORECAST_MOST_HELD 4.0
+    #define FORECAST_MOST_COUNTED 4.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -46,6 +47,7 @@ cdef extern from *:
     const double MEMORY_SPREAD "FORECAST_MEMORY_SPREAD" # of the blocks in use, in parts of a cache
     const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
     const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
+    const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
@@ -354,7 +356,11 @@ cdef inline double shared_decode_s(
 cdef inline double missed_objectives(
     const EngineTimeline* timeline, const Model* model, double slowness, int64_t isl
 ) noexcept nogil:
-    """How many more requests miss their ITL objective if the prompt goes there, itself included."""
+    """How many more requests miss their ITL objective if the prompt goes there, itself included.
+
+    MOST_COUNTED at most: a worker just below its objective is left alone, but not at any price, or
+    those that are beyond theirs already would get all that comes.
+    """
     cdef double token = slowness * model.stretch
     cdef double before = miss_chance(
         model, token * decode_step_s(&model.speed, timeline.requests, timeline.context)
@@ -362,7 +368,7 @@ cdef inline double missed_objectives(
     cdef double after = miss_chance(
         model, token * decode_step_s(&model.speed, timeline.requests + 1.0, timeline.context + isl)
     )
-    return timeline.requests * (after - before) + after
+    return min(MOST_COUNTED, timeline.requests * (after - before) + after)
 
 
 cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
@@ -407,6 +413,33 @@ cdef inline double seconds_until_free(
         if soonest == 0.0:
             break
     return 0.0 if not has_candidate or (has_late and soonest == INFINITY) else soonest
+
+
+cdef inline double seconds_until_relief(
+    EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
+    const uint8_t* eligible, double now,
+) noexcept nogil:
+    """Seconds until one of the eligible workers has computed its prompts and ended an answer.
+
+    Of those that it has, one ends in that share of a usual answer. 0 where a worker has nothing to
+    do; INFINITY if there are none.
+    """
+    cdef Py_ssize_t number
+    cdef EngineTimeline* timeline
+    cdef double soonest = INFINITY, slowness, seconds
+    for number in range(n):
+        timeline = &timelines[number]
+        if not (eligible[number] and timeline.present):
+            continue
+        slowness = timeline_advance(timeline, bookings, &model.speed, now)
+        seconds = timeline_backlog(
+            timeline, empty_step_s(timeline, &model.speed, slowness),
+            token_s(&model.speed, slowness), attended_s(&model.speed, slowness), now,
+        ).seconds
+        if timeline.requests > 0.0:
+            seconds = max(seconds, model.answer / timeline.requests)
+        soonest = min(soonest, seconds)
+    return soonest
 
 
 cdef inline double timeline_until_free_s(

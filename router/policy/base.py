@@ -245,6 +245,11 @@ class Policy:
         """Seconds to the first token where they are fewest; None as above."""
         return None
 
+    def relief_s(self, eligible: Mask, now: float) -> float | None:
+        """Seconds until one of these workers has computed its prompts and ended an answer; None
+        where it is not known."""
+        return None
+
     def cold_s(self, isl: int) -> float | None:
         """Seconds that such a prompt takes on an idle engine that has none of it cached; None where
         it is not known."""

@@ -164,7 +164,17 @@ class ForecastPolicy(Policy):
             what = (
                 "it would miss its TTFT objective" if late else "answers would miss theirs of ITL"
             )
-            raise NoWorkersError(f"wherever the request went, {what}", overloaded=True)
+            text = f"wherever the request went, {what}"
+            raise NoWorkersError(text, overloaded=True, retry_after_s=self._excess_s(bound, late))
+
+    def _excess_s(self, bound: ShedBound, late: bool) -> float:
+        """Seconds until a refused request is within its bound, if no other comes: until prompts
+        are computed, or as many answers of a worker as are too many have ended."""
+        if late:
+            return self._forecast.least_ttft - max(0.0, bound.ttft_s)
+        excess = self._forecast.least_missed - MOST_MISSED * bound.missed_share
+        requests = max(1.0, len(self._forecast) / max(1, len(self._numbers)))
+        return min(1.0, excess / requests) * self.learnt().answer_s
 
     def explain(self, candidates: Candidates) -> dict[int, dict[str, float]]:
         """The terms of every registered worker's cost, in seconds, by number.
@@ -232,6 +242,10 @@ class ForecastPolicy(Policy):
             ),
             default=None,
         )
+
+    def relief_s(self, eligible: Mask, now: float) -> float | None:
+        """See Policy."""
+        return self._forecast.seconds_until_relief(eligible, now) if self._watch.trusted else None
 
     def residuals(self) -> ResidualState:
         """How well it foresees, and whether it decides."""

@@ -77,6 +77,13 @@ class GuardedPolicy(Policy):
             self._note(error, "residuals: ")
         return None
 
+    def relief_s(self, eligible: Mask, now: float) -> float | None:
+        try:
+            return self._inner.relief_s(eligible, now)
+        except Exception as error:
+            self._note(error, "relief_s: ")
+        return None
+
     def cold_s(self, isl: int) -> float | None:
         try:
             return self._inner.cold_s(isl)

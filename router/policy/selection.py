@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from ...base.errors import InvalidRequestError, NoWorkersError, RouterError
 from ...slots.table import SlotTable
 from .base import Candidates, Policy
@@ -40,15 +42,16 @@ def choose(
     """
     eligible = candidates.eligible
     if pinned is not None:
-        return _check_pin(pinned, eligible, allowed, busy)
+        _check_pin(pinned, policy, candidates, allowed, busy)
+        return pinned
     if allowed is not None:
         eligible = candidates.eligible = eligible & allowed
     if 1 not in eligible.tobytes():  # a twelfth of the time that eligible.any() takes
         raise NoWorkersError(_why_none(candidates.slots, allowed))
     if busy is not None:
+        if not (eligible & ~busy).any():
+            raise all_busy(policy, eligible, candidates.now)
         eligible = candidates.eligible = eligible & ~busy
-        if not eligible.any():
-            raise NoWorkersError("every worker is busy", overloaded=True)
     if avoided is not None and (others := eligible & ~avoided).any():
         eligible = candidates.eligible = others
     if preferred is not None and _is_best(preferred, policy.score(candidates)):
@@ -79,7 +82,18 @@ def _is_best(preferred: Preferred, costs: Floats) -> bool:
     return bool(math.isfinite(own) and own <= costs.min())
 
 
-def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None, busy: Mask | None) -> int:
+def all_busy(
+    policy: Policy, eligible: Mask, now: float, who: str = "every worker"
+) -> NoWorkersError:
+    """That none of these workers takes any more, and when one will by the policy's word."""
+    seconds = policy.relief_s(eligible, now)
+    return NoWorkersError(f"{who} is busy", overloaded=True, retry_after_s=seconds)
+
+
+def _check_pin(
+    pinned: int, policy: Policy, candidates: Candidates, allowed: Mask | None, busy: Mask | None
+) -> None:
+    eligible = candidates.eligible
     if not 0 <= pinned < len(eligible):
         raise ValueError(f"there is no worker number {pinned}")
     if allowed is not None and not allowed[pinned]:
@@ -89,8 +103,9 @@ def _check_pin(pinned: int, eligible: Mask, allowed: Mask | None, busy: Mask | N
     if not eligible[pinned]:
         raise NoWorkersError("the pinned worker takes no requests now")
     if busy is not None and busy[pinned]:
-        raise NoWorkersError("the pinned worker is busy", overloaded=True)
-    return pinned
+        only = np.zeros_like(eligible)
+        only[pinned] = True
+        raise all_busy(policy, only, candidates.now, "the pinned worker")
 
 
 def _why_none(slots: SlotTable, allowed: Mask | None) -> str:

@@ -26,4 +26,11 @@ from .request_reader import (
     RequestReader,
 )
 from .retries import FailedAttempt
-from .status import HTTP_STATUSES, NO_WORKER, ClientGoneError, status_of
+from .status import (
+    HTTP_STATUSES,
+    NO_WORKER,
+    ClientGoneError,
+    retry_after_s,
+    retry_metadata,
+    status_of,
+)

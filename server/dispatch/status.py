@@ -1,8 +1,13 @@
 """Errors as gRPC statuses: one table for every service."""
 
 import asyncio
+import math
 
 from ...base.errors import (
+    MOST_RETRY_AFTER_S,
+    PUSHBACK_KEY,
+    RETRY_AFTER_KEY,
+    RETRY_AFTER_S,
     CapacityError,
     InvalidRequestError,
     NoWorkersError,
@@ -10,7 +15,7 @@ from ...base.errors import (
     StatusCode,
     WorkerError,
 )
-from ...workers.failures import EngineCallError, shortened
+from ...workers.failures import EngineCallError, Origin, shortened
 
 HTTP_STATUSES = {
     StatusCode.INVALID_ARGUMENT: 400,
@@ -27,6 +32,8 @@ HTTP_STATUSES = {
     StatusCode.DEADLINE_EXCEEDED: 504,
 }
 """gRPC's statuses as HTTP's; the others are 500."""
+_TOO_LONG = (Origin.REQUEST_SIZE, Origin.ANSWER_SIZE, Origin.STATUS_SIZE)
+_RETRIED = (StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE)
 NO_WORKER = "no worker is ready: /workers, on the HTTP port, has each one's state and reason"
 
 
@@ -51,6 +58,32 @@ def status_of(error: BaseException) -> tuple[StatusCode, str]:
     credentials and cut to what a client can take."""
     code, details = _status_of(error)
     return code, shortened(details)
+
+
+def retry_after_s(error: BaseException) -> int | None:
+    """Whole seconds after which the request may be sent again, as foreseen where it is, or as the
+    engine says; None where that is no use, or not ours to say."""
+    if isinstance(error, NoWorkersError):
+        seconds = error.retry_after_s
+    elif isinstance(error, EngineCallError):
+        seconds = error.retry_after_s
+        if seconds is None and (error.code() not in _RETRIED or error.origin in _TOO_LONG):
+            return None
+    elif isinstance(error, CapacityError | WorkerError):
+        seconds = None
+    else:
+        return None
+    if seconds is None or math.isnan(seconds):
+        return RETRY_AFTER_S
+    return math.ceil(min(max(seconds, RETRY_AFTER_S), MOST_RETRY_AFTER_S))
+
+
+def retry_metadata(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """The same as trailing metadata."""
+    seconds = retry_after_s(error)
+    if seconds is None:
+        return ()
+    return (RETRY_AFTER_KEY, str(seconds)), (PUSHBACK_KEY, str(1000 * seconds))
 
 
 def _status_of(error: BaseException) -> tuple[StatusCode, str]:

@@ -185,9 +185,11 @@ class RequestWatch:
             self._hits.hit(why.limit)
 
     def _leave_queue(self, request: Request, waited: float) -> None:
+        queue = self._decider.queue
         error = NoWorkersError(
             f"all workers are saturated and the request has waited for {waited:.0f} s",
             overloaded=True,
+            retry_after_s=None if queue is None else queue.foreseen_wait_s(),
         )
         if self._decider.give_up(request.request_id, error):
             self._hits.hit("queue_timeout_s")

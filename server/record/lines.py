@@ -3,11 +3,9 @@
 Pure: what is salted here can be compared within one record, and with nothing else.
 """
 
-import math
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from ...base.package_version import package_version
@@ -15,6 +13,7 @@ from ...router.policy import Decision
 from ...router.prompt import Prompt
 from ..dispatch import totals_of
 from ..record_format import FORMAT, VERSION, Header
+from ._line import line_of
 from ._salting import json_of_salted, siphash_of
 
 LEAST_BLOCK_TOKENS = 64
@@ -92,80 +91,46 @@ def new_header(salt: Salt, engine_block_size: int, model: str, **more: Any) -> H
     )
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
-    """A request, as it is written."""
-
-    timestamp: float
-    input_length: int
-    output_length: int = -1
-    """always there: no default is a length"""
-    hash_ids: msgspec.Raw = msgspec.Raw()
-    status: str = ""
-    session_id: str = ""
-    tenant: str = ""
-    worker: str = ""
-    overlap_tokens: int | None = None
-    cached_tokens: int | None = None
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    e2e_ms: float | None = None
-    queue_ms: float | None = None
-    engine_ttft_ms: float | None = None
-    foreseen_ttft_ms: float | None = None
-    soonest_ttft_ms: float | None = None
-    ttft_objective_ms: float | None = None
-    itl_objective_ms: float | None = None
-    attempts: int = 1
-
-
-_encode = msgspec.json.Encoder().encode
-
-
 def encode_line(ended: EndedRequest, salt: Salt, step: int, unique: int) -> bytes:
     """A request as a line, newline included. What is not known has no field."""
-    prompt, chosen, first_at = ended.prompt, ended.decision, ended.first_at
+    prompt, chosen, first_at, arrived = ended.prompt, ended.decision, ended.first_at, ended.arrived
     output, cached = totals_of(ended.last_message)
     if not output and ended.streaming:
         output = ended.messages  # of an engine that does not count in its chunks
-    line = _Line(
-        max(0.0, _ms(ended.arrived - salt.began_at)),
-        prompt.isl,
-        output,
-        msgspec.Raw(salt.hashes(prompt, step, unique)),
-        ended.status,
-        ended.session and salt.name(ended.session),
-        ended.tenant and salt.name(ended.tenant),
-        ended.worker,
-        e2e_ms=_ms(ended.ended - ended.arrived),
-        queue_ms=_ms(ended.queue_s),
-        foreseen_ttft_ms=_known_ms(ended.foreseen_ttft_s),
-        soonest_ttft_ms=_known_ms(ended.soonest_ttft_s),
-        ttft_objective_ms=_rounded(ended.ttft_objective_ms),
-        itl_objective_ms=_rounded(ended.itl_objective_ms),
-        attempts=ended.attempts,
-    )
+    overlap = ttft_s = engine_ttft_s = itl_s = None
     if chosen is not None:
         lower = chosen.host_overlap_blocks + chosen.disk_overlap_blocks
-        line.overlap_tokens = min(prompt.isl, chosen.cached_tokens + lower * prompt.block_size)
-    if first_at is not None:
-        line.cached_tokens = cached
-        if ended.streaming:
-            line.ttft_ms = _ms(first_at - ended.arrived)
-            if ended.sent_at is not None:
-                line.engine_ttft_ms = _ms(first_at - ended.sent_at)
-            if output > 1:
-                line.itl_ms = _ms((ended.last_at - first_at) / (output - 1))
-    return _encode(line) + b"\n"
-
-
-def _ms(seconds: float) -> float:
-    """To three decimals: `round` takes ten times as long."""
-    return int(seconds * 1e6 + 0.5) / 1e3
-
-
-def _known_ms(seconds: float | None) -> float | None:
-    return None if seconds is None or not math.isfinite(seconds) else _ms(seconds)
-
-
-def _rounded(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else _ms(milliseconds / 1e3)
+        overlap = min(prompt.isl, chosen.cached_tokens + lower * prompt.block_size)
+    if first_at is not None and ended.streaming:
+        ttft_s = first_at - arrived
+        if ended.sent_at is not None:
+            engine_ttft_s = first_at - ended.sent_at
+        if output > 1:
+            itl_s = (ended.last_at - first_at) / (output - 1)
+    ttft_ms, itl_ms = ended.ttft_objective_ms, ended.itl_objective_ms
+    return line_of(
+        max(0.0, arrived - salt.began_at),
+        prompt.isl,
+        output,
+        salt.hashes(prompt, step, unique),
+        (
+            ended.status,
+            ended.session and salt.name(ended.session),
+            ended.tenant and salt.name(ended.tenant),
+            ended.worker,
+        ),
+        overlap,
+        None if first_at is None else cached,
+        (
+            ttft_s,
+            itl_s,
+            ended.ended - arrived,
+            ended.queue_s,
+            engine_ttft_s,
+            ended.foreseen_ttft_s,
+            ended.soonest_ttft_s,
+            None if ttft_ms is None else ttft_ms / 1e3,
+            None if itl_ms is None else itl_ms / 1e3,
+        ),
+        ended.attempts,
+    )

@@ -35,7 +35,7 @@ MAX_BLOCKS = 4 << 20
 """Of all prompts that wait: 32 MiB of hashes."""
 BATCH_LINES = 256
 WRITE_EVERY_S = 1.0
-LINES_IN_A_ROW = 8
+LINES_IN_A_ROW = 32
 """That the thread makes before the event loop has its turn: some 0.1 ms."""
 CLOSE_TIMEOUT_S = 5.0
 MAX_FILES = 64

@@ -8,22 +8,24 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ...base.account import account_of
-from ...base.errors import UNREADABLE_MESSAGE, RouterError, StatusCode
+from ...base.errors import UNREADABLE_MESSAGE, CapacityError, RouterError, StatusCode
 from ...base.shared_bound import SharedBound
 from ...transport.grpc_methods import AnswerAtOnce, Method, answer_call
-from ...transport.http2 import AtOnce, ServerCall
+from ...transport.http2 import AtOnce, ServerCall, encode_metadata
 from ...workers.channels import Metadata
 from ..access import AccessError, GrpcGuard, current_caller, set_account
 from ..call_limits import CallLimits
-from ..dispatch import MAX_DECODED_BYTES, status_of
+from ..dispatch import MAX_DECODED_BYTES, retry_metadata, status_of
 
 _INVALID = StatusCode.INVALID_ARGUMENT
 
 
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
-    def __init__(self, code: StatusCode, details: str) -> None:
+    def __init__(
+        self, code: StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(details)
-        self.code, self.details = code, details
+        self.code, self.details, self.trailing = code, details, trailing
 
 
 class CheckedCalls:
@@ -47,7 +49,7 @@ class CheckedCalls:
                 if error.code is StatusCode.UNAUTHENTICATED:
                     call.refuse(error.code, error.details)
                     return
-                await call.abort(error.code, error.details)
+                await call.abort(error.code, error.details, error.trailing)
             try:
                 set_account(caller)
                 await answer(method, calls, bound, caller, call)
@@ -74,10 +76,10 @@ class CheckedCalls:
                 if error.code is StatusCode.UNAUTHENTICATED:
                     call.refuse(error.code, error.details)
                 else:
-                    call.end(error.code, error.details)
+                    call.end(error.code, error.details, encode_metadata(error.trailing))
             except RouterError as error:
                 code, text = status_of(error)
-                call.end(code, text)
+                call.end(code, text, encode_metadata(retry_metadata(error)))
             else:
                 if found is None:
                     return False
@@ -108,7 +110,9 @@ class CheckedCalls:
         calls, metadata = self._calls, call.invocation_metadata()
         if metadata and _size_of(metadata) > calls.max_metadata_bytes:
             calls.hits.hit("max_metadata_bytes")
-            raise _no_capacity(calls, calls.bound_of(path), "its metadata is too long")
+            refused = _no_capacity(calls, calls.bound_of(path), "its metadata is too long")
+            refused.trailing = ()  # nor is there room later
+            raise refused
         return current_caller().name or account_of(call.peer())
 
 
@@ -122,7 +126,7 @@ async def _answer(
     refusal = calls.bytes.take(caller, size)
     if refusal is not None:
         refused = _no_capacity(calls, bound, refusal)
-        await call.abort(refused.code, refused.details)
+        await call.abort(refused.code, refused.details, refused.trailing)
     try:
         request: Any = message
         if method.decode is not None:
@@ -153,7 +157,8 @@ def _size_of(metadata: Metadata) -> int:
 def _no_capacity(calls: CallLimits, bound: SharedBound, why: str) -> _CallRefused:
     if bound is calls.requests:
         calls.on_request_refused()
-    return _CallRefused(StatusCode.RESOURCE_EXHAUSTED, f"no room for the call: {why}")
+    error = CapacityError(f"no room for the call: {why}")
+    return _CallRefused(*status_of(error), retry_metadata(error))
 
 
 async def _read(calls: CallLimits, call: ServerCall) -> bytes:

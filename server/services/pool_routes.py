@@ -109,7 +109,7 @@ class PoolRoutes:
 
 def _bad_request(error: Exception) -> HttpError:
     if isinstance(error, CapacityError):
-        return HttpError(429, str(error), {"retry-after": "1"})
+        return HttpError(429, str(error))
     is_json = not isinstance(error, msgspec.DecodeError)
     return HttpError(400, str(error) if is_json else f"bad body: {error}")
 

@@ -22,7 +22,7 @@ from ...transport.grpc_methods import AnswerAtOnce, Metadata, Method, Methods
 from ...transport.http2 import ServerCall
 from ..access import current_account, current_caller, selection_id
 from ..admin import WorkerChanges, WorkerRpcs
-from ..dispatch import LONG_BYTES, RequestReader, status_of
+from ..dispatch import LONG_BYTES, RequestReader, retry_metadata, status_of
 from ..loop_share import answer_share, finish_in_turns, in_turns, made_in_turns
 from ._selection import write_selection
 
@@ -273,7 +273,7 @@ def _serialize(message: Any) -> bytes:
 
 
 async def _abort(context: ServerCall, error: RouterError) -> NoReturn:
-    await context.abort(*status_of(error))
+    await context.abort(*status_of(error), retry_metadata(error))
 
 
 def _booking(request_id: str) -> str:

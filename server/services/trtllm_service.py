@@ -21,13 +21,13 @@ from ...transport.grpc_methods import Method, Methods
 from ...transport.http2 import PeerGoneError, ServerCall
 from ...workers.channels import Metadata
 from ...workers.dialects import DP_RANK_KEY
-from ...workers.failures import EngineCallError
+from ...workers.failures import RETRY_UNITS, EngineCallError
 from ...workers.health import HealthMonitor
 from ...workers.retention import RETURNING_KEY
 from ...workers.trtllm_client import PREFILL_WORKER_ID_KEY, WORKER_ID_KEY
 from ...workers.trtllm_proto import SERVICE, pb
 from ..access import Caller, current_account, current_caller
-from ..dispatch import NO_WORKER, ClientGoneError, Dispatcher, status_of
+from ..dispatch import NO_WORKER, ClientGoneError, Dispatcher, retry_metadata, status_of
 
 PINNED_WORKER_KEY = "x-dynamo-worker-instance-id"
 """Request metadata: the worker that must take it. With x-dynamo-dp-rank, that rank of it."""
@@ -184,12 +184,13 @@ def _worker_metadata(worker: WorkerWithDpRank) -> tuple[tuple[str, str], ...]:
 async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
     """End a call with an error's status; log the error if it is ours."""
     code, details = status_of(error)
-    trailing: Sequence[tuple[str, str | bytes]] = ()
+    trailing: tuple[tuple[str, str | bytes], ...] = retry_metadata(error)
     if isinstance(error, ClientGoneError):
         # No client is there to get it.
         raise asyncio.CancelledError from error
     if isinstance(error, EngineCallError):
-        trailing = error.trailing_metadata()
+        own = (pair for pair in error.trailing_metadata() if pair[0] not in RETRY_UNITS)
+        trailing = (*own, *trailing)
         if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
             trailing = ()
     elif code is StatusCode.INTERNAL:

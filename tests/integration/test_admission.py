@@ -13,6 +13,7 @@ from support.polling import until
 from support.rig import Rig, first
 from support.serving import BLOCK, serving
 
+from dynamo_router.base.clock import ManualClock
 from dynamo_router.router.admission import Admission
 from dynamo_router.router.admission.limits import AdmissionConfig
 from dynamo_router.router.admission.queue import AdmissionQueue
@@ -30,7 +31,8 @@ class LimitedAdmission:
     def __init__(self, most: int, limit: int = 100) -> None:
         self.most = most
         self.rig: Rig | None = None
-        self.queue = AdmissionQueue(self.seconds_until_free, limit=limit)
+        self.clock = ManualClock(1.0)
+        self.queue = AdmissionQueue(self.seconds_until_free, limit=limit, now=self.clock.now)
         self.admission = Admission(self.queue)
 
     def seconds_until_free(self, lane: Lane) -> float:
@@ -123,8 +125,11 @@ async def test_too_many_are_turned_away_at_once() -> None:
         limited.rig = rig
         early = asyncio.create_task(rig.answers(prompt("early")))
         await waiting(limited, 1)
-        code, details = await rig.refusal(prompt("late"))
-        assert code is Code.RESOURCE_EXHAUSTED and "all workers are saturated" in details
+        limited.clock.advance(4.5)  # one waits, and none has gone in that time
+        with pytest.raises(grpc.aio.AioRpcError, match="all workers are saturated") as refused:
+            await rig.answers(prompt("late"))
+        assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+        assert ("retry-after", "5") in tuple(refused.value.trailing_metadata() or ())
         limited.most = 1
         limited.admission.poll()
         assert len(await early) == 3

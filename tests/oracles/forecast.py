@@ -107,7 +107,7 @@ def felt_share(requests, workers):
 def missed_objectives(theta, scale, contexts, new_context):
     """Requests more that miss their ITL objective because one comes, by adding up everybody's.
 
-    A step times `scale` is what a token takes, in parts of the objective.
+    A step times `scale` is what a token takes, in parts of the objective. Four count at most.
     """
 
     def expected(those):
@@ -115,7 +115,7 @@ def missed_objectives(theta, scale, contexts, new_context):
         chance = 0.5 + 0.5 * math.tanh((scale * step_s - 1) / 0.16) if those else 0.0
         return len(those) * chance
 
-    return expected([*contexts, new_context]) - expected(contexts)
+    return min(4.0, expected([*contexts, new_context]) - expected(contexts))
 
 
 def held_tokens(ages, answer_s, output_tokens):

@@ -192,8 +192,7 @@ class _BodyBytes:
         refusal = self._bound.take(self._caller, size) if size else None
         if refusal is not None:
             self._on_refused()
-            text = f"no capacity for the request: {refusal}"
-            raise HttpError(429, text, {"retry-after": "1"})
+            raise HttpError(429, f"no capacity for the request: {refusal}")
         self._size += size
 
     def close(self) -> None:

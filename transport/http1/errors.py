@@ -5,14 +5,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...base.errors import RETRY_AFTER_S
+
+_LATER = {"retry-after": str(RETRY_AFTER_S)}
+
 
 class HttpError(Exception):
-    """A request is answered with this status, and a text for people."""
+    """A request is answered with this status, and a text for people; 429 and 503 with when to try
+    again."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status = status
-        self.headers = headers or {}
+        self.headers = headers or (_LATER if status in (429, 503) else {})
 
 
 class ErrorAnswer(NamedTuple):

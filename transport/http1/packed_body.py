@@ -45,7 +45,7 @@ async def unpacked(
                 lambda: b"".join(_pieces(body, coding)), size=size, seconds=seconds
             )
         except CapacityError as error:
-            raise HttpError(429, str(error), {"retry-after": "1"}) from None
+            raise HttpError(429, str(error)) from None
     if short is None:
         _size(body, coding, most)
         short = b"".join(_pieces(body, coding))

@@ -7,3 +7,4 @@ from .outcome import Fault, Outcome
 from .server import Http2Server
 from .server_call import AtOnce, PeerGoneError, Serve, ServerCall
 from .server_limits import ServerLimits
+from .wire import encode_metadata

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
+from ...base.errors import PUSHBACK_KEY
+
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Header: TypeAlias = tuple[bytes, bytes]
 
@@ -60,7 +62,8 @@ def encode_metadata(metadata: Metadata) -> tuple[Header, ...]:
     headers = []
     for key, value in metadata:
         name = key.lower()
-        if not _KEY.fullmatch(name) or name.startswith("grpc-"):
+        reserved = name.startswith("grpc-") and name != PUSHBACK_KEY
+        if reserved or not _KEY.fullmatch(name):
             raise ValueError(f"{key!r} is no key of metadata")
         if name.endswith("-bin"):
             data = value if isinstance(value, bytes) else value.encode()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.errors import UNREADABLE, StatusCode
+from ...base.errors import RETRY_AFTER_KEY, UNREADABLE, StatusCode
 from ..failures import EngineCallError, Origin, shortened
 
 _CODES = {
@@ -33,10 +33,13 @@ def error_of(status: int, body: bytes = b"", retry_after: str | None = None) -> 
     except UNREADABLE:
         said = body.decode(errors="replace").strip()
     text = f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    trailing: tuple[tuple[str, str], ...] = ()
     if retry_after:
         text += f" (retry after {retry_after[:64]})"
+        trailing = ((RETRY_AFTER_KEY, retry_after[:64]),)
     origin = Origin.REQUEST_SIZE if status == _TOO_LARGE else Origin.ENGINE
-    return EngineCallError(origin, _CODES.get(status, StatusCode.INTERNAL), shortened(text))
+    code = _CODES.get(status, StatusCode.INTERNAL)
+    return EngineCallError(origin, code, shortened(text), trailing)
 
 
 def error_in(error: Any) -> EngineCallError:

@@ -32,6 +32,18 @@ def test_who_comes_goes_where_objectives_are_met_anyway_or_missed_anyway() -> No
     ] == pytest.approx(row["missed"])
 
 
+def test_a_worker_on_the_edge_is_not_avoided_at_any_price() -> None:
+    """With 200 answers there that would all miss theirs, four count."""
+    kernel = Forecast(ForecastParams(step_s=0.02, context_s=1e-6, itl_objective_s=0.21))
+    kernel.add_worker(0, 8192, None)
+    for turn in range(200):  # steps of 0.21 s
+        kernel.book(str(turn), 0, 1000, 1, 0.0)
+        kernel.first_token(str(turn), 0.0)
+    rows = [kernel.explain(isl, 16, None, None, None, 1, 0.001)[0] for isl in (1000, 30_000)]
+    assert 1.0 < rows[0]["missed"] < 4.0
+    assert rows[1]["missed"] == 4.0
+
+
 def test_answers_teach_how_much_longer_a_token_takes_beside_prompts() -> None:
     """Half of each answer's time prompts are computed beside it."""
     kernel, now = Forecast(ForecastParams(step_s=0.02)), 0.0

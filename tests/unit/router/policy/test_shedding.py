@@ -62,6 +62,8 @@ def test_what_would_be_too_slow_is_refused_and_counted(sheds: bool | None) -> No
         with pytest.raises(NoWorkersError) as raised:
             router.decide(TOKENS, "second")
         assert raised.value.overloaded
+        # Until as many of the one answer there have ended as too many would miss theirs.
+        assert 0.0 < (raised.value.retry_after_s or 0.0) <= 256 * 0.02
     assert router.limits.requests_shed == 2
     assert router.slots.worker_of("second") is None
     router.free("first")
@@ -178,3 +180,39 @@ def test_no_request_is_let_go_as_doomed_before_its_time_or_without_one(
     while (ticket := queue.next()) is not None:
         gone.append(ticket.request_id)
     assert sorted(gone) == sorted(expected) and len(queue) == len(arrivals) - len(gone)
+
+
+def test_who_is_refused_for_a_late_first_token_comes_again_once_it_would_be_in_time() -> None:
+    router, clock = taught(sheds=None, itl_s=0.01, slo_itl_ms=None)
+    asked = Objectives(ttft_ms=200.0)
+    long = router.prompt(list(range(2000 * BLOCK)))
+    router.decide(long, "long")
+    placement = Placement(router.prompt(TOKENS), "r", clock.now(), objectives=asked)
+    with pytest.raises(NoWorkersError) as raised:
+        router.place(placement)
+    soonest = router.soonest_ttft_s(router.prompt(TOKENS))
+    assert soonest is not None and soonest > 0.5
+    assert raised.value.retry_after_s == pytest.approx(soonest - 0.2)
+    clock.advance(raised.value.retry_after_s + 0.05)  # two empty steps: it joins one of its own
+    router.place(Placement(router.prompt(TOKENS), "again", clock.now(), objectives=asked))
+
+
+def test_busy_workers_say_when_one_has_computed_its_prompts() -> None:
+    clock = ManualClock(1.0)
+    admission = AdmissionConfig(active_prefill_tokens_threshold=100)
+    config = KvRouterConfig(block_size=BLOCK, seed=1, use_kv_events=False, admission=admission)
+    router = KvRouter(config, clock=clock)
+    for worker in range(2):
+        router.add_worker(worker)
+        router.decide(list(range((worker + 1) * 10**5)), str(worker))
+    with pytest.raises(NoWorkersError, match="every worker is busy") as raised:
+        router.decide(TOKENS, "one more")
+    sooner = router.foreseen_ttft_s("0")
+    assert sooner is not None and sooner > 1.0
+    answer_s = 256.0 * 0.02  # what is believed of one before any has ended
+    assert raised.value.retry_after_s == pytest.approx(max(sooner, answer_s))
+    with pytest.raises(NoWorkersError, match="the pinned worker is busy") as pinned:
+        router.decide(TOKENS, "one more", pinned_worker=1)
+    later = router.foreseen_ttft_s("1")
+    assert later is not None
+    assert pinned.value.retry_after_s == pytest.approx(max(later, answer_s))
