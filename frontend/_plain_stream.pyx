@@ -52,6 +52,12 @@ cdef class PlainStream:
         """All that comes is for `slow`."""
         self._text = None
 
+    def close(self) -> None:
+        """Nothing more comes. What takes messages and what they are taken to hold each other: only
+        the collector of garbage would find that neither is needed."""
+        self._text = None
+        self._slow = self._usage = self._client = self._waiting = self._schedule = None
+
     def __call__(self, bytes message not None) -> bool:
         """Take a message at once; False: it is to be written, once its client keeps up."""
         cdef tuple found

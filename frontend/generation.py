@@ -291,12 +291,12 @@ async def _answer_one(
     request_id = f"{origin.answer_id}-{choice.index}"
     ends_early, scores = bool(request.stop_strings), request.scores_prompt
 
-    def show(message: bytes) -> Delta | None:
+    def show(message: bytes) -> "Delta | None":
         if part.leads is not None:
             part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
         return None if reader.finished else shown(reader.read(message))
 
-    def shown(delta: Delta | None) -> Delta | None:
+    def shown(delta: "Delta | None") -> "Delta | None":
         if delta is not None:
             nonlocal begin
             if choice.first_at is None:
@@ -337,9 +337,12 @@ async def _answer_one(
     in_one_piece = scores or request.output_limit == 0
     streaming = True if part.leads is not None else False if in_one_piece else None
     read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
-    pair = await origin.generate(
-        dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
-    )
+    try:
+        pair = await origin.generate(
+            dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
+        )
+    finally:
+        plain.close()
     choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
     if part.leads is not None:  # had it failed, those that wait for it would end and not begin
         part.leads.begin(None)
