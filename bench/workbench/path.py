@@ -110,7 +110,7 @@ class Servers:
             name = "frontend" if config.long else "frontend-text"
             self._add_chats(name, Way(openai[1], serve.pid, engines))
         if config.smg is not None:
-            # Engines of its own, as ours: what it sends must not fill caches that we hear of.
+            # Engines of its own, as ours: its requests must not fill caches whose events we read.
             own = await self._serve([*fleet, "--no-kv-events"])
             engines = _only(children_of(own.pid), "mocker")
             smg, address = await start_smg(
