@@ -145,7 +145,7 @@ class ClientConnection(Connection):
             self.ready.set_exception(ConnectionError(why))
 
     def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
-        concerns_calls = False
+        concerns_calls, take = False, self._session.take
         for stream, kind, value in events:
             if stream is None:
                 self._on_connection_event(kind, value)
@@ -155,7 +155,8 @@ class ClientConnection(Connection):
             if call is None:
                 continue
             if kind == MESSAGE:
-                call.on_message(value)
+                if call.on_message(value):
+                    take(stream, len(value))  # what that has to send is sent after the events
             elif kind == END:
                 stream.owner = None
                 call.on_end(value)
