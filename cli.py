@@ -150,6 +150,9 @@ BENCHES: Mapping[str, Entry] = {
     ),
     "path": _bench("A request's whole way, beside Dynamo's.", "path"),
     "proxy": _bench("The same as path.", "path"),
+    "prefill-queue": _bench(
+        "Prompts through the prefill queue.", "settings:QueueBenchConfig", "prefill_queue:run"
+    ),
     "restart": _bench(
         "A router that starts again, its events in a stream.",
         "settings:RestartBenchConfig",

@@ -44,8 +44,12 @@ class DemoConfig:
     disagg: bool = option(
         False,
         "Show another thing: two prefill and two decode engines that share prompts through a queue,"
-        " beside four that do both. Of the others --seed, --progress and --json count.",
+        " beside four that do both. Of the others --seed, --progress, --picture and --json count.",
         "--disagg",
+    )
+    picture: str | None = option(
+        None,
+        "With --disagg: record where one more prompt goes, and draw it to this SVG file.",
     )
     start_timeout_s: float = option(
         30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
@@ -68,6 +72,8 @@ class DemoConfig:
         require_at_least(self, 1, "workers", "block_size", "num_gpu_blocks")
         require_positive(self, "start_timeout_s")
         self.replay_config()  # which checks the rest
+        if self.picture is not None and not self.disagg:
+            raise bad_setting("picture", "is one of --disagg")
         if self.planner:
             usual = {each.name: each.default for each in fields(self)}
             for key in ("modes", "trace", "requests", "arrival_speedup", "watch"):
@@ -193,7 +199,7 @@ def run(config: DemoConfig) -> int:
     if config.disagg:
         from .demo_disagg import DisaggDemo, run_disagg  # with NATS' client, for this alone
 
-        shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress)
+        shown = DisaggDemo(config.seed, config.start_timeout_s, config.progress, config.picture)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return 0 if runner.run(run_disagg(shown, output)) else 1
     done: list[Run] = []

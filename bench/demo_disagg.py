@@ -12,10 +12,11 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any, NamedTuple
 
 from ..base.errors import RouterError
@@ -24,6 +25,8 @@ from ..runtime.event_planes import EmbeddedNats
 from .load import ServeProcess, mock_fleet_arguments, progress_bar, worker_arguments
 from .replay import ReplayConfig, replay
 from .results import Output, Run, runs_content, runs_table
+from .station_picture import draw_stations, stations_content, write_picture
+from .stations import RECORDED, ROLES, ROUTER, NotPassedError, Passed, read_calls, way_of
 
 SHORT, LONG = (320, 64), (7000, 8)
 """Tokens of a prompt and of its answer."""
@@ -31,6 +34,8 @@ LONG_SHARE = 0.3
 REQUESTS, SECONDS = 40, 6.0
 _TRACE_BLOCK = 512
 _STOP_S = 10.0
+_LOOK_S = 0.05
+_TITLE = "One prompt through the prefill queue"
 _ENGINE = re.compile(r"engine \d+: grpc://(\S+)")
 _METRICS = re.compile(r"metrics: (http://\S+)")
 _COUNTED = {
@@ -49,6 +54,8 @@ class DisaggDemo(NamedTuple):
     seed: int = 0
     start_timeout_s: float = 30.0
     progress: bool = True
+    picture: str | None = None
+    """where one prompt's stations are drawn"""
 
 
 async def run_disagg(config: DisaggDemo, output: Output) -> bool:
@@ -62,7 +69,7 @@ async def run_disagg(config: DisaggDemo, output: Output) -> bool:
         trace = folder / "trace.jsonl"
         trace.write_text(long_and_short(config.seed))
         aggregated = await _aggregated(config, trace)
-        apart, counts = await _apart(config, trace, folder, store, transfer)
+        apart, counts, way = await _apart(config, trace, folder, store, transfer)
     runs = [aggregated, apart]
     output.print(runs_table(runs))
     output.print(
@@ -72,6 +79,10 @@ async def run_disagg(config: DisaggDemo, output: Output) -> bool:
         f" letters: {counts['dead_letters']}."
     )
     content = {"store": store, "transfer": transfer, **counts, **runs_content(runs)}
+    if config.picture is not None:
+        write_picture(config.picture, draw_stations(way, _TITLE, _described(way, store, transfer)))
+        output.print(f"The stations of one prompt: {config.picture}")
+        content["stations"] = stations_content(way)
     output.write(content)
     return not counts["kv_corrupt"] and not any(run.errors + run.rejected for run in runs)
 
@@ -82,15 +93,17 @@ def long_and_short(seed: int) -> str:
     for number in range(REQUESTS):
         prompt, answer = LONG if rng.random() < LONG_SHARE else SHORT
         blocks = -(-prompt // _TRACE_BLOCK)
-        record = {
-            "timestamp": int(number * SECONDS * 1e3 / REQUESTS),
-            "input_length": prompt,
-            "output_length": answer,
-            "hash_ids": list(range(hashes, hashes + blocks)),
-        }
+        at_ms = int(number * SECONDS * 1e3 / REQUESTS)
+        lines.append(trace_line(at_ms, (prompt, answer), range(hashes, hashes + blocks)))
         hashes += blocks
-        lines.append(json.dumps(record))
-    return "\n".join(lines) + "\n"
+    return "".join(lines)
+
+
+def trace_line(at_ms: int, tokens: tuple[int, int], hash_ids: Iterable[int]) -> str:
+    """One request. `tokens`: of its prompt and of its answer."""
+    prompt, answer = tokens
+    record = {"timestamp": at_ms, "input_length": prompt, "output_length": answer}
+    return json.dumps(record | {"hash_ids": list(hash_ids)}) + "\n"
 
 
 async def _aggregated(config: DisaggDemo, trace: Path) -> Run:
@@ -102,7 +115,15 @@ async def _aggregated(config: DisaggDemo, trace: Path) -> Run:
 
 async def _apart(
     config: DisaggDemo, trace: Path, folder: Path, store: str, transfer: str
-) -> tuple[Run, dict[str, int]]:
+) -> tuple[Run, dict[str, int], list[Passed]]:
+    way: list[Passed] = []
+    calls = {role: folder / f"{role}.calls" for role in ROLES}
+
+    def program(role: str) -> tuple[str, ...]:
+        if config.picture is None:
+            return ("-m", "dynamo_router")
+        return ("-m", RECORDED, str(calls[role]))
+
     async with AsyncExitStack() as stack:
         nats = EmbeddedNats(store=folder / "nats")
         stack.push_async_callback(nats.stop)
@@ -120,6 +141,7 @@ async def _apart(
                     *("--transfer-folder", str(blocks), "--disaggregation-mode", role),
                     *("--prefill-queue", "--max-model-len", "0", "--num-gpu-blocks", "1024"),
                     *("--workers", "2", "--port", "0", "--metrics-port", "0"),
+                    program=program(role),
                     env=env,
                     timeout_s=config.start_timeout_s,
                 )
@@ -131,22 +153,46 @@ async def _apart(
             *(f"--prefill-worker=grpc://{each}" for each in prefill.addresses),
             *("--nats", nats.url, "--block-size", "64"),
             *("--disagg-handoff", "queue", "--disagg", "always"),
-            *("--max-local-prefill-length", "1000"),
+            *("--max-local-prefill-length", "1000", "--max-prefill-queue-size", str(REQUESTS)),
         ]
         limit_s = config.start_timeout_s
         serving = await stack.enter_async_context(
-            ServeProcess(arguments, workers=2, start_timeout_s=limit_s)
+            ServeProcess(arguments, workers=2, start_timeout_s=limit_s, program=program(ROUTER))
         )
         run = await _replayed(config, trace, serving, "prefill apart")
+        if config.picture is not None:
+            since_s = monotonic()
+            trace.write_text(trace_line(0, LONG, range(-(-LONG[0] // _TRACE_BLOCK))))
+            await _replayed(config._replace(seed=config.seed + 1), trace, serving, "one prompt")
+            way = await _recorded(calls, since_s, transfer)
         pages = [await each.metrics() for each in (prefill, decode)]
     counts = {
         key: int(sum(_sample_sum(page, name) for page in pages)) for key, name in _COUNTED.items()
     }
-    return run, counts
+    return run, counts, way
+
+
+async def _recorded(calls: dict[str, Path], since_s: float, transfer: str) -> list[Passed]:
+    """The way of the one prompt since then. NotPassedError if it was not all of it."""
+    ends_at = monotonic() + _STOP_S
+    while True:
+        try:
+            found = {role: read_calls(path) for role, path in calls.items()}
+            return way_of(found, since_s, transfer)
+        except NotPassedError:  # its answer was here before all was written down
+            if monotonic() >= ends_at:
+                raise
+        await asyncio.sleep(_LOOK_S)
+
+
+def _described(way: list[Passed], store: str, transfer: str) -> str:
+    pids = ", ".join(f"{role} {pid}" for role, pid in {p.place.role: p.pid for p in way}.items())
+    kept = "etcd" if store == "etcd" else "files"
+    return f"{LONG[0]} tokens; blocks by {transfer}, metadata in {kept}; processes: {pids}"
 
 
 async def _replayed(config: DisaggDemo, trace: Path, serving: ServeProcess, name: str) -> Run:
-    print(f"{name}: {REQUESTS} requests", file=sys.stderr)
+    print(f"{name}: {len(trace.read_text().splitlines())} requests", file=sys.stderr)
     asked = ReplayConfig(
         trace=str(trace), target=serving.grpc_address, seed=config.seed, mode=name, workers=4
     )
@@ -158,11 +204,13 @@ async def _replayed(config: DisaggDemo, trace: Path, serving: ServeProcess, name
 class _Mocker:
     """A `dynamo-router mocker` as a child, while entered."""
 
-    def __init__(self, *arguments: str, env: dict[str, str], timeout_s: float) -> None:
+    def __init__(
+        self, *arguments: str, program: Sequence[str], env: dict[str, str], timeout_s: float
+    ) -> None:
         self.addresses: list[str] = []
         self._page, self._timeout_s = "", timeout_s
         self._child = ChildProcess(
-            [sys.executable, "-P", "-m", "dynamo_router", "mocker", *arguments],
+            [sys.executable, "-P", *program, "mocker", *arguments],
             stop_timeout_s=_STOP_S,
             own_session=True,
             env=env,

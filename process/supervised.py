@@ -39,7 +39,7 @@ def kind_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-async def stopped(task: "asyncio.Task[None] | None") -> None:
+async def stopped(task: "asyncio.Task[Any] | None") -> None:
     """Cancel such a task and wait until it has ended. Nothing for None.
 
     Cancelled again if it goes on: a library may have swallowed it, as asyncio.wait_for of

@@ -191,7 +191,7 @@ def _worker_finding(view: WorkerView, config: ServeConfig) -> Finding:
     if view.state == WorkerState.REFUSED.value:
         advice = "start the engine with the router's block size and model, or set block_size"
         return Finding(name, FAILED, text, advice)
-    schemes = "grpc:// for TensorRT-LLM, openai+http:// for vLLM and llama.cpp"
+    schemes = "grpc:// for gRPC servers, openai+http:// for those of OpenAI's HTTP"
     advice = f"is the engine up, the port open to this host, and the scheme right ({schemes})?"
     return Finding(name, FAILED, text, advice)
 

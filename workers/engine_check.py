@@ -6,16 +6,26 @@ from collections.abc import Iterable
 from .engine_facts import EngineFacts
 from .engine_table import WatchedEngine
 from .trtllm_client import EngineIdentity
+from .worker_url import TRTLLM
 
 
 def why_refused(
-    identity: EngineIdentity, facts: EngineFacts, *, dp_size: int, block_size: int, model: str
+    engine: WatchedEngine,
+    identity: EngineIdentity,
+    facts: EngineFacts,
+    *,
+    dp_size: int,
+    block_size: int,
+    model: str,
 ) -> str | None:
     """Why an engine is not taken in; None if it is.
 
     `dp_size` is how many ranks it has, `block_size` the router's, `model` the one that the fleet
     serves, empty if any will do.
     """
+    stated = engine.url.transfer.connector
+    if stated and engine.client.dialect == TRTLLM:
+        return f"handoff={stated} of its URL is nothing that TensorRT-LLM's gRPC server knows"
     their_size = facts.settings.get("kv_block_size", block_size)
     if their_size != block_size:
         return f"its KV block size is {their_size}, the router's is {block_size}"

@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 
 from ..base.clock import STALLED_S, Clock
-from ..base.errors import ConfigError, WorkerError
+from ..base.errors import ConfigError, StatusCode, WorkerError
 from ..process.supervised import supervise
 from ..transport.security import ClientTls, EngineKey, WorkerTlsConfig
 from .channels import ConnectionPolicy
@@ -299,7 +299,7 @@ class HealthMonitor:
         ready = engine.tracker.state is WorkerState.READY
         sent_at = self._clock.now()
         try:
-            identity = await engine.client.check_health(timeout=timeout)
+            identity = await self._identify(engine, timeout)
             changed = self._has_changed(engine, identity)
             if describe or changed or not ready:
                 sent_at = self._clock.now()
@@ -323,6 +323,28 @@ class HealthMonitor:
             engine.tracker.on_probe_failed(self._clock.now(), shortened(str(error)))
         self._publish(engine)
 
+    async def _identify(self, engine: WatchedEngine, timeout: float) -> EngineIdentity:
+        """Ask an engine whether it is well. One over gRPC with another service than its client's
+        gets a client of that."""
+        client, url = engine.client, engine.url
+        try:
+            return await client.check_health(timeout=timeout)
+        except EngineCallError as error:
+            if error.code() is not StatusCode.UNIMPLEMENTED or not isinstance(client, TrtllmClient):
+                raise
+            from .token_services import find_service  # and the messages of the others
+
+            tls = self._tls if url.tls else None
+            found = await find_service(
+                url, type(client), self._connection, tls, self._block_size, timeout=timeout
+            )
+            if found is None:
+                raise
+        engine.client, identity = found
+        log.info("worker has another service", address=url.address, dialect=engine.client.dialect)
+        await client.close()
+        return identity
+
     def _has_changed(self, engine: WatchedEngine, identity: EngineIdentity) -> bool:
         """Whether an engine says that it is another one than we know, or has other ranks."""
         entry = None if engine.worker_id is None else self._registry.entry(engine.worker_id)
@@ -335,7 +357,7 @@ class HealthMonitor:
         dp_size = engine.url.dp_size if identity.dp_size is None else identity.dp_size
         usual = "" if self._mixed_models else usual_model(self._engines.watched, engine)
         reason = why_refused(
-            identity, facts, dp_size=dp_size, block_size=self._block_size, model=usual
+            engine, identity, facts, dp_size=dp_size, block_size=self._block_size, model=usual
         )
         if reason is None:
             holder = self._engines.claim(engine, identity)

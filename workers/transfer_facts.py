@@ -29,6 +29,10 @@ class TransferFacts:
     """by which its ranks know each other, in their order"""
     block_size: int = 0
     """of its own blocks, in tokens"""
+    cache_type: str = ""
+    """how numbers are kept in its blocks"""
+    pairing: str = ""
+    """what its operator says that both halves must have in common"""
 
     @property
     def runs_whole(self) -> bool:

@@ -22,9 +22,6 @@ from .prefetch import ask_prefetch
 from .registry import MAX_RANKS, WorkerEntry
 from .trtllm_proto import SERVICE, common_pb, pb
 
-_GENERATE, _EMBED = f"/{SERVICE}/Generate", f"/{SERVICE}/Embed"
-_GET_TOKENIZER = f"/{SERVICE}/GetTokenizer"
-_SUBSCRIBE_KV_EVENTS = f"/{SERVICE}/SubscribeKvEvents"
 WORKER_ID_KEY = "x-dynamo-worker-id"
 PREFILL_WORKER_ID_KEY = "x-dynamo-prefill-worker-id"
 """Of the router's answers: who computed the prompt, if not the worker that decoded."""
@@ -67,6 +64,8 @@ class TrtllmClient:
     """
 
     dialect = "trtllm"
+    service = SERVICE
+    """whose methods are called"""
 
     def __init__(
         self,
@@ -77,6 +76,7 @@ class TrtllmClient:
     ) -> None:
         self.address = address
         self._closed = False
+        self._generate = f"/{self.service}/Generate"
         connection = connection or ConnectionPolicy()
         make = partial(EngineChannel, address, connection, tls, tls_name)
         self._channel = make()
@@ -91,7 +91,7 @@ class TrtllmClient:
 
         The caller ends it: to its last message, or by `call.cancel()`.
         """
-        return self._channel.stream(_GENERATE, request, timeout=timeout, metadata=metadata)
+        return self._channel.stream(self._generate, request, timeout=timeout, metadata=metadata)
 
     async def prefetch(
         self, request: bytes, *, timeout: float, metadata: Metadata | None = None
@@ -109,14 +109,17 @@ class TrtllmClient:
     async def embed(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> bytes:
-        _, answer = await self._channel.unary(_EMBED, request, timeout=timeout, metadata=metadata)
+        _, answer = await self._channel.unary(
+            f"/{self.service}/Embed", request, timeout=timeout, metadata=metadata
+        )
         return answer
 
     def get_tokenizer(
         self, request: bytes, *, timeout: float | None = None, metadata: Metadata | None = None
     ) -> EngineCall:
         """Ask for the tokenizer; iterate the call for its chunks, and end it as a generation."""
-        return self._channel.stream(_GET_TOKENIZER, request, timeout=timeout, metadata=metadata)
+        method = f"/{self.service}/GetTokenizer"
+        return self._channel.stream(method, request, timeout=timeout, metadata=metadata)
 
     def subscribe_kv_events(self, start: int) -> EventCall:
         """Ask for cache events from batch number `start` on, 0: from the state of the cache.
@@ -128,7 +131,8 @@ class TrtllmClient:
         request = common_pb.SubscribeKvEventsRequest(
             start_sequence_number=start, load_records_before_first_batch=True
         )
-        return self._events.events(_SUBSCRIBE_KV_EVENTS, request.SerializeToString())
+        method = f"/{self.service}/SubscribeKvEvents"
+        return self._events.events(method, request.SerializeToString())
 
     async def check_health(self, *, timeout: float) -> EngineIdentity:
         """Ask whether the engine is well; WorkerError with its own words if it says it is not."""
@@ -173,7 +177,7 @@ class TrtllmClient:
     ) -> tuple[EngineIdentity, Any]:
         """Who answers, and the answer to a question with one message each way."""
         metadata, answer = await self._channel.unary(
-            f"/{SERVICE}/{method}", request.SerializeToString(), timeout=timeout
+            f"/{self.service}/{method}", request.SerializeToString(), timeout=timeout
         )
         return _identity_of(metadata), _read_answer(method, response, answer)
 

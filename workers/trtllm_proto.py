@@ -1,5 +1,7 @@
 """The messages of trtllm.TrtllmService, as TensorRT-LLM itself serves them."""
 
+from collections.abc import Iterator
+
 # smg-grpc-proto carries no py.typed marker: its messages are untyped, and this is the one place
 # that says so.
 from smg_grpc_proto.generated import (  # type: ignore[import-untyped]
@@ -9,9 +11,10 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "length_delimited", "pb"]
+__all__ = ["SERVICE", "common_pb", "length_delimited", "parts_of", "pb"]
 
 SERVICE = "trtllm.TrtllmService"
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 def length_delimited(field: int, data: bytes) -> bytes:
@@ -28,3 +31,31 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def parts_of(message: bytes, field: int) -> Iterator[bytes]:
+    """The bytes of each length-delimited field of this number in a serialized message."""
+    at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        kind, number = tag & 7, tag >> 3
+        if kind == _VARINT:
+            _, at = _read_varint(message, at)
+            continue
+        size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
+        if kind == _DELIMITED:
+            size, at = _read_varint(message, at)
+        if number == field:
+            yield message[at : at + size]
+        at += size
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(the number, where it ends)"""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

@@ -33,7 +33,7 @@ _EVENTS, _REPLAY = "events", "replay"
 _ZMQ, _HTTP = ("tcp", "ipc"), ("http", "https")
 _HANDOFF, _ENGINE_IDS = "handoff", "engine_id"
 _HANDOFF_PORTS = {NIXL: 0, NIXL_PUSH: 5600, MOONCAKE: 8998, BOOTSTRAP: 8998}
-"""Ways that an engine over HTTP does not state itself, and where partners look for it."""
+"""Ways that an engine may not state itself, and where partners look for it."""
 _OF_WORKERS = (*_NUMBERS, _WEIGHT, _EVENTS, _REPLAY, _HANDOFF, _ENGINE_IDS)
 _OF_NAMES = ("dp_size", "dp_start", _WEIGHT, _FAMILY)
 
@@ -58,7 +58,7 @@ class WorkerUrl:
     replay: str | None = None
     """with ZMQ: its replay socket"""
     dialect: str = TRTLLM
-    """how it is called: trtllm (gRPC) or openai (HTTP)"""
+    """how it is called: trtllm (gRPC, whichever service it has) or openai (HTTP)"""
     transfer: TransferFacts = TransferFacts()
     """how it hands prompts over, where its engine does not say"""
     parallel: tuple[int, int] = (0, 0)
@@ -101,9 +101,9 @@ class WorkerName:
 
 def parse_worker_url(url: str) -> WorkerUrl:
     """Read grpc://HOST:PORT[?id=WORKER_ID&dp_size=RANKS&dp_start=FIRST_RANK&weight=WEIGHT
-    &events=URL&replay=URL], "HOST:PORT" alone will do; grpcs:// is over TLS. An engine that speaks
-    OpenAI's HTTP is openai+http:// or openai+https://, and may have [handoff=CONNECTOR
-    &handoff_port=PORT&engine_id=ID,...&tp=RANKS&pp=RANKS]. ConfigError if it is something else.
+    &events=URL&replay=URL&handoff=CONNECTOR&handoff_port=PORT&engine_id=ID,...&tp=RANKS&pp=RANKS],
+    "HOST:PORT" alone will do; grpcs:// is over TLS. An engine that speaks OpenAI's HTTP is
+    openai+http:// or openai+https://. ConfigError if it is something else.
     """
     parsed = parse_worker(url)
     if isinstance(parsed, WorkerName):
@@ -219,15 +219,13 @@ def _transfer(
     port = numbers.get("handoff_port", 0)
     ids = tuple((engine_ids or "").split(",")) if engine_ids is not None else ()
     wrong = None
-    if dialect != OPENAI and (connector or port or ids or {"tp", "pp"} & numbers.keys()):
-        wrong = f"{_HANDOFF} and what goes with it are for engines that speak OpenAI's HTTP"
-    elif connector is None and (port or ids):
+    if connector is None and (port or ids):
         wrong = f"handoff_port and {_ENGINE_IDS} need {_HANDOFF}"
     elif connector is not None and connector not in _HANDOFF_PORTS:
         wrong = f"{_HANDOFF} is not one of {', '.join(_HANDOFF_PORTS)}"
     elif ids and (connector != NIXL_PUSH or not all(ids) or len(ids) != numbers.get("dp_size", 1)):
         wrong = f"{_ENGINE_IDS} is one id for each rank, with {_HANDOFF}={NIXL_PUSH}"
-    elif connector == NIXL_PUSH and not ids:
+    elif connector == NIXL_PUSH and not ids and dialect == OPENAI:  # over gRPC vLLM says it
         wrong = f"{_HANDOFF}={NIXL_PUSH} needs {_ENGINE_IDS}: vLLM's engine id, of each rank"
     if wrong is not None:
         raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")

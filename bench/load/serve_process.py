@@ -57,7 +57,8 @@ class ServeProcess:
     Entering returns when `workers` engines can take requests. RouterError, with the last lines of
     the child, if that does not come about within `start_timeout_s`. Leaving stops the child and
     all of its children, by force if it takes long. `token` is one that may see the workers, where
-    the router asks for one. `env` is added to our environment.
+    the router asks for one. `env` is added to our environment. `program` is the command line's, as
+    arguments of Python.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ServeProcess:
         start_timeout_s: float,
         token: str | None = None,
         env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "dynamo_router"),
     ) -> None:
         self._workers = workers
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -75,7 +77,7 @@ class ServeProcess:
         # -P: what lies in the current directory must not take a module's place.
         # A session of its own: Ctrl-C in our terminal is ours alone to take and to pass on.
         self._child = ChildProcess(
-            [sys.executable, "-P", "-m", "dynamo_router", "serve", *arguments, *UNANNOUNCED],
+            [sys.executable, "-P", *program, "serve", *arguments, *UNANNOUNCED],
             stop_timeout_s=STOP_TIMEOUT_S,
             own_session=True,
             env=env,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ...engines.transfer import TransferConfig
 from ...process.setting_checks import require_at_least, require_positive
 from ...process.settings import bad_setting, option
 
@@ -174,3 +175,19 @@ class HostileBenchConfig:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "rounds", "workers")
         require_positive(self, "seconds", "rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueBenchConfig:
+    """What to measure. Raises ConfigError, naming the key, on a bad value."""
+
+    blocks: int = option(64, "Blocks of a prompt, of 16 tokens each.")
+    block_bytes: int = option(16384, "Bytes of a block.")
+    prompts: int = option(50, "Prompts in a round, one after the other.")
+    rounds: int = option(9, "Rounds, after one to warm up; medians of them are reported.")
+    core: int | None = option(None, "Pin this process to a CPU core (steadier).")
+    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "blocks", "prompts", "rounds")
+        _ = TransferConfig(transfer_block_bytes=self.block_bytes).layout

@@ -99,6 +99,8 @@ class RankTransfers:
         """The engine has had no request. `lease_s`: how long a prompt is kept for its reader;
         `deadline_s`: how long its blocks may take."""
         self.transfer = transfer
+        self._own = f"<{transfer.engine_id}"
+        """ends the names of attempts that are reads of ours"""
         self.expired = 0
         """leases in which no reader came"""
         self._live, self._find, self._metrics = live, find_metadata, metrics
@@ -110,6 +112,19 @@ class RankTransfers:
         self.contents = live.engine.contents = CacheContents(transfer, metrics)
         live.source = self
         transfer.listen(self.on_notification)
+        metrics.holders.append(self.held)
+
+    def held(self) -> dict[str, int]:
+        """Blocks that are held for others, by HELD."""
+        grants = self.transfer.grants
+        kept = sum(
+            len(self._live.engine.kept_blocks(number)) for number, _ in self._leases.values()
+        )
+        return {
+            "granted": grants.granted_blocks,
+            "kept": kept,
+            "quarantined": grants.quarantined_blocks,
+        }
 
     def on_kept(self, number: int, sequence: Sequence) -> None:
         blocks = self._live.engine.kept_blocks(number)
@@ -136,7 +151,10 @@ class RankTransfers:
         return self._live.let_go(number)
 
     def on_notification(self, engine_id: str, notification: Notification) -> None:
-        """A reader has ended, or a prefill engine of the queue that writes into our blocks."""
+        """A reader has ended, or a prefill engine of the queue that writes into our blocks. None of
+        them knows when we have read what we read."""
+        if notification.attempt.endswith(self._own):
+            return
         if notification.status in ("done", "failed") and not self.end_lease(notification.attempt):
             if self.remote is not None:
                 self.remote.on_notification(notification)
@@ -157,7 +175,7 @@ class RankTransfers:
             self._report(peer, Notification(offer.attempt))
             return
         # The reader is a writer of its own blocks: no other may have them until it has ended.
-        own = f"{offer.attempt}<{transfer.engine_id}"
+        own = offer.attempt + self._own
         grants = transfer.grants
         grants.grant(incoming.blocks, own, deadline=0.0, writer=transfer.engine_id)
         ticket = None
@@ -245,3 +263,5 @@ class RankTransfers:
         for attempt in list(self._leases):
             self.end_lease(attempt)
         await self.transfer.close()
+        if self.held in self._metrics.holders:
+            self._metrics.holders.remove(self.held)

@@ -354,7 +354,11 @@ class LiveEngine:
         streams = self._streams
         if self.source is not None:
             for number, sequence in result.kept:
-                self.source.on_kept(number, sequence)
+                stream = streams.get(sequence.request.request_id)
+                if stream is not None and stream.sequence is sequence:
+                    self.source.on_kept(number, sequence)
+                else:
+                    self.let_go(number)  # its reader left while the step ran
         for request_id, why in result.corrupt:
             self._fail(request_id, WorkerError(why))
         for sequence in result.outputs:

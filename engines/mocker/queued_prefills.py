@@ -179,8 +179,8 @@ class _Computer:
             cache_namespace=request.cache_salt,
         )
         streams = engine.submit(asked)
+        (stream,) = streams
         try:
-            (stream,) = streams
             while not stream.done:
                 await first_news(streams)
             if stream.failure is not None:
@@ -190,13 +190,11 @@ class _Computer:
                 raise EngineUnavailableError(engine.ranks.failure or "the prompt was not computed")
             rank = self._rank_of(offer.engine_id)
             rank.hold(offer.attempt)
-            try:
-                hashes = stream.sequence.prompt_hashes()
-                yield ComputedPrompt(rank.transfer, list(offer.blocks), hashes)
-            finally:
-                rank.end_lease(offer.attempt)
+            yield ComputedPrompt(rank.transfer, list(offer.blocks), stream.sequence.prompt_hashes())
         finally:
             engine.release(streams)
+            if (kept := stream.sequence.offer) is not None:  # also if it was not held yet
+                self._rank_of(kept.engine_id).end_lease(kept.attempt)
 
     def _rank_of(self, engine_id: str) -> RankTransfers:
         for rank in self._moves.ranks:

@@ -7,9 +7,9 @@ a reason, when no engine can do it. An engine that dies settles nothing: the mes
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -21,7 +21,7 @@ from ...base.errors import InvalidRequestError, NoWorkersError, RouterError, Wor
 from ...process.supervised import stopped, supervise
 from ...runtime.kv_stores import StoreError
 from ...runtime.work_queues import DeadLetters, Delivery, GroupReader, WorkQueue
-from ..transfer import CORRUPT, Ticket, Transfer, TransferError
+from ..transfer import CORRUPT, Grant, Ticket, Transfer, TransferError
 from .config import PrefillQueueConfig
 from .messages import (
     Ask,
@@ -41,8 +41,10 @@ AGAIN_S = 0.2
 """After which a message is delivered again that something stands in the way of."""
 _MOST, _MOST_BYTES = 65536, 64 << 20
 _CHECK_S = 1.0
+_MOST_KNOWN = 1024
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 
 class ComputedPrompt(NamedTuple):
@@ -69,6 +71,16 @@ class PromptComputer(Protocol):
         ...
 
 
+class _Target(NamedTuple):
+    """Where the blocks of a prompt go."""
+
+    grant: Grant
+    left_s: float
+    """how long its decode engine waits"""
+    metadata: list[bytes]
+    """of that: what the store has, if anything, and its own word, which is newer"""
+
+
 class _Again(RouterError):
     """Another try, by this engine or another one, may do better."""
 
@@ -93,6 +105,8 @@ class PrefillConsumer:
         self._queue, self._names, self._config = queue, names, config
         self._computer, self._metrics, self._find = computer, metrics, find_metadata
         self._model = model
+        self._known: dict[str, bytes] = {}
+        """metadata of decode engines that the store had, the first asked for first"""
         self._dead = DeadLetters(queue.connection, names.dead)
         groups = (names.group(config), names.own_group(worker_id, config))
         slots = config.prefill_queue_slots
@@ -231,12 +245,20 @@ class PrefillConsumer:
                 await self._report(request, "busy")
 
     async def _serve(self, delivery: Delivery, request: RemotePrefillRequest) -> None:
+        """A prompt is computed while its decode engine is asked; one that was delivered before, the
+        attempt of which may well be over, once that has answered."""
+        asked = self._take(request, is_first=delivery.number == 1)
+        taking = _begun(asked, "a queued prompt's grant")
+        computing: asyncio.Task[None] | None = None
         grant = ""
         try:
-            reply = await self._ask(request, "take", is_first=delivery.number == 1)
-            if reply.s == "go" and reply.grant is not None:
-                grant = reply.grant.attempt
-                await self._compute(request, reply)
+            if delivery.number > 1:
+                await asyncio.wait([taking])
+            computing = _begun(self._compute(request, taking), "a queued prompt's blocks")
+            target = await taking
+            if target is not None:
+                grant = target.grant.attempt
+                await computing
                 await self._ask(request, "landed", grant)
             await delivery.ack()
         except QueueMessageError as error:
@@ -250,63 +272,89 @@ class PrefillConsumer:
                 await delivery.term()
             else:
                 await delivery.nak(AGAIN_S)
+        finally:
+            for task in (computing, taking):
+                await stopped(task)
 
-    async def _compute(self, request: RemotePrefillRequest, reply: Reply) -> None:
-        """Return once the blocks are written."""
-        assert reply.grant is not None
-        peer = await self._connect(self._computer.transfer, request, reply)
+    async def _take(self, request: RemotePrefillRequest, *, is_first: bool) -> "_Target | None":
+        """Where its blocks go; None if its attempt is over."""
+        reply = await self._ask(request, "take", is_first=is_first)
+        if reply.s != "go" or reply.grant is None:
+            return None
+        metadata = [await self._stored(request.engine_id), reply.metadata]
+        return _Target(reply.grant, reply.left_s, [each for each in metadata if each is not None])
+
+    async def _stored(self, engine_id: str) -> bytes | None:
+        """What the store has of an engine. It is asked once: an id is that of one incarnation."""
+        found = self._known.get(engine_id)
+        if found is None and self._find is not None:
+            with suppress(RouterError, TimeoutError):  # the store is away
+                async with asyncio.timeout(_CHECK_S):
+                    found = await self._find(engine_id)
+        if found is not None:
+            while len(self._known) >= _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[engine_id] = found
+        return found
+
+    async def _compute(
+        self, request: RemotePrefillRequest, taking: "asyncio.Task[_Target | None]"
+    ) -> None:
+        """Return once the blocks are written, or its attempt is over."""
+        if taking.done() and await taking is None:
+            return
         for observe in self.on_begun:
             observe(request)
         try:
             async with self._computer.compute(request) as prompt:
                 if prompt.hashes != request.hashes():
                     raise QueueMessageError("its blocks have other hashes here", "mismatch")
-                transfer = prompt.transfer
-                if transfer is not self._computer.transfer:
-                    peer = await self._connect(transfer, request, reply)
+                target = await taking
+                if target is None:
+                    return
+                peer = self._connect(prompt.transfer, request, target)
                 first = len(request.computed_block_ids)
-                ticket = transfer.write(
+                ticket = prompt.transfer.write(
                     peer,
                     prompt.blocks[first:],
-                    reply.grant,
+                    target.grant,
                     request.request_id,
-                    deadline_s=max(0.0, reply.left_s),
+                    deadline_s=max(0.0, target.left_s),
                 )
                 try:
-                    await transfer.finished(ticket)
+                    await prompt.transfer.finished(ticket)
                 finally:
-                    await transfer.settled(ticket)
+                    await prompt.transfer.settled(ticket)
                     for written in self.on_written:
-                        written(transfer, ticket)
+                        written(prompt.transfer, ticket)
         except TransferError as error:
             if error.reason != "revoked":  # the attempt is over, or another engine's
                 raise _judged(error) from None
         except InvalidRequestError as error:
             raise QueueMessageError(str(error), "unserved") from None
         except (NoWorkersError, WorkerError) as error:
-            reason = "corrupt" if CORRUPT in str(error) else ""
-            if reason:
-                raise QueueMessageError(str(error), reason) from None
+            if CORRUPT in str(error):
+                raise QueueMessageError(str(error), "corrupt") from None
             raise _Again(str(error)) from None
 
-    async def _connect(
-        self, transfer: Transfer[Any], request: RemotePrefillRequest, reply: Reply
+    def _connect(
+        self, transfer: Transfer[Any], request: RemotePrefillRequest, target: _Target
     ) -> Any:
-        metadata = None
-        if self._find is not None:
+        """The decode engine, by the first of its metadata that are of use."""
+        failure: RouterError | None = None
+        for metadata in target.metadata:
             try:
-                async with asyncio.timeout(_CHECK_S):
-                    metadata = await self._find(request.engine_id)
-            except (RouterError, TimeoutError):
-                pass  # the store is away: the engine's own word does
-        try:
-            peer = transfer.connect(metadata or reply.metadata)
-        except TransferError as error:
-            raise _judged(error) from None
-        if peer.engine_id != request.engine_id:
-            text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
-            raise QueueMessageError(text, "unknown")
-        return peer
+                peer = transfer.connect(metadata)
+            except TransferError as error:
+                failure = _judged(error)
+            else:
+                if peer.engine_id == request.engine_id:
+                    return peer
+                text = f"metadata of {peer.engine_id} in the place of {request.engine_id}'s"
+                failure = QueueMessageError(text, "unknown")
+            self._known.pop(request.engine_id, None)
+        assert failure is not None
+        raise failure
 
     async def _ask(
         self, request: RemotePrefillRequest, word: str, grant: str = "", is_first: bool = True
@@ -355,6 +403,13 @@ class PrefillConsumer:
             words = Ask("failed", found.attempt, self._computer.transfer.engine_id, grant,
                         error.reason)  # fmt: skip
             await self._queue.send(self._names.decode(found.engine_id), msgspec.json.encode(words))
+
+
+def _begun(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
+    """A task whose failure may be looked at by none."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _judged(error: TransferError) -> RouterError:

@@ -188,8 +188,6 @@ class RemotePrefills:
             return
         now = asyncio.get_running_loop().time()
         attempt = _Attempt(prompt, now + self._config.prefill_queue_timeout_s)
-        if not self._ready:
-            raise RemotePrefillError(self._refusal or "NATS is away", "away")
         self._attempts[attempt.name] = attempt
         self._metrics.on_queued(attempt.name, prompt.uncached_tokens, time.monotonic())
         outcome = "aborted"
@@ -265,6 +263,8 @@ class RemotePrefills:
 
     async def _put(self, attempt: _Attempt, worker_id: int | None) -> None:
         """Queue it, for one worker or for any."""
+        if not self._ready:
+            raise RemotePrefillError(self._refusal or "NATS is away", "away")
         names = self._names
         subject = names.queue if worker_id is None else names.worker(worker_id)
         number = "direct" if worker_id is not None else "any"
@@ -276,7 +276,11 @@ class RemotePrefills:
         try:
             async with asyncio.timeout(PUBLISH_S):
                 found = await self._queue.publish(
-                    subject, body, f"{attempt.name}:{number}", headers
+                    subject,
+                    body,
+                    f"{attempt.name}:{number}",
+                    headers,
+                    lasts_s=attempt.ends_at - asyncio.get_running_loop().time(),
                 )
         except QueueFullError as error:
             raise RemotePrefillError(str(error), "full") from None

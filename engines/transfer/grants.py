@@ -97,6 +97,11 @@ class BlockGrants:
         return int((self._states == BlockState.QUARANTINED).sum())
 
     @property
+    def granted_blocks(self) -> int:
+        """That an attempt may write."""
+        return int((self._states == BlockState.GRANTED).sum())
+
+    @property
     def open_attempts(self) -> list[str]:
         """Attempts that may write, quarantined ones too."""
         return list(self._open)

@@ -1,9 +1,14 @@
 """TransferMetrics: what an engine's process counts of the blocks that it moves and reads."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .tickets import Ticket, TransferState
 
+HELD = ("granted", "kept", "quarantined")
+"""Why blocks are of no other use."""
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -35,6 +40,20 @@ class TransferMetrics:
             "KV blocks that had wrong contents when they were read.",
             registry=self.registry,
         )
+        held = Gauge(
+            "dynamo_router_transfer_blocks",
+            "KV blocks that are held for a transfer: granted to a writer, kept for a reader, or"
+            " quarantined.",
+            ("state",),
+            registry=self.registry,
+        )
+        self.holders: list[Callable[[], Mapping[str, int]]] = []
+        """the blocks that each rank holds now, by HELD"""
+        for state in HELD:
+            held.labels(state).set_function(partial(self._held, state))
+
+    def _held(self, state: str) -> int:
+        return sum(holder()[state] for holder in self.holders)
 
     def observe(self, transfer: str, direction: str, ticket: Ticket) -> None:
         """A transfer that is over; read or write. One that runs counts as given up."""

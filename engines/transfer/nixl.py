@@ -163,6 +163,8 @@ class NixlTransfer:
 
     def expect(self, more: int) -> None:
         self._expected += more
+        if more > 0 and self._expected == more:
+            self._jobs.put(_look)  # the thread may have begun a long pause
 
     def is_dead(self, peer: NixlPeer) -> bool:
         return peer.is_dead
@@ -406,6 +408,10 @@ class NixlTransfer:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             return  # the loop has ended, and with it those who wait
+
+
+def _look() -> None:
+    """A job that does nothing: what follows a job does."""
 
 
 def _region(memory: Any) -> list[tuple[int, int, int, str]]:

@@ -221,19 +221,17 @@ class ShmTransfer:
         self, peer: ShmPeer, chunks: list[tuple[int, int]], copy: Step, ends_at: float
     ) -> TransferError | None:
         """Copy chunk after chunk; why not all of them."""
-        for begin, end in chunks:
-            if self._closed:
-                return TransferError("the engine is closed", "unavailable")
-            if monotonic() >= ends_at:
-                return TransferError("its deadline passed", "timeout")
-            if self.is_dead(peer):
-                return TransferError(f"engine {peer.engine_id} is gone", "dead")
-            try:
+        try:
+            for begin, end in chunks:
+                if self._closed:
+                    return TransferError("the engine is closed", "unavailable")
+                if monotonic() >= ends_at:
+                    return TransferError("its deadline passed", "timeout")
+                if self.is_dead(peer):
+                    return TransferError(f"engine {peer.engine_id} is gone", "dead")
                 copy(begin, end)
-            except TransferError as error:
-                return error
-            except Exception as error:  # a ticket that never ended would hold its request
-                return TransferError(f"the copy failed: {error!r:.200}", "internal")
+        except Exception as error:
+            return _failure("the copy", error)
         return None
 
 
@@ -244,9 +242,16 @@ def _end(
 ) -> None:
     try:
         on_end(error)
-    except TransferError as unsent:
-        error = error or unsent
+    except Exception as unsent:
+        error = error or _failure("the notification", unsent)
     ticket.end(error)
+
+
+def _failure(what: str, error: Exception) -> TransferError:
+    """Whatever it is: a ticket that never ended would hold its request."""
+    if isinstance(error, TransferError):
+        return error
+    return TransferError(f"{what} failed: {error!r:.200}", "internal")
 
 
 def _check_fit(

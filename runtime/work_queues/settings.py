@@ -41,6 +41,7 @@ class QueueSettings:
             max_age=self.max_age_s,
             duplicate_window=min(self.duplicates_s, self.max_age_s),
             num_replicas=1,
+            allow_msg_ttl=True,
         )
 
     def why_other(self, config: StreamConfig) -> str | None:

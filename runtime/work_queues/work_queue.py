@@ -1,17 +1,17 @@
 """WorkQueue: one queue in JetStream, as calls. Every failure of NATS is a StoreError."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
 from ..kv_stores import NatsConnection, StoreError, refusal
 from .settings import GroupSettings, QueueSettings
 
-_MESSAGE_ID = "Nats-Msg-Id"
+_MESSAGE_ID, _LASTS = "Nats-Msg-Id", "Nats-TTL"
 _IN_USE = 10058
 """a stream of this name has another configuration"""
 _FULL = (10077, 10023, 10028, 10047)
@@ -37,34 +37,50 @@ class Published(NamedTuple):
 
 
 class WorkQueue:
-    """Calls about the queue of `settings`. The connection is its owner's to close."""
+    """Calls about the queue of `settings`. The connection is its owner's to close.
+
+    What JetStream answers is read within the call: what cannot be read is a StoreError, too.
+    """
 
     def __init__(self, connection: NatsConnection, settings: QueueSettings) -> None:
         self.connection, self.settings = connection, settings
         self._what = f"the queue {settings.stream}"
+        self._may_expire = True
+        """whether messages of the stream may have deadlines: an operator's may know none"""
 
     async def ensure(self) -> None:
         """Make it if it is not there. QueueRefusedError if a stream has its name that is none."""
         settings = self.settings
-        config = await self._stream()
-        if config is None:
+
+        async def look(js: JetStreamContext) -> str:
+            info = await js.stream_info(settings.stream)
+            self._may_expire = bool(info.config.allow_msg_ttl)
+            return settings.why_other(info.config) or ""
+
+        why = await self._find(look)
+        if why is None:
             try:
                 await self.connection.call(lambda js: js.add_stream(settings.config()))
+                self._may_expire = True
                 return
             except APIError as error:
                 if error.err_code != _IN_USE:
                     raise self._refused(error) from None
-            config = await self._stream()  # another process was faster
-        why = None if config is None else settings.why_other(config)
-        if why is not None:
+            why = await self._find(look)  # another process was faster
+        if why:
             raise QueueRefusedError(f"NATS: the stream {settings.stream} {why}: it is no queue")
 
     async def ensure_group(self, group: GroupSettings) -> None:
         """Make a group if it is not there. QueueRefusedError if a consumer has its name that is
         none, or another one reads its messages."""
         stream = self.settings.stream
-        info = await self._find(lambda js: js.consumer_info(stream, group.name))
-        if info is None:
+
+        async def look(js: JetStreamContext) -> str:
+            info = await js.consumer_info(stream, group.name)
+            return group.why_other(info.config) or ""
+
+        why = await self._find(look)
+        if why is None:
             try:
                 await self.connection.call(lambda js: js.add_consumer(stream, group.config()))
             except APIError as error:
@@ -73,16 +89,24 @@ class WorkQueue:
                     raise QueueRefusedError(f"NATS: {text}: this queue is not ours alone") from None
                 raise self._refused(error) from None
             return
-        why = group.why_other(info.config)
-        if why is not None:
+        if why:
             raise QueueRefusedError(f"NATS: the consumer {group.name} of {stream} {why}")
 
     async def publish(
-        self, subject: str, body: bytes, message_id: str, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        body: bytes,
+        message_id: str,
+        headers: dict[str, str] | None = None,
+        *,
+        lasts_s: float | None = None,
     ) -> Published:
-        """Add a message; one of the same id within `duplicates_s` adds nothing. QueueFullError, or
+        """Add a message; one of the same id within `duplicates_s` adds nothing. After `lasts_s` it
+        leaves the queue, also from its reader, where the stream knows deadlines. QueueFullError, or
         another StoreError: not transient if NATS takes no message of that length."""
         given = {**(headers or {}), _MESSAGE_ID: message_id}
+        if lasts_s is not None and self._may_expire:
+            given[_LASTS] = str(max(1, math.ceil(lasts_s)))
         stream = self.settings.stream
 
         async def put(js: JetStreamContext) -> Published:
@@ -105,16 +129,24 @@ class WorkQueue:
 
     async def message(self, sequence: int) -> bytes | None:
         """The body of one that is in the queue; None if it is gone."""
-        stream = self.settings.stream
-        found = await self._find(lambda js: js.get_msg(stream, sequence))
-        return None if found is None else bytes(found.data or b"")
+
+        async def get(js: JetStreamContext) -> bytes:
+            found = await js.get_msg(self.settings.stream, sequence)
+            return bytes(found.data or b"")
+
+        return await self._find(get)
 
     async def messages(self) -> int:
         """To be done and being done. StoreError if there is no such queue."""
-        info = await self._find(lambda js: js.stream_info(self.settings.stream))
-        if info is None:
+
+        async def count(js: JetStreamContext) -> int:
+            info = await js.stream_info(self.settings.stream)
+            return int(info.state.messages)
+
+        found = await self._find(count)
+        if found is None:
             raise StoreError(f"NATS has no stream {self.settings.stream}")
-        return int(info.state.messages)
+        return found
 
     async def send(self, subject: str, body: bytes) -> bool:
         """Publish outside of the queue, without waiting; False if that is known not to leave."""
@@ -123,10 +155,6 @@ class WorkQueue:
             return await link.publish(subject, body)
         except (StoreError, NatsError, OSError):
             return False
-
-    async def _stream(self) -> StreamConfig | None:
-        info = await self._find(lambda js: js.stream_info(self.settings.stream))
-        return None if info is None else info.config
 
     async def _find(self, ask: Callable[[JetStreamContext], Awaitable[T]]) -> T | None:
         return await self.connection.find(ask, self._what)

@@ -171,7 +171,8 @@ class Handoffs:
             return QueuedCall(self.outcomes, leg, decode, request, ids, pair, timeout, metadata)
         facts = leg.facts
         parallel = facts.tensor_parallel_size or 1, facts.pipeline_parallel_size or 1
-        meeting = self._meetings.new(*leg.rank, parallel)
+        meeting = self._meetings.new(*leg.rank, parallel, connector.number_bits)
+        meeting = meeting._replace(request_id=ids[1])
         plan = plan_handoff(request, max_tokens, connector, facts.transfer, meeting)
         return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)
 

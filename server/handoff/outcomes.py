@@ -33,7 +33,14 @@ class HandoffOutcomes:
         self.on_regret_s: list[Callable[[str, float], None]] = []
         """called with a request's id, and the seconds that its first token came later than was
         forecast"""
+        self.queued: dict[object, tuple[int, float]] = {}
+        """prompts that decode workers were asked to put into the prefill queue, and that have no
+        first token yet: by call, the tokens that are to come, and since when"""
         self._rule, self._block_size = rule, block_size
+
+    def tokens_to_come(self, pair: PairDecision) -> int:
+        """Of a prompt, those that its decode worker does not have, as the router knows it."""
+        return pair.decode.request_blocks * self._block_size - pair.decode.cached_tokens
 
     def prefill_timeout_s(self, pair: PairDecision) -> float:
         """How long the prefill of a pair may take."""
@@ -44,10 +51,8 @@ class HandoffOutcomes:
         """The decode worker's first token is out. No time passed where its prefill worker has
         not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
-        decode = pair.decode
-        tokens = decode.request_blocks * self._block_size - decode.cached_tokens
-        size = self._rule.handoff_bytes(tokens)
-        self._rule.links.observe(leg.worker_id, decode.worker.worker_id, size, took)
+        size = self._rule.handoff_bytes(self.tokens_to_come(pair))
+        self._rule.links.observe(leg.worker_id, pair.decode.worker.worker_id, size, took)
         for observe in self.on_handoff_s:
             observe(took)
 

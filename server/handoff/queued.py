@@ -39,14 +39,16 @@ class QueuedCall:
         self._outcomes, self._leg, self._decode = outcomes, leg, decode
         self._own_id, self._attempt_id = ids
         self._call = decode.generate(request, timeout=timeout, metadata=metadata)
+        outcomes.queued[self] = outcomes.tokens_to_come(pair), outcomes.now()
         self._late = self._cancelled = False
         limits = outcomes.limits
         seconds = outcomes.prefill_timeout_s(pair) + limits.disagg_handoff_timeout_s
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def cancel(self) -> bool:
-        """End it."""
+        """End it, also if nobody reads it."""
         self._cancelled = True
+        self._outcomes.queued.pop(self, None)
         return self._call.cancel()
 
     async def abort(self, *, timeout: float) -> tuple[bool, str]:
@@ -65,8 +67,8 @@ class QueuedCall:
                     if is_first and is_empty(read(message)):
                         text = "it ended without a token"
                         raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, text)
-                    self._timer.cancel()
-                    self._leg.end()
+                    if is_first:
+                        self._end_leg()
                     is_first = False
                     yield self._named(message)
         except asyncio.CancelledError:
@@ -77,8 +79,13 @@ class QueuedCall:
                 "handoff_timeout", Origin.SILENCE, StatusCode.UNAVAILABLE, text
             ) from None
         finally:
-            self._timer.cancel()
-            self._leg.end()
+            self._end_leg()
+
+    def _end_leg(self) -> None:
+        """Its prompt is computed, or will not be. Idempotent."""
+        self._timer.cancel()
+        self._leg.end()
+        self._outcomes.queued.pop(self, None)
 
     def _named(self, message: bytes) -> bytes:
         """With the id that the client knows."""

@@ -71,12 +71,30 @@ def handoff_metrics(handoffs: Handoffs) -> Source:
         yield regret.family()
         yield local.family()
         yield remote.family()
+        queued = outcomes.queued.values()
+        oldest_s = max((outcomes.now() - since for _, since in queued), default=0.0)
         yield from gauges(
-            "dynamo_router_",
+            "dynamo_router_disagg_",
             (
-                "disagg_waiting_requests",
+                "waiting_requests",
                 "Requests that wait until a decode worker has capacity for their prompts.",
                 handoffs.waiting,
+            ),
+            (
+                "queued_requests",
+                "Requests whose prompts this router had put into the prefill queue, without a token"
+                " yet.",
+                len(queued),
+            ),
+            (
+                "queued_tokens",
+                "Prompt tokens of these that their decode workers are expected not to have.",
+                sum(tokens for tokens, _ in queued),
+            ),
+            (
+                "queued_oldest_seconds",
+                "Time since the oldest of these was sent.",
+                oldest_s,
             ),
         )
 

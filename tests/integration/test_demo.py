@@ -111,7 +111,8 @@ async def test_apart_it_compares_and_counts(
     monkeypatch.setattr(demo_disagg, "SECONDS", 1.0)
     monkeypatch.setattr(demo_disagg, "_program", lambda name: None)  # no etcd: files
     out = tmp_path / "demo.json"
-    shown = demo_disagg.DisaggDemo(seed=1, start_timeout_s=START_S, progress=False)
+    picture = tmp_path / "stations.svg"
+    shown = demo_disagg.DisaggDemo(1, START_S, progress=False, picture=str(picture))
     assert await demo_disagg.run_disagg(shown, Output(str(out)))
     assert alive(family_of(os.getpid())) == []
     result = json.loads(out.read_text())
@@ -123,6 +124,12 @@ async def test_apart_it_compares_and_counts(
     assert [run["mode"] for run in result["runs"]] == ["aggregated", "prefill apart"]
     assert [run["errors"] for run in result["runs"]] == [0, 0]
     assert "there is no etcd program" in capsys.readouterr().out
+    stations = result["stations"]
+    assert {each["station"] for each in stations} == {f"S{n}" for n in range(1, 14)}
+    began = [next(e["ms"] for e in stations if e["station"] == f"S{n}") for n in range(1, 14)]
+    assert began == sorted(began)
+    assert len({each["pid"] for each in stations}) == 3
+    assert all(each["function"] in picture.read_text() for each in stations)
 
 
 async def test_cancelled_in_mid_run_it_leaves_no_process() -> None:

@@ -17,6 +17,7 @@ from dynamo_router.engines.mocker.live import LiveEngine, TokenStream
 from dynamo_router.engines.transfer import (
     BlockGrants,
     BlockState,
+    Notification,
     Offer,
     Ticket,
     TransferError,
@@ -80,6 +81,9 @@ class IncomingPrompts(RuleBasedStateMachine):
             lease_s=1.0,
             deadline_s=1.0,
         )
+        land = self.transfer.grants.land  # as a queue does with blocks that a peer has written
+        queue = SimpleNamespace(on_notification=lambda word: land(word.attempt))
+        self.rank.remote = cast(Any, queue)
 
     def run_turn(self) -> None:
         self.loop.call_soon(self.loop.stop)
@@ -117,6 +121,12 @@ class IncomingPrompts(RuleBasedStateMachine):
         if moving:
             error = None if how == "done" else TransferError(how, "timeout")
             moving[choice % len(moving)].end(error, is_moving=how == "late")
+
+    @rule(choice=st.integers(0, 1000))
+    def make_up(self, choice: int) -> None:
+        """A peer says that it has written what this engine reads."""
+        if attempts := self.transfer.grants.open_attempts:
+            self.rank.on_notification("p", Notification(attempts[choice % len(attempts)]))
 
     @rule(count=st.integers(1, 8))
     def allocate(self, count: int) -> None:

@@ -130,6 +130,15 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped: after SIGSTOP they may go on for a while."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    try:
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+    except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        return False
+
+
 async def http_json(address: str, path: str, body: object = None, method: str | None = None) -> Any:
     """GET, or POST (or another method) of a JSON body, off the event loop."""
     data = None if body is None else json.dumps(body).encode()

@@ -30,6 +30,7 @@ FLOORS = {
 BESIDE_THE_DOOR = {
     "frontend.epp.proto": "a generated protobuf module is the door of its own protocol",
     "router.proto": "a generated protobuf module is the door of its own protocol",
+    "workers.token_services.proto": "a generated protobuf module is the door of its own protocol",
 }
 HOUSES = {
     "runtime.event_planes": "planes over JetStream and ZMQ stand on stores, as the others do not",

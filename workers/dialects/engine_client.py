@@ -50,7 +50,7 @@ class EngineClient(Protocol):
 
     @property
     def dialect(self) -> str:
-        """What the engine speaks: trtllm, dynamo or openai."""
+        """What the engine speaks: trtllm, vllm, sglang, openengine, dynamo or openai."""
         ...
 
     def generate(

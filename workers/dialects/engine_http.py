@@ -24,6 +24,9 @@ KEEP_S = 2.0
 DRAIN_S = 0.5
 ERROR_BYTES = 16 << 10
 """Of an error's body, as much is read."""
+NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.UNIMPLEMENTED)
+UNTOLD = (*NOT_THERE, StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
+"""What an engine answers for a page that it has not, or keeps to itself."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "dynamo-router"}
 
 

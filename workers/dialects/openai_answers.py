@@ -13,7 +13,7 @@ from .failed_call import unimplemented
 from .handoff import CONTEXT_ONLY, with_handoff
 from .openai_errors import error_in
 from .openai_requests import EngineKind
-from .trtllm_answer import TokenLogprob, TrtllmAnswer
+from .trtllm_answer import TokenLogprob, TrtllmAnswer, by_logprob, check_length, set_cached
 
 _DONE = b"[DONE]"
 _NO_IDS = "the engine returns no token ids of its answers: vLLM does from 0.10.2 on"
@@ -120,7 +120,7 @@ class CompletionReader:
         if part.kv_transfer_params:
             self._handoff = {"kv_transfer_params": part.kv_transfer_params}
         if part.usage is not None and part.usage.prompt_tokens_details is not None:
-            _set_cached(self.answer, part.usage.prompt_tokens_details.cached_tokens)
+            set_cached(self.answer, part.usage.prompt_tokens_details.cached_tokens)
         if not part.choices:  # usage alone
             return None
         if len(part.choices) > 1:
@@ -136,7 +136,7 @@ class CompletionReader:
         if choice.prompt_logprobs is not None and self._prompt:
             self.answer.prompt_logprobs = _prompt_logprobs(self._prompt, choice.prompt_logprobs)
         tokens = choice.token_ids or []
-        _check_length(self.answer.completion_tokens + len(tokens), self._max_tokens)
+        check_length(self.answer.completion_tokens + len(tokens), self._max_tokens)
         return self.answer.add(tokens, _named_logprobs(choice.logprobs))
 
     def fill(self, tokens: list[int]) -> bytes | None:
@@ -198,10 +198,10 @@ class LlamaReader:
 
     def read(self, data: bytes) -> bytes | None:
         part = self._part = _decoded(data, _LLAMA)
-        _set_cached(self.answer, part.cache_n if part.timings is None else part.timings.cache_n)
+        set_cached(self.answer, part.cache_n if part.timings is None else part.timings.cache_n)
         self.done = part.stop
         received = self._received + len(part.tokens)
-        _check_length(max(received, part.tokens_predicted), self._max_tokens)
+        check_length(max(received, part.tokens_predicted), self._max_tokens)
         if part.content and not part.tokens and not (part.stop and self._streaming):
             raise unimplemented(_NO_IDS)
         if part.content and part.tokens and part.tokens_predicted > received:
@@ -216,7 +216,7 @@ class LlamaReader:
         missing, self._received = part.tokens_predicted - self._received, part.tokens_predicted
         ends_alike = list(tokens[-len(part.tokens) :]) == part.tokens
         found = tokens[-missing:] if ends_alike else tokens
-        _check_length(self.answer.completion_tokens + len(found), self._max_tokens)
+        check_length(self.answer.completion_tokens + len(found), self._max_tokens)
         return self.answer.add(found, self._logprobs())
 
     def complete(self) -> bytes:
@@ -273,7 +273,7 @@ class SglangReader:
             return None
         part = _decoded(data, _SGLANG)
         meta = part.meta_info
-        _set_cached(self.answer, meta.cached_tokens)
+        set_cached(self.answer, meta.cached_tokens)
         if (ended := meta.finish_reason) is not None:
             if ended.type == "abort":
                 raise WorkerError(f"it aborted the request: {ended.message}")
@@ -282,7 +282,7 @@ class SglangReader:
         new = max(0, meta.completion_tokens - self.answer.completion_tokens)
         if new > len(part.output_ids):
             raise WorkerError("its answer has fewer token ids than tokens")
-        _check_length(self.answer.completion_tokens + new, self._max_tokens)
+        check_length(self.answer.completion_tokens + new, self._max_tokens)
         if not new:
             return None
         tops = meta.output_top_logprobs[-new:] or [None] * new
@@ -315,16 +315,6 @@ def _decoded(data: bytes, decoder: "msgspec.json.Decoder[_Part]") -> _Part:
     if part.error is not None:
         raise error_in(part.error)
     return part
-
-
-def _set_cached(answer: TrtllmAnswer, cached: int | None) -> None:
-    if cached is not None:
-        answer.cached_tokens = min(cached, answer.prompt_tokens)
-
-
-def _check_length(count: int, most: int) -> None:
-    if count > most:
-        raise WorkerError(f"the engine sent more than the {most} tokens of max_tokens")
 
 
 def _named_logprobs(reported: _Logprobs | None) -> list[TokenLogprob]:
@@ -365,12 +355,8 @@ def _prompt_logprobs(
             for name, entry in entries.items()
             if name.isdecimal() and len(name) <= 10 and int(name) < 2**32
         ]
-        found.append(TokenLogprob(token, own.logprob, sorted(likely, key=_by_logprob)))
+        found.append(TokenLogprob(token, own.logprob, sorted(likely, key=by_logprob)))
     return found
-
-
-def _by_logprob(likely: tuple[int, float]) -> float:
-    return -likely[1]
 
 
 def _id_in(name: str) -> int | None:

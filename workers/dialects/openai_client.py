@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -16,23 +15,22 @@ from ...transport.security import ClientTls, EngineKey
 from ..channels import ConnectionPolicy, Metadata
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
-from ..transfer_facts import MOONCAKE, TransferFacts
+from ..transfer_facts import TransferFacts
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
 from .engine_client import DP_RANK_KEY, AnyJson
-from .engine_http import EngineHttp
+from .engine_http import NOT_THERE, UNTOLD, EngineHttp
 from .failed_call import FailedCall, unimplemented
 from .openai_answers import AnswerReader, MissingTokens, TokenId, reader_of
-from .openai_facts import completion_facts, llama_facts, model_in, mooncake_ids, sglang_facts
+from .openai_facts import completion_facts, llama_facts, model_in, sglang_facts
 from .openai_requests import EngineKind, request_of
 from .pumped_call import PumpedCall, end_calls
+from .stated import with_stated
 
 _PASSED_ON = ("traceparent", "tracestate")
 _RANK_HEADER = "X-data-parallel-rank"
 _STREAM, _WHOLE = "text/event-stream", "application/json"
-_NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.UNIMPLEMENTED)
 _PAGES = ("/metrics", "/version")
-_UNTOLD = (*_NOT_THERE, StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
 
 
 class OpenAiClient:
@@ -119,7 +117,7 @@ class OpenAiClient:
             try:
                 await self._http.ask("GET", "/health", timeout=timeout)
             except EngineCallError as error:
-                if error.code() not in _NOT_THERE:
+                if error.code() not in NOT_THERE:
                     raise
                 await self._http.ask("GET", "/v1/models", timeout=timeout)
         except EngineCallError as error:
@@ -146,42 +144,19 @@ class OpenAiClient:
         else:
             metrics, version = [await self._page(path, timeout) for path in _PAGES]
             facts = completion_facts(model, metrics, self._block_size, version)
-        return EngineIdentity(), await self._with_transfer(facts, timeout)
+        facts = await with_stated(
+            facts, self._transfer, self._parallel, self._policy, timeout=timeout
+        )
+        return EngineIdentity(), facts
 
     async def _page(self, path: str, timeout: float) -> bytes | None:
         """A page of the engine's; None where it has none, or keeps it to itself."""
         try:
             return await self._http.ask("GET", path, timeout=timeout)
         except EngineCallError as error:
-            if error.code() not in _UNTOLD:
+            if error.code() not in UNTOLD:
                 raise
             return None
-
-    async def _with_transfer(self, facts: EngineFacts, timeout: float) -> EngineFacts:
-        """With what its URL says of its hand-offs, and its bootstrap server."""
-        tensor, pipeline = self._parallel
-        facts = replace(
-            facts,
-            tensor_parallel_size=facts.tensor_parallel_size or tensor,
-            pipeline_parallel_size=facts.pipeline_parallel_size or pipeline,
-        )
-        claimed = self._transfer
-        if not claimed.connector:
-            return facts
-        if claimed.connector == MOONCAKE:
-            port = claimed.port
-            host = f"[{self._host}]" if ":" in self._host else self._host
-            bootstrap = EngineHttp(f"{host}:{port}", self._policy)
-            try:
-                answer = await bootstrap.ask("GET", "/query", timeout=timeout)
-                claimed = replace(claimed, engine_ids=mooncake_ids(answer))
-            except EngineCallError as error:
-                # A decode worker has none; a prefill worker without is refused by name.
-                if error.origin is Origin.ENGINE and error.code() not in _UNTOLD:
-                    raise
-            finally:
-                await bootstrap.close()
-        return replace(facts, transfer=claimed)
 
     async def prefetch(
         self, request: bytes, *, timeout: float, metadata: Metadata | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import InvalidRequestError, WorkerError
 from ..trtllm_proto import pb
 from ._answer_messages import AnswerMessages
 
@@ -106,6 +106,23 @@ class TrtllmAnswer:
             matched if isinstance(matched, str) else "",
             matched if type(matched) is int and 0 <= matched < 2**32 else None,
         )
+
+
+def set_cached(answer: TrtllmAnswer, cached: int | None) -> None:
+    """Note how much of the prompt its engine found cached, where it says so."""
+    if cached is not None:
+        answer.cached_tokens = min(cached, answer.prompt_tokens)
+
+
+def check_length(count: int, most: int) -> None:
+    """WorkerError for more tokens than were asked for."""
+    if count > most:
+        raise WorkerError(f"the engine sent more than the {most} tokens of max_tokens")
+
+
+def by_logprob(likely: tuple[int, float]) -> float:
+    """Sorts the likeliest first."""
+    return -likely[1]
 
 
 def _serialized(message: Any, logprobs: Sequence[TokenLogprob], field: str = "logprobs") -> bytes:

@@ -25,12 +25,15 @@ class Meeting(NamedTuple):
     """The ids of one attempt, of which no other one has any."""
 
     number: int = 0
-    """1 to 2^63 - 1; its remainder by the prefill worker's ranks is the rank"""
+    """from 1 on, of as many bits as the connector's; its remainder by the prefill worker's ranks is
+    the rank"""
     transfer_id: str = ""
     rank: int = 0
     """of the prefill worker, counted from its first"""
     parallel: tuple[int, int] = (1, 1)
     """the prefill worker's tensor and pipeline parallel sizes"""
+    request_id: str = ""
+    """by which both engines know the attempt"""
 
 
 class Connector(NamedTuple):
@@ -50,6 +53,9 @@ class Connector(NamedTuple):
     """a prefill worker must say where its bootstrap server or side channel is"""
     needs_ids: bool = False
     """and by which ids its ranks are known"""
+    number_bits: int = 62
+    """of a meeting's number: engines take 63, and those of one that want an id of their own kind
+    set the last"""
 
 
 def _nothing(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
@@ -66,6 +72,7 @@ def _pushed(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
         "kv_transfer_params": {
             **_TAKES,
             "remote_engine_id": _engine_id(source, meeting),
+            "remote_request_id": meeting.request_id,  # without it vLLM 0.32 ends
             "remote_host": source.host,
             "remote_port": source.port + meeting.rank,
             "tp_size": tensor,
@@ -136,6 +143,7 @@ _BOOTSTRAP = Connector(
     ends_with_prefill=False,
     needs_address=True,
 )
+_READING = Connector("relay", _pulled)
 _MEETING = Connector("rendezvous", _mooncake, abort_safe=False, needs_address=True, needs_ids=True)
 # An engine that was asked to be written to keeps its blocks until it was: the writer goes on.
 _WRITING = Connector("push", _pushed, abort_safe=False, needs_address=True, needs_ids=True)
@@ -145,11 +153,16 @@ CONNECTORS: Mapping[tuple[str, str], Connector] = {
     ("dynamo", PARCEL): PARCELS,
     ("dynamo", BOOTSTRAP): _BOOTSTRAP._replace(fields=_met_through_dynamo, limits_prefill=True),
     ("dynamo", NIXL_PUSH): _WRITING._replace(fields=_pushed_through_dynamo),
-    ("openai", NIXL): Connector("relay", _pulled),
+    ("openai", NIXL): _READING,
     ("openai", NIXL_PUSH): _WRITING,
     ("openai", MOONCAKE): _MEETING,
     ("openai", BOOTSTRAP): _BOOTSTRAP,
     ("openai", TRTLLM_SERVE): Connector("relay", _contexts),
+    ("vllm", NIXL): _READING,
+    ("vllm", NIXL_PUSH): _WRITING,
+    ("vllm", MOONCAKE): _MEETING,
+    # A room is an int32 of its protocol.
+    ("sglang", BOOTSTRAP): _BOOTSTRAP._replace(number_bits=31),
 }
 """By dialect and connector."""
 _USUAL = {"trtllm": PARCEL, "dynamo": PARCEL, "openai": NIXL}

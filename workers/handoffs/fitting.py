@@ -89,8 +89,14 @@ def _differs(one: EngineFacts, two: EngineFacts) -> tuple[str, object, object] |
     sizes = one.transfer.block_size, two.transfer.block_size
     if all(sizes) and sizes[0] != sizes[1]:
         return "the block size", *sizes
-    if one.version and two.version and one.version != two.version:
-        return "the build", one.version, two.version
+    words = {
+        "the build": (one.version, two.version),
+        "the type of the KV cache": (one.transfer.cache_type, two.transfer.cache_type),
+        "the pairing protocol": (one.transfer.pairing, two.transfer.pairing),
+    }
+    for what, both in words.items():
+        if all(both) and both[0] != both[1]:
+            return what, *both
     tensor = one.tensor_parallel_size, two.tensor_parallel_size
     if all(tensor) and max(tensor) % min(tensor):
         return "the tensor parallel size", *tensor

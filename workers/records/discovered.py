@@ -1,7 +1,7 @@
 """The workers that the store lists: instances, cards and event sources put together. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...base.errors import ConfigError
 from ...runtime.components import Instance
@@ -11,7 +11,7 @@ from .event_keys import PublisherRecord
 from .model_card import NO_REQUESTS, ModelCard
 
 TRTLLM = "trtllm_grpc"
-"""The transport of an engine that serves trtllm.TrtllmService; its address is the engine's URL."""
+"""The transport of an engine over gRPC, whichever service it has; its address is its URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,7 @@ class EndpointWorkers:
                 url = parse_worker_url(instance.address)
             except ConfigError:
                 return None
-            return DiscoveredWorker(
-                WorkerUrl(url.address, worker_id, url.dp_size, url.dp_start, url.tls)
-            )
+            return DiscoveredWorker(replace(url, worker_id=worker_id))
         if card is None:
             return None
         if instance.transport not in self._transports:

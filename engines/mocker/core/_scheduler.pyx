@@ -119,6 +119,7 @@ cdef bint queues_remove(Queues* queues, KvManager* kv, uint32_t request) noexcep
     queues.n_waiting -= 1
     if queues.blocked == sequence:
         queues.blocked = NULL
+    kv_release(kv, sequence)  # one whose prompt has arrived holds its blocks
     sequence_free(sequence)
     return True
 

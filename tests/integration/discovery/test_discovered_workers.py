@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.engines.token_services import TokenService, VllmService, vllm_last, vllm_part
 from support.fake_engine import FakeEngine
 from support.polling import until
 from support.servers.discovered_fleet import (
@@ -73,6 +76,40 @@ async def test_workers_that_write_keys_as_the_first_generation_does_are_found(
                 await until_ready(ports, 3)
             await until_ready(ports, 2)
             assert len(await completed(ports, "one")) == 4
+        finally:
+            await store.close()
+
+
+async def test_a_card_may_be_that_of_another_service(backend: Backend) -> None:
+    """Which gRPC service an engine of a store has is found by asking it, as of a given one; its URL
+    says there what a given one says."""
+
+    async def says(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield vllm_part([11, 12, 13, 14])
+        yield vllm_last([11, 12, 13, 14], "length")
+
+    async with VllmService(says) as engine, finding(backend) as ports:
+        engine.info.kv_connector = "NixlPushConnector"
+        store = open_store(backend.kind, backend.environ)
+        try:
+            async with registered(backend, 1, model_id="tiny") as fleet:
+                await until_ready(ports, 1)
+                for name in ("v1/mdc", "v1/instances"):
+                    (entry,) = (await store.bucket(name).entries("")).entries
+                    value = json.loads(entry.value)
+                    value["instance_id"] = 77
+                    if "transport" in value:
+                        address = f"{engine.url}?handoff=nixl_push&handoff_port=7000"
+                        value["transport"] = {"trtllm_grpc": address}
+                    key = entry.key.replace(f"{fleet.worker_ids[0]:x}", f"{77:x}")
+                    await store.bucket(name).put(key, json.dumps(value).encode())
+                await until_ready(ports, 2)
+            await until_ready(ports, 1)
+            (worker,) = await workers_of(ports)
+            assert (worker["worker_id"], worker["dialect"]) == (77, "vllm")
+            assert await completed(ports, "one") == [11, 12, 13, 14]
+            watched = ports.server.monitor.engine(77)
+            assert watched is not None and watched.facts.transfer.port == 7000
         finally:
             await store.close()
 

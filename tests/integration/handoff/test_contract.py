@@ -11,7 +11,8 @@ import grpc
 import pytest
 from support.fake_engine import FakeEngine, prompt
 from support.handoffs.fabric import CACHED, EOS, LEASE_S, Fabric, greedy
-from support.handoffs.wires import WIRES, Wire
+from support.handoffs.wire import Wire
+from support.handoffs.wires import WIRES
 from support.polling import until
 from support.serving import Ports, serving
 
@@ -24,6 +25,7 @@ LONG = HandoffLimits()
 SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
 TOKENS = 48
 
+WRITING = [name for name in WIRES if name.endswith(("push", "mooncake"))]
 together = [name for name in WIRES if WIRES[name].shape != "relay"]  # type: ignore[attr-defined]
 relaying = [name for name in WIRES if name not in together]
 whole = [name for name in WIRES if WIRES[name].runs_whole]  # type: ignore[attr-defined]
@@ -204,9 +206,12 @@ async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fa
 @pytest.mark.parametrize("name", together)
 async def test_both_fail_and_the_cause_is_what_the_client_hears(name: str) -> None:
     async with scene(name, max_attempts=1) as on:
-        on.prefill[0].legs.faults = ["unavailable"]
+        on.prefill[0].legs.faults = ["unavailable later"]
+        answer = asyncio.ensure_future(on.answer())
+        await until(lambda: bool(on.decode[0].legs.asked))
+        on.prefill[0].legs.go.set()
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await on.answer()
+            await answer
         assert "no memory" in (raised.value.details() or "")
         await on.failed("prefill")
         await until(lambda: len(on.decode[0].legs.cancelled) == 1)
@@ -240,7 +245,7 @@ async def test_clients_that_leave_leave_nothing(name: str) -> None:
         await until(lambda: len(on.prefill[0].legs.asked) == count)
         for stream in streams:
             stream.cancel()
-        if name in ("vllm-nixl-push", "vllm-mooncake", "dynamo-push"):
+        if name in WRITING:
             await until(lambda: len(on.decode[0].legs.cancelled) == count)
             assert not on.prefill[0].legs.cancelled, "what is written on is not cut off"
             for pool in on.pools.running:

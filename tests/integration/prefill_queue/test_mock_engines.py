@@ -20,6 +20,7 @@ from dynamo_router.runtime.kv_stores import open_store
 from dynamo_router.server.request_limits import HandoffLimits
 
 PROMPT = list(range(100, 185))
+ROUTED = ("requests", "tokens", "oldest_seconds")
 ASKED: dict[str, Any] = {"seed": 3, "max_tokens": 9}
 
 
@@ -59,6 +60,18 @@ class Serving:
     def count(self, name: str, fleet: MockFleet | None = None) -> float:
         found = (fleet or self.decode).metrics.registry.get_sample_value
         return found(f"dynamo_router_prefill_queue_{name}") or 0.0
+
+    async def routed(self) -> list[float]:
+        """What the router's page says of queued prompts: how many, of how many tokens, how old."""
+        async with self.client.session.get(f"{self.client.url}/metrics") as answer:
+            page = await answer.text()
+        names = [f"dynamo_router_disagg_queued_{each}" for each in ROUTED]
+        assert "dynamo_router_prefill_queue_" not in page, "of engines: a sum would have them twice"
+        samples = [each.split(" ") for each in page.splitlines() if each.startswith(tuple(names))]
+        found = [sum(float(value) for name, value in samples if name.startswith(each + "{"))
+                 for each in names]  # fmt: skip
+        assert len(samples) >= len(names)
+        return found
 
     def outcome(self, word: str) -> float:
         name = "dynamo_router_prefill_queue_prefills_total"
@@ -180,6 +193,9 @@ async def test_a_client_that_goes_away_takes_its_prompt_out_of_the_queue(serving
     asked = asyncio.create_task(found.ask())
     await until(lambda: found.count("requests") == 1)
     assert found.count("tokens") == len(PROMPT)
+    requests, tokens, oldest_s = await found.routed()
+    assert requests == 1 and len(PROMPT) <= tokens < len(PROMPT) + TINY.block_size
+    assert 0 < oldest_s < 600
     asked.cancel()
     await asyncio.wait([asked])
     await until(lambda: found.count("requests") == 0)
@@ -187,5 +203,7 @@ async def test_a_client_that_goes_away_takes_its_prompt_out_of_the_queue(serving
     for each in found.prefill.engines:
         each.ranks.hang(False)
     await until(lambda: not any(each.queue.consumer.active for each in found.prefill.engines))
+    assert await found.routed() == [0, 0, 0]
     await found.ask()
     assert found.outcome("landed") == 1
+    assert await found.routed() == [0, 0, 0]

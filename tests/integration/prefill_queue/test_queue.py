@@ -15,7 +15,15 @@ from support.engines.queue_rig import BLOCK, BLOCKS, DecodeEnd, PrefillEnd, hash
 from support.polling import until
 from support.servers.jetstream import JetStreamServer
 
-from dynamo_router.engines.prefill_queue import PrefillQueueConfig, QueuedPrompt, RemotePrefillError
+from dynamo_router.engines.prefill_queue import (
+    PrefillQueueConfig,
+    QueuedPrompt,
+    QueueNames,
+    RemotePrefillError,
+)
+from dynamo_router.engines.prefill_queue import consumer as prefill_consumer
+from dynamo_router.engines.transfer import ArenaLayout
+from dynamo_router.runtime.kv_stores import NatsAddress, NatsConnection, StoreError
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +136,68 @@ async def test_an_attempt_that_is_given_up_is_computed_no_further(fleet: Fleet) 
     assert prefill.transfer.grants.free_blocks == BLOCKS
 
 
+async def test_a_prompt_is_begun_before_its_decode_worker_has_answered(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    prefill.awake.clear()
+    begun: list[Any] = []
+    prefill.consumer.on_begun.append(begun.append)
+    take, may_answer = decode.prefills._take, asyncio.Event()
+
+    async def answer_late(*asked: Any) -> Any:
+        await may_answer.wait()
+        return await take(*asked)
+
+    decode.prefills._take = answer_late  # type: ignore[method-assign]
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: begun)
+    prefill.awake.set()
+    await until(lambda: prefill.computed)
+    assert not request.done() and not decode.transfer.grants.open_attempts
+    may_answer.set()
+    assert await request == "remote"
+    assert (decode.corrupt, decode.checked) == (0, 4)
+
+
+async def test_what_is_over_when_it_is_begun_is_computed_no_further(fleet: Fleet) -> None:
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    prefill.awake.clear()
+    await publish(decode, message(decode))  # no attempt of it
+    await until(lambda: is_empty(decode))
+    await until(lambda: prefill.consumer.active == 0)
+    assert prefill.computed == 0 and prefill.transfer.grants.free_blocks == BLOCKS
+
+
+async def test_a_prompt_that_none_can_take_out_leaves_the_queue_by_its_deadline(
+    fleet: Fleet,
+) -> None:
+    """It is for a worker that is gone, and NATS' answer, which tells its number, was lost."""
+    fleet.config = PrefillQueueConfig(prefill_queue_timeout_s=1.0)
+    decode = await fleet.decode()
+    publish = decode.link.queue.publish
+
+    async def unanswered(*message: Any, **more: Any) -> Any:
+        await publish(*message, **more)
+        raise StoreError("no answer")
+
+    decode.link.queue.publish = unanswered  # type: ignore[method-assign]
+    assert await decode.request(prompt(4 * BLOCK), worker_id=9) == "away"
+    assert not await is_empty(decode)
+    await until(lambda: is_empty(decode))
+
+
+@pytest.mark.parametrize("allows", [False, True])
+async def test_a_stream_that_an_operator_has_made_may_know_no_deadlines(
+    fleet: Fleet, allows: bool
+) -> None:
+    names = QueueNames.of(fleet.namespace, "model", "pool")
+    connection = NatsConnection(NatsAddress(fleet._url))
+    fleet._stack.push_async_callback(connection.close)
+    config = names.settings(fleet.config).config().evolve(allow_msg_ttl=allows)
+    await connection.call(lambda js: js.add_stream(config))
+    decode, _ = await fleet.decode(), await fleet.prefill()
+    assert await decode.request(prompt(4 * BLOCK)) == "remote"
+
+
 async def test_a_full_queue_is_the_decode_workers_own_to_compute(fleet: Fleet) -> None:
     fleet.config = PrefillQueueConfig(prefill_queue_max_messages=1)
     decode = await fleet.decode()
@@ -228,7 +298,73 @@ async def test_unknown_fields_are_passed_over_and_an_old_attempt_is_over(fleet: 
     decode, prefill = await fleet.decode(), await fleet.prefill()
     await publish(decode, message(decode, colour="blue"))
     await until(lambda: is_empty(decode))
-    assert (prefill.computed, prefill.metrics.dead_letters) == (0, 0)
+    assert prefill.metrics.dead_letters == 0
+
+
+@pytest.mark.parametrize("kind", ["none", "unreadable", "dead", "another"])
+async def test_metadata_of_no_use_in_the_store_do_no_harm(fleet: Fleet, kind: str) -> None:
+    """The decode worker's own word counts then."""
+    gone, other, decode = [await fleet.decode() for _ in range(3)]
+    dead = gone.transfer.export()
+    await gone.close()
+    stored = {"none": None, "unreadable": b"{", "dead": dead, "another": other.transfer.export()}
+    looked_up: list[str] = []
+
+    async def find(engine_id: str) -> bytes | None:
+        looked_up.append(engine_id)
+        return stored[kind]
+
+    await fleet.prefill(find_metadata=find)
+    for seed in range(2):  # what is of no use is not remembered
+        assert await decode.request(prompt(4 * BLOCK, seed)) == "remote"
+        assert looked_up == [decode.transfer.engine_id] * (seed + 1)
+    assert (decode.corrupt, other.transfer.grants.free_blocks) == (0, BLOCKS)
+
+
+async def test_the_store_is_asked_once_for_an_engine(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_consumer, "_MOST_KNOWN", 1)
+    decodes = [await fleet.decode() for _ in range(2)]
+    stored = {each.transfer.engine_id: each.transfer.export() for each in decodes}
+    looked_up: list[str] = []
+
+    async def find(engine_id: str) -> bytes | None:
+        looked_up.append(engine_id)
+        return stored[engine_id]
+
+    await fleet.prefill(find_metadata=find)
+    for number in (0, 0, 1, 1, 0):  # as many as may be known
+        assert await decodes[number].request(prompt(4 * BLOCK, len(looked_up))) == "remote"
+    assert looked_up == [decodes[number].transfer.engine_id for number in (0, 1, 0)]
+
+
+async def test_blocks_that_do_not_fit_are_a_dead_letter_and_computed_locally(fleet: Fleet) -> None:
+    decode = await fleet.decode()
+    prefill = await fleet.prefill(layout=ArenaLayout(bytes_per_block=4096, layers=2, heads=2))
+    assert await decode.request(prompt(4 * BLOCK)) == "failed"
+    assert prefill.metrics.dead_letters == 1 and decode.corrupt == 0
+    assert await dead_letters(decode) == ["mismatch"]
+    await until(lambda: is_empty(decode))
+    assert not decode.transfer.grants.open_attempts
+
+
+async def test_a_message_of_2_mb_is_a_dead_letter(tmp_path: Path) -> None:
+    """Of another program, where the operator lets NATS take such."""
+    settings = tmp_path / "nats.conf"
+    settings.write_text("max_payload: 4MB\n")
+    server = JetStreamServer(tmp_path / "own", "--config", str(settings))
+    server.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(server.kill)
+        fleet = Fleet(server.url, tmp_path, stack, "large")
+        decode, prefill = await fleet.decode(), await fleet.prefill()
+        await publish(decode, message(decode, prompt_token_ids=[7] * 1_000_000))
+        await publish(decode, b"[" * 2_000_000)
+        await until(lambda: prefill.metrics.dead_letters == 2)
+        await until(lambda: is_empty(decode))
+        assert sorted(await dead_letters(decode)) == ["mismatch", "unreadable"]
+        assert await decode.request(prompt(BLOCK)) == "remote"
 
 
 async def test_what_is_delivered_too_often_is_a_dead_letter_and_counts_no_more(
@@ -324,10 +460,15 @@ async def test_without_nats_prompts_are_computed_locally_at_once_and_later_not(
         fleet = Fleet(server.url, tmp_path, stack, "lost")
         decode, prefill = await fleet.decode(), await fleet.prefill()
         prefill.awake.clear()
-        begun: list[object] = []
-        prefill.consumer.on_begun.append(begun.append)
+        ask, answers = prefill.consumer._ask, []
+
+        async def asked(*words: Any, **more: Any) -> Any:
+            answers.append(await ask(*words, **more))
+            return answers[-1]
+
+        prefill.consumer._ask = asked  # type: ignore[method-assign]
         waiting = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
-        await until(lambda: begun)
+        await until(lambda: answers)
         server.kill()
         prefill.awake.set()
         assert await waiting == "remote"  # it needs no NATS any more

@@ -1,6 +1,7 @@
 """Two engines' ends of a transfer in one process, and one in another process."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from base64 import b64decode
@@ -87,7 +88,13 @@ class OtherProcess:
         return await self._line()
 
     def signal(self, number: int) -> None:
+        """Send it a signal; by SIGSTOP it stands still when this returns."""
+        from support.polling import wait_until  # ours: the other process knows no such package
+        from support.processes import stands_still
+
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            wait_until(lambda: stands_still(self.pid))
 
     def close(self) -> None:
         self._process.kill()

@@ -125,9 +125,10 @@ class PrefillEnd:
         *,
         worker_id: int = 1,
         compute_s: float = 0.0,
+        layout: ArenaLayout = LAYOUT,
         **more: Any,
     ) -> None:
-        self.transfer = ShmTransfer(new_engine_id(), LAYOUT, BLOCKS, folder=folder)
+        self.transfer = ShmTransfer(new_engine_id(), layout, BLOCKS, folder=folder)
         self.link = Link(url, config, namespace)
         self.metrics = QueueMetrics()
         self.compute_s, self.computed = compute_s, 0

@@ -116,11 +116,11 @@ class FakeLegs:
     async def _begin(self, fault: str) -> None:
         if fault == "hang":
             await asyncio.Event().wait()
-        if fault == "slow":
+        if fault in ("slow", "unavailable later"):
             await self.go.wait()
         if fault == "refuse":
             raise EngineFault(400, "none of a partner of this engine")
-        if fault == "unavailable":
+        if fault.startswith("unavailable"):
             raise EngineFault(503, "no memory")
         if fault == "die":
             raise Died

@@ -11,7 +11,14 @@ from typing import Any
 
 import grpc
 from support.fake_engine import FakeEngine, chunk, complete
-from support.handoffs.fabric import CACHED, Died, EngineFault, Fabric, FakeLegs, Leg
+from support.handoffs.fabric import CACHED, Died, EngineFault, Fabric, Leg
+from support.handoffs.token_wires import (
+    SglangGrpcWire,
+    VllmGrpcMooncakeWire,
+    VllmGrpcPushWire,
+    VllmGrpcWire,
+)
+from support.handoffs.wire import ENGINE, PORT, Wire
 from support.servers.http_engine import Asked, HttpEngine, event, reply, stream_head
 
 from dynamo_router.base.clock import SystemClock
@@ -23,25 +30,6 @@ from dynamo_router.workers.health import HealthMonitor
 from dynamo_router.workers.transfer_facts import BOOTSTRAP, NIXL_PUSH, TransferFacts
 from dynamo_router.workers.trtllm_proto import pb
 from dynamo_router.workers.worker_url import WorkerUrl
-
-PORT, ENGINE = 5600, "engine-1"
-
-
-class Wire:
-    """One engine that listens, from entering `stack` on. `attach` makes it a worker."""
-
-    shape = "relay"
-    runs_whole = True
-
-    def __init__(self, fabric: Fabric, role: str) -> None:
-        self.legs, self.role = FakeLegs(fabric), role
-        self.bodies: list[Any] = []
-
-    async def enter(self, stack: AsyncExitStack) -> None:
-        raise NotImplementedError
-
-    def attach(self, monitor: HealthMonitor) -> None:
-        raise NotImplementedError
 
 
 class GrpcWire(Wire):
@@ -188,6 +176,7 @@ class NixlPushWire(VllmWire):
                 "do_remote_decode": False,
                 "do_remote_prefill": True,
                 "remote_engine_id": ENGINE,
+                "remote_request_id": request_id,
                 "remote_host": "127.0.0.1",
                 "remote_port": PORT,
                 "tp_size": 2,
@@ -405,6 +394,10 @@ WIRES: dict[str, Callable[[Fabric, str], Wire]] = {
     "vllm-mooncake": MooncakeWire,
     "sglang": SglangWire,
     "trtllm-serve": TrtllmServeWire,
+    "vllm-grpc-nixl": VllmGrpcWire,
+    "vllm-grpc-nixl-push": VllmGrpcPushWire,
+    "vllm-grpc-mooncake": VllmGrpcMooncakeWire,
+    "sglang-grpc": SglangGrpcWire,
     "dynamo": DynamoWire,
     "dynamo-bootstrap": DynamoBootstrapWire,
     "dynamo-push": DynamoPushWire,

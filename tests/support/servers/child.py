@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 from support.polling import until, wait_until
+from support.processes import stands_still
 
 from dynamo_router.process.child_process import die_with_parent
 
@@ -68,15 +69,9 @@ class Child:
     def pause(self) -> None:
         """Returns once all of its threads stand still: until then it may go on answering."""
         self._signal(signal.SIGSTOP)
-        wait_until(self._stands_still)
-
-    def _stands_still(self) -> bool:
         assert self._process is not None
-        stats = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
-        try:
-            return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
-        except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            return False
+        pid = self._process.pid
+        wait_until(lambda: stands_still(pid))
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

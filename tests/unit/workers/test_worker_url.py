@@ -162,11 +162,17 @@ def test_how_an_engine_hands_prompts_over() -> None:
     assert parse_worker_url("openai+http://h:8001").transfer == TransferFacts()
 
 
+def test_over_grpc_vllm_states_its_engine_id_itself() -> None:
+    url = parse_worker_url("grpc://h:1?handoff=nixl_push&tp=2")
+    expected = TransferFacts(connector="nixl_push", host="h", port=5600)
+    assert (url.transfer, url.parallel) == (expected, (2, 0))
+
+
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("grpc://h:1?handoff=nixl", "are for engines that speak OpenAI's HTTP"),
-        ("grpc://h:1?tp=2", "are for engines that speak OpenAI's HTTP"),
+        ("grpc+dns://h:1?handoff=nixl", "only one each of dp_size"),
+        ("grpc://h:1?handoff_port=9", "need handoff"),
         ("openai+http://h:1?handoff=magic", "handoff is not one of nixl, nixl_push, mooncake"),
         ("openai+http://h:1?handoff_port=9", "need handoff"),
         ("openai+http://h:1?engine_id=a", "need handoff"),

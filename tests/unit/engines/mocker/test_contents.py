@@ -6,7 +6,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.engines.mocker.disaggregation import DisaggregationRole, Handoff
 from dynamo_router.engines.mocker.handovers import BlockMoves, RankTransfers
 from dynamo_router.engines.mocker.live import LiveEngine
+from dynamo_router.engines.mocker.queued_prefills import _Computer
 from dynamo_router.engines.mocker.served import ServedMock
 from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.engines.transfer import TransferConfig, TransferMetrics
@@ -145,6 +147,36 @@ async def test_a_lease_ends_and_late_readers_are_refused(tmp_path: Path) -> None
             await then.ask(handoff=handoff)
         assert then.rank.transfer.grants.free_blocks == 64
         assert 'outcome="stale"' in then.failures()
+
+
+async def test_a_queued_prompt_that_is_given_up_as_it_is_computed_is_not_kept(
+    tmp_path: Path,
+) -> None:
+    asked = cast(
+        Any,
+        SimpleNamespace(
+            request_id="r1", attempt="a", lora_name=None, cache_salt=None,
+            token_ids=lambda: np.array(PROMPT, np.uint32),
+        ),
+    )  # fmt: skip
+    async with mock("prefill", tmp_path) as first:
+
+        async def compute() -> None:
+            async with _Computer(first.served).compute(asked):
+                raise AssertionError("it was given up before")
+
+        computing = asyncio.create_task(compute())
+        on_kept = first.rank.on_kept
+
+        def give_up(number: int, sequence: Any) -> None:
+            on_kept(number, sequence)
+            computing.cancel()
+
+        first.rank.on_kept = give_up  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await computing
+        assert first.live.engine.kept == 0
+        assert first.rank.held() == {"granted": 0, "kept": 0, "quarantined": 0}
 
 
 async def test_what_is_kept_takes_capacity_until_it_is_read(tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_one_that_leaves_while_it_waits_lets_go_of_its_blocks(arriving: bool) ->
     assert made.step().outputs[0].finished
 
 
+def test_one_that_has_come_and_waits_gives_its_blocks_back() -> None:
+    """It holds them while it waits for its first step."""
+    made = engine()
+    made.submit(request("r1", PROMPT, handoff=b"{}"))
+    made.step()
+    made.arrive("r1")
+    assert made.waiting == 1 and made.active_blocks
+    assert made.abort("r1")
+    assert (made.waiting, made.active_blocks) == (0, 0)
+
+
 def test_the_classic_profile_computes_the_prompt() -> None:
     made = engine(engine_type="classic")
     made.submit(request("r1", PROMPT, handoff=b"{}"))

@@ -1,6 +1,8 @@
 """The mock engine in real time: pace, hand-over of tokens, aborts, idleness, failure."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.mock_requests import request
@@ -40,6 +42,27 @@ def live_engine(timers: Timers, speedup_ratio: float = 1.0) -> LiveEngine:
 async def drain(stream: TokenStream) -> None:
     while not stream.done:
         await stream.wait(stream.ready)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_prompt_is_kept_for_its_reader_unless_that_left_in_its_last_step(
+    leaves: bool,
+) -> None:
+    timers = Timers()
+    live = live_engine(timers)
+    kept: list[Any] = []
+    live.engine.hands_over = True
+    live.source = cast(Any, SimpleNamespace(on_kept=lambda number, sequence: kept.append(number)))
+    timers.may_end.clear()
+    live.start()
+    stream = live.submit(request("r1", range(8), 1))
+    await until(lambda: live.engine.kept == 1)
+    if leaves:
+        live.release(stream)
+    timers.may_end.set()
+    await until(lambda: live.engine.kept == 0 if leaves else stream.done)
+    assert (len(kept), live.engine.kept) == ((0, 0) if leaves else (1, 1))
+    await live.stop()
 
 
 @pytest.mark.parametrize("speedup", [1.0, 7.0, 1e6])

@@ -43,16 +43,15 @@ class Unstoppable:
         return Revocation.QUARANTINED if quarantined else Revocation.UNKNOWN
 
 
-async def test_blocks_that_a_late_writer_gives_back_are_their_next_owners() -> None:
-    async def publish(*message: Any) -> Any:
+def remote_prefills(transfer: Unstoppable) -> RemotePrefills:
+    async def publish(*message: Any, lasts_s: float) -> Any:
         return SimpleNamespace(sequence=1)
 
     async def ignore(*message: Any) -> None: ...
 
     connection = SimpleNamespace(on_lost=set())
     queue = SimpleNamespace(connection=connection, publish=publish, send=ignore, delete=ignore)
-    transfer = Unstoppable()
-    prefills = RemotePrefills(
+    return RemotePrefills(
         cast(Any, queue),
         QueueNames.of("ns", "model", "pool"),
         PrefillQueueConfig(),
@@ -60,11 +59,31 @@ async def test_blocks_that_a_late_writer_gives_back_are_their_next_owners() -> N
         QueueMetrics(),
         model="model",
     )
+
+
+def a_prompt(blocks: list[int]) -> QueuedPrompt:
+    tokens = np.arange(2 * BLOCK, dtype=np.uint32)
+    return QueuedPrompt("r1", tokens, BLOCK, [1, 2], [], blocks)
+
+
+async def test_whatever_fails_its_engine_is_to_compute_the_prompt() -> None:
+    """Also where NATS was lost between the decision for the queue and this."""
+    transfer, failures = Unstoppable(), []
+    prefills = remote_prefills(transfer)
+    prompt = a_prompt(transfer.grants.allocate(2))
+    with pytest.raises(RemotePrefillError, match="NATS is away") as failed:
+        await prefills.prefill(prompt, failures.append)
+    assert failures == [failed.value] and failed.value.reason == "away"
+    assert len(prompt.blocks) == 2, "and has its blocks"
+    await prefills.close()
+
+
+async def test_blocks_that_a_late_writer_gives_back_are_their_next_owners() -> None:
+    transfer = Unstoppable()
+    prefills = remote_prefills(transfer)
     prefills._ready = True  # as once NATS is there
     grants = transfer.grants
-    blocks = grants.allocate(2)
-    tokens = np.arange(2 * BLOCK, dtype=np.uint32)
-    prompt = QueuedPrompt("r1", tokens, BLOCK, [1, 2], [], list(blocks))
+    prompt = a_prompt(grants.allocate(2))
     waiting = asyncio.create_task(prefills.prefill(prompt))
     while not prefills._attempts:
         await asyncio.sleep(0)

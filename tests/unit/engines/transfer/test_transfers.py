@@ -21,6 +21,7 @@ from dynamo_router.engines.transfer import (
     Ticket,
     TransferError,
     TransferState,
+    nixl,
     shm,
 )
 from dynamo_router.engines.transfer.grants import BlockState
@@ -339,6 +340,41 @@ async def test_a_copy_that_fails_in_any_way_ends_its_ticket(
         await reader.transfer.settled(ticket)
     await reader.transfer.close()
     await owner.transfer.close()
+
+
+@pytest.mark.parametrize("bytes_per_block", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("broken", ["is_dead", "notify"])
+async def test_what_fails_beside_the_copy_ends_its_ticket_too(
+    bytes_per_block: int, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*asked: object) -> bool:
+        raise ValueError("no such thing")
+
+    more = {"bytes_per_block": bytes_per_block}
+    owner = End(open_end("shm", tmp_path, 8, **more))
+    writer = End(open_end("shm", tmp_path, 8, **more))
+    grant = owner.grants.grant(owner.grants.allocate(4), "a1", deadline=1e9)
+    ours = writer.filled(HASHES[:4])
+    peer = writer.transfer.connect(owner.transfer.export())
+    monkeypatch.setattr(writer.transfer, broken, fail)
+    async with asyncio.timeout(20):
+        ticket = writer.transfer.write(peer, ours, grant, "r1", deadline_s=60)
+        assert await reason_of(writer, ticket) == "internal"
+        await writer.transfer.settled(ticket)
+    monkeypatch.undo()
+    await writer.transfer.close()
+    await owner.transfer.close()
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")
+async def test_over_nixl_an_idle_end_looks_at_once_when_peers_are_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl, "IDLE_S", 1000.0)
+    async with two_ends("nixl", tmp_path) as (first, second):  # which expect each other
+        peer = first.transfer.connect(second.transfer.export())
+        first.transfer.notify(peer, Notification("a1"))
+        await until(lambda: second.notified)
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")

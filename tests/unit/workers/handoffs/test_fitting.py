@@ -20,7 +20,7 @@ SERVER = {"host": "10.0.0.1", "port": 8998}
 
 
 def half(name: str, dialect: str = "openai", connector: str = "", **more: Any) -> Half:
-    of_transfer = {"role", "host", "port", "engine_ids", "block_size"}
+    of_transfer = {"role", "host", "port", "engine_ids", "block_size", "cache_type", "pairing"}
     transfer = {key: more.pop(key) for key in list(more) if key in of_transfer}
     return Half(
         name, dialect, EngineFacts(transfer=TransferFacts(connector=connector, **transfer), **more)
@@ -47,6 +47,9 @@ def test_what_a_pair_needs_follows_from_what_its_workers_state() -> None:
     assert shape(half("p", "dynamo", BOOTSTRAP, **SERVER), half("d", "dynamo")) == "rendezvous"
     pushing = half("p", connector=NIXL_PUSH, engine_ids=("e",), **SERVER)
     assert shape(pushing, half("d", connector=NIXL_PUSH)) == "push"
+    assert shape(half("p", "vllm", NIXL), half("d", "vllm", NIXL)) == "relay"
+    meeting = half("p", "sglang", BOOTSTRAP, **SERVER), half("d", "sglang", BOOTSTRAP)
+    assert shape(*meeting) == "rendezvous"
 
 
 def test_nothing_is_known_of_an_empty_half() -> None:
@@ -69,6 +72,22 @@ def test_nothing_is_known_of_an_empty_half() -> None:
         (half("p", role="decode"), half("d"), "p is a decode worker, not a prefill worker"),
         (half("p"), half("d", role="prefill"), "d is a prefill worker, not a decode worker"),
         (half("p", version="1"), half("d", version="2"), "the build of p is 1, of d 2"),
+        (
+            half("p", cache_type="fp8"),
+            half("d", cache_type="auto"),
+            "the type of the KV cache of p",
+        ),
+        (half("p", pairing="a"), half("d", pairing="b"), "the pairing protocol of p is a, of d b"),
+        (
+            half("p", "vllm", "LMCacheConnectorV1"),
+            half("d", "vllm", "LMCacheConnectorV1"),
+            "workers that speak vllm hand nothing over by LMCacheConnectorV1",
+        ),
+        (
+            half("p", "vllm", NIXL),
+            half("d"),
+            "prefill worker p speaks vllm, decode worker d openai",
+        ),
         (
             half("p", block_size=16),
             half("d", block_size=64),

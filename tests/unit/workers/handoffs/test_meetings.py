@@ -8,15 +8,16 @@ import pytest
 from dynamo_router.workers.handoffs import Meetings
 
 
+@pytest.mark.parametrize("bits", [62, 31])
 @pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_a_million_numbers_are_all_different(ranks: int) -> None:
+def test_a_million_numbers_are_all_different(ranks: int, bits: int) -> None:
     meetings = Meetings(random.Random(1))
     count = 1_000_000 if ranks == 1 else 20_000
     numbers = np.fromiter(
-        (meetings.new(n % ranks, ranks, (1, 1)).number for n in range(count)), np.int64, count
+        (meetings.new(n % ranks, ranks, (1, 1), bits).number for n in range(count)), np.int64, count
     )
     assert len(np.unique(numbers)) == count
-    assert numbers.min() > 0 and numbers.max() < 2**62
+    assert numbers.min() > 0 and numbers.max() < 2**bits
     assert (numbers % ranks == np.arange(count) % ranks).all()
 
 

@@ -1,0 +1,64 @@
+"""TranslatedCall: a generation at a service whose messages are translated as they come."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from ...base.errors import WorkerError
+from ...transport.http2 import ClientCall
+from ..dialects import TrtllmAnswer, failure_of
+from ..failures import EngineCallError
+
+
+class Reader(Protocol):
+    """Reads one answer, streamed or whole."""
+
+    answer: TrtllmAnswer
+    done: bool
+    """nothing more is to come"""
+
+    def read(self, data: bytes) -> list[bytes]:
+        """The messages that one of the engine's makes. WorkerError if it cannot be read,
+        EngineCallError if it says that the request failed."""
+        ...
+
+
+class Owner(Protocol):
+    def forget(self, call: "TranslatedCall") -> None: ...
+
+
+class TranslatedCall:
+    """See EngineCall. One that was aborted ends well, with what there is of its answer."""
+
+    def __init__(self, name: str, call: ClientCall, reader: Reader, owner: Owner) -> None:
+        self.name = name
+        """the id of its request"""
+        self.aborted = False
+        self._call, self._reader, self._owner = call, reader, owner
+
+    def cancel(self) -> bool:
+        self._owner.forget(self)
+        return self._call.cancel()
+
+    def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncGenerator[bytes, None]:
+        reader = self._reader
+        try:
+            async for data in self._call:
+                for message in reader.read(data):
+                    yield message
+            if not reader.done:
+                raise WorkerError("its answer ended without a reason")
+        except WorkerError as error:
+            self._call.cancel()
+            raise failure_of(error) from None
+        except EngineCallError:
+            self._call.cancel()
+            if not self.aborted:
+                raise
+            if not reader.done:
+                yield reader.answer.complete("cancelled")
+        finally:
+            if self._call.outcome is not None:  # else it goes on without a reader
+                self._owner.forget(self)
