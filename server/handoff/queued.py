@@ -46,7 +46,7 @@ class QueuedCall:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def cancel(self) -> bool:
-        """End it, also if nobody reads it."""
+        """End it, also where it has no reader."""
         self._cancelled = True
         self._outcomes.queued.pop(self, None)
         return self._call.cancel()
