@@ -2,21 +2,24 @@ from collections.abc import Callable
 from typing import final
 
 from ..transport.http1 import Client
-from .openai import Usage
+from .answer_form import AnswerForm
+from .engine_requests import Choice
 from .processor import ByteText
+from .sse_writer import SseWriter
 
 @final
 class PlainStream:
+    shown: bool
+    finished: bool
     def __init__(self, slow: Callable[[bytes], bool]) -> None: ...
     def begin(
         self,
         text: ByteText,
-        usage: Usage,
+        choice: Choice,
         client: Client,
-        waiting: list[bytes],
-        schedule: Callable[[], object],
-        before: bytes,
-        behind: bytes,
+        writer: SseWriter,
+        form: AnswerForm,
     ) -> None: ...
     def end(self) -> None: ...
+    def close(self) -> None: ...
     def __call__(self, message: bytes) -> bool: ...

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from .openai import Answer, ApiError, Delta, Usage
-from .sse_writer import SseShape
+from .sse_writer import PlainEvents, SseShape
 
 
 class AnswerForm(Protocol):
@@ -43,9 +43,9 @@ class AnswerForm(Protocol):
         """What came of one choice; empty: nothing that this form shows."""
         ...
 
-    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
-        """What `chunk` writes before and behind the JSON of a text that is all that comes, once
-        something of the choice was written. None: that is not always the same."""
+    def plain_events(self, index: int) -> PlainEvents | None:
+        """What `chunk` writes around the texts of a choice, if nothing else comes of it. None: that
+        is not always the same."""
         ...
 
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:

@@ -409,10 +409,8 @@ class Completions:
             if chunk := form.chunk(index, delta, usage):
                 stream.put(chunk, last=delta.finish_reason is not None)
 
-        def begin(index: int, plain: PlainStream, text: ByteText, usage: Usage) -> None:
-            if (around := form.text_around(index)) is not None:
-                around = stream.around(*around)
-                plain.begin(text, usage, call.client, stream.waiting, stream.schedule, *around)
+        def begin(choice: Choice, plain: PlainStream, text: ByteText) -> None:
+            plain.begin(text, choice, call.client, stream, form)
 
         try:
             await answer(

@@ -37,9 +37,9 @@ from .shared_prefill import ALONE, Leader, Part, parts_of
 
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
-Begin = Callable[[int, PlainStream, ByteText, Usage], None]
-"""Called with the second text of a choice of which only text may come until it ends: has the stream
-begun, if it can be, which then writes what comes of it in place of a Take."""
+Begin = Callable[[Choice, PlainStream, ByteText], None]
+"""Called for a choice of which only text may come until it ends: has the stream begun, if it can
+be, which then writes what comes of it in place of a Take."""
 
 
 class AnswerReader:
@@ -56,13 +56,17 @@ class AnswerReader:
         prefix: str = "",
         output: ChatOutput | None = None,
         prompt: "Tokens | array[int]" = (),
+        detokenizer: ByteText | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        """`prompt`: its token ids, where their logprobs are wanted."""
+        """`prompt`: its token ids, where their logprobs are wanted. `detokenizer` and `usage`: of
+        what was read of the answer so far."""
         self._text = text
         self._output = output
         self._calls = 0
         self._single_call = getattr(request, "parallel_tool_calls", None) is False
-        self._detokenizer = text.detokenizer(special=output is not None and output.sees_special)
+        special = output is not None and output.sees_special
+        self._detokenizer = detokenizer or text.detokenizer(special=special)
         self._stops: StopStrings | None = None
         if stops := request.stop_strings:
             self._stops = StopStrings(stops, include=request.include_stop_str_in_output)
@@ -72,16 +76,9 @@ class AnswerReader:
         self._prefix = prefix
         self._prompt: Tokens | array[int] = prompt if request.scores_prompt else ()
         self._nothing = request.output_limit == 0
-        self.usage = Usage()
+        self.usage = usage or Usage()
         self.finished = False
         """a delta with a finish reason was made; what still comes is not shown"""
-
-    @property
-    def plain_text(self) -> ByteText | None:
-        """What reads its ids, if all that they bring is text, whatever the text is."""
-        if self._stops is not None or self._logprobs is not None or self._output is not None:
-            return None
-        return self._detokenizer if isinstance(self._detokenizer, ByteText) else None
 
     def read(self, message: bytes) -> Delta | None:
         """What a message brings; None: nothing to show yet."""
@@ -284,24 +281,38 @@ async def _answer_one(
     begin: Begin | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
-    reader = AnswerReader(text, request, choice.prefix, choice.output, choice.prompt.tokens)
     dispatcher = workers.dispatcher
     request_id = f"{origin.answer_id}-{choice.index}"
     ends_early, scores = bool(request.stop_strings), request.scores_prompt
+    reader: AnswerReader | None = None
 
-    def show(message: bytes) -> Delta | None:
+    def read(message: bytes) -> "Delta | None":
+        nonlocal reader
+        if reader is None:
+            reader = AnswerReader(
+                text,
+                request,
+                choice.prefix,
+                choice.output,
+                choice.prompt.tokens,
+                plain_text,
+                choice.usage,
+            )
+        return reader.read(message)
+
+    def is_finished() -> bool:
+        return plain.finished or (reader is not None and reader.finished)
+
+    def show(message: bytes) -> "Delta | None":
         if part.leads is not None:
             part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
-        return None if reader.finished else shown(reader.read(message))
+        return None if is_finished() else shown(read(message))
 
-    def shown(delta: Delta | None) -> Delta | None:
+    def shown(delta: "Delta | None") -> "Delta | None":
         if delta is not None:
-            nonlocal begin
+            plain.shown = True
             if choice.first_at is None:
                 choice.first_at = time.monotonic()
-            elif begin is not None and plain_text is not None and delta.finish_reason is None:
-                begin(choice.index, plain, plain_text, reader.usage)
-                begin = None
             if delta.finish_reason is not None:
                 choice.finish_reason = delta.finish_reason
                 plain.end()
@@ -317,31 +328,49 @@ async def _answer_one(
     async def respond(message: bytes) -> None:
         if client is not None:
             await client.drained()
-        if scores and not reader.finished:  # it has a list for each token of the prompt
+        if scores and not is_finished():  # it has a list for each token of the prompt
             off_loop = dispatcher.reader.off_loop
-            delta = shown(await off_loop.run(partial(reader.read, message), size=len(message)))
+            delta = shown(await off_loop.run(partial(read, message), size=len(message)))
         else:
             delta = show(message)
-        if delta is not None and reader.finished and delta.stop_reason is not None:
+        if delta is not None and delta.finish_reason is not None and delta.stop_reason is not None:
             # The engine may not know of the stop string; no client would read the rest.
             await dispatcher.abort(request_id, origin.caller)
 
-    plain, plain_text = PlainStream(put), reader.plain_text
-    if ends_early or scores or part.leads is not None:  # what leads is noted with each message
-        begin = None
-    choice.usage = reader.usage
+    plain, plain_text = PlainStream(put), None
+    if begin is not None and part.leads is None:  # what leads is noted with each message
+        plain_text = _plain_text(text, request, choice)
+        if plain_text is not None:
+            begin(choice, plain, plain_text)
     # What leads shows by its first token that its prompt is computed. Engines report the logprobs
     # of a prompt with a whole answer alone.
     in_one_piece = scores or request.output_limit == 0
     streaming = True if part.leads is not None else False if in_one_piece else None
-    read = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
-    pair = await origin.generate(
-        dispatcher, read, respond, put=plain, pinned=origin.pinned, computed=computed
-    )
+    asked = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
+    try:
+        pair = await origin.generate(
+            dispatcher, asked, respond, put=plain, pinned=origin.pinned, computed=computed
+        )
+    finally:
+        plain.close()
     choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
     if part.leads is not None:  # had it failed, those that wait for it would end and not begin
         part.leads.begin(None)
-    if not reader.finished:
+    if not is_finished():
         # An engine that ends without a last word; strict clients wait for a finish reason.
         choice.finish_reason = ABORTED
         take(choice.index, Delta("", ABORTED))
+
+
+def _plain_text(text: ModelText, request: Sampling, choice: Choice) -> ByteText | None:
+    """What reads a choice's ids, if all that they bring is text, whatever the text is."""
+    if (
+        choice.output is not None
+        or choice.prefix
+        or request.stop is not None
+        or request.logprobs_wanted is not None
+        or request.output_limit == 0
+    ):
+        return None
+    found = text.detokenizer()
+    return found if isinstance(found, ByteText) else None

@@ -33,6 +33,23 @@ def named_event(name: bytes, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
+class PlainEvents(NamedTuple):
+    """The chunks of a choice of which only text comes, and in the end a finish reason: what they
+    have around the JSON of both."""
+
+    begun: set[int]
+    """the choices of which something was written"""
+    first: bytes
+    """before the first text"""
+    before: bytes
+    """before each other text"""
+    nothing: bytes
+    """where the last chunk has none"""
+    behind: bytes
+    """behind it, before the finish reason"""
+    end: bytes
+
+
 class SseWriter:
     """One answer in server-sent events, until `close`. Its headers go with the first event, so that
     what fails before is answered by its own status. After `keep_alive_s` of silence a comment or a
@@ -56,7 +73,9 @@ class SseWriter:
         self._last = self._loop.time()
         self._timer = self._loop.call_later(keep_alive_s, self._on_silence)
         self._beat: asyncio.Task[None] | None = None
-        self._begun = self._ending = False
+        self._begun = False
+        self.ending = False
+        """the last event was put: the end of the stream is to go with it"""
         self.started = False
         """whether anything was put: it goes out even if nothing follows"""
 
@@ -67,7 +86,7 @@ class SseWriter:
             self._loop.call_soon(self._flush)
         self.waiting.append(self._event % data)
         self.started = True
-        self._ending = last
+        self.ending = last
 
     async def write(self, data: bytes) -> None:
         """The same once the client keeps up."""
@@ -79,16 +98,19 @@ class SseWriter:
         that is put into `waiting`."""
         self._loop.call_soon(self._flush)
 
-    def around(self, begin: bytes, end: bytes) -> tuple[bytes, bytes]:
-        """What stands around a part of what is put, as it is written."""
+    def around(self, events: PlainEvents) -> PlainEvents:
+        """The same with what stands around what is put, as it is written."""
         before, behind = self._event.split(b"%b")
-        return before + begin, end + behind
+        begun, first, text, nothing, middle, end = events
+        return PlainEvents(
+            begun, before + first, before + text, before + nothing, middle, end + behind
+        )
 
     def _flush(self) -> None:
         if not self.waiting:
             return
-        if self._ending:
-            self._ending = False
+        if self.ending:
+            self.ending = False
             self.schedule()
             return
         self._send_now(self._taken())

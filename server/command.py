@@ -23,9 +23,10 @@ from .config import ServeConfig
 from .config_check import check_snapshot_path, vain_settings
 from .fronts import SHOW_STACK, FrontPlace, PlacedSettings, Pulse, Siblings, Supervisor
 
-GC_THRESHOLDS = (2_000, 50, 100)
+GC_THRESHOLDS = (5_000, 20, 100)
 """The collector stops the loop for some 0.1 us an object, on a busy machine for ten times that: it
-looks at a few at a time, and seldom again at what it saw. Requests make no cycles."""
+looks at a few at a time, and seldom again at what it saw. Requests make no cycles; 64 that begin
+together have some 10,000 objects."""
 OPEN_FILES = 1 << 16
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ FAILED = "error"
 ABORTED = "abort"
 """It ended before its end: the engine shut down, or the request was aborted there."""
 
-_SHOWN = {
+SHOWN_REASONS = {
     "stop": "stop",
     "end_id": "stop",
     "stop_words": "stop",
@@ -23,6 +23,7 @@ _SHOWN = {
     "timeout": ABORTED,
     "not_finished": ABORTED,
 }
+"""The reasons of engines that are known, as clients of OpenAI's API read them."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
@@ -32,7 +33,7 @@ def shown_reason(reason: str) -> str:
     A word that is not known here goes on as it is: the engine has one more reason than we know of,
     and its users know it. EngineCallError for the reason of a failure, and for what is no word.
     """
-    known = _SHOWN.get(reason)
+    known = SHOWN_REASONS.get(reason)
     if known is not None:
         return known
     if reason == FAILED:

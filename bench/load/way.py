@@ -1,16 +1,20 @@
 """Ways to the same engines, measured in turn: CPU of processes, requests a second, latency."""
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 
+from ...base.errors import RouterError
 from ..results import Column, cpu_seconds, rows_table, turns
 from .neighbours import Neighbours, children_of, noise_content, noise_words
 
@@ -119,6 +123,21 @@ class Ways:
         self._ways[name] = way
         self._asks[name] = asks
 
+    def pin(self) -> None:
+        """Give what is measured the first core that we may use, and all others the second one.
+        RouterError if there is only one."""
+        first, *others = sorted(os.sched_getaffinity(0))
+        if not others:
+            raise RouterError("there is only one core: nothing can be pinned apart from others")
+        ways = self._ways.values()
+        engines = {way.engines for way in ways if way.engines is not None}
+        measured = {way.pid for way in ways} - engines
+        helpers = {child for pid in measured for child in children_of(pid)} - measured
+        for pid in measured:
+            _pin(pid, first)
+        for pid in engines | helpers | {os.getpid()}:
+            _pin(pid, others[0])
+
     async def measure(
         self,
         loads: Sequence[Load],
@@ -165,6 +184,12 @@ class Ways:
         pids = {pid for way in self._ways.values() for pid in (way.pid, way.engines) if pid}
         pids |= {child for pid in pids for child in children_of(pid)}
         return time.process_time() + sum(map(cpu_seconds, pids))
+
+
+def _pin(pid: int, core: int) -> None:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that ended
+            os.sched_setaffinity(int(task.name), {core})
 
 
 def ways_tables(result: Mapping[str, Any]) -> list[Table | str]:

@@ -63,6 +63,8 @@ async def _measure_ways(config: PathBenchConfig) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         servers = Servers(config, stack)
         await servers.start()
+        if config.pin:
+            servers.ways.pin()
         bases = LONG_BASES if config.long else BASES
         return await servers.ways.measure(servers.loads, config.requests, config.rounds, bases)
 
@@ -108,9 +110,12 @@ class Servers:
             name = "frontend" if config.long else "frontend-text"
             self._add_chats(name, Way(openai[1], serve.pid, engines))
         if config.smg is not None:
+            # Engines of its own, as ours: its requests must not fill caches whose events we read.
+            own = await self._serve([*fleet, "--no-kv-events"])
+            engines = _only(children_of(own.pid), "mocker")
             smg, address = await start_smg(
                 config.smg,
-                serve.worker_addresses,
+                own.worker_addresses,
                 self._model_path,
                 MODEL,
                 config.start_timeout_s,

@@ -92,6 +92,9 @@ class PathBenchConfig:
         env=("SMG",),
     )
     chars: int = option(1100, "Characters of such a chat.")
+    pin: bool = option(
+        False, "Give what is measured the first core alone, and client and engines another."
+    )
     long: bool = option(
         False,
         "Chats that grow, through the OpenAI doors, instead: a long first turn, a short next.",

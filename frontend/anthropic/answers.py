@@ -59,7 +59,7 @@ class MessagesAnswer:
             self._end(events)
         return b"".join(events)
 
-    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+    def plain_events(self, index: int) -> None:
         return None
 
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:

@@ -6,14 +6,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ..sse_writer import UNNAMED, SseShape
+from ..sse_writer import UNNAMED, PlainEvents, SseShape
 from .errors import ApiError
 from .requests import Sampling
 
 LAST_CHUNK = b"[DONE]"
 """What ends a stream, in place of a chunk."""
-_TEXT_END = b',"logprobs":null,"finish_reason":null}]}'
-_CHAT_TEXT_END = b"}" + _TEXT_END
+_BEHIND, _END = b',"logprobs":null,"finish_reason":', b"}]}"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -128,25 +127,29 @@ class Answer:
             chunk["usage"] = usage.to_dict()
         return _encode(chunk)
 
-    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+    def plain_events(self, index: int) -> PlainEvents | None:
         if self.with_logprobs or self.usage_in_each:
             return None
-        begin = self._begins.get(index) or self._text_begin(index)
-        return begin, _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
+        begin = self._text_begin(index)
+        if self.kind == "completion":
+            return PlainEvents(self._begun, begin, begin, begin + b'""', _BEHIND, _END)
+        head = begin.removesuffix(b'"content":')
+        first = head + b'"role":"assistant","content":'
+        return PlainEvents(self._begun, first, begin, head, b"}" + _BEHIND, _END)
 
     def _text_begin(self, index: int) -> bytes:
-        head = _encode(self._head(True))[:-1]
-        name = b'"delta":{"content"' if self.kind == "chat" else b'"text"'
-        begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b:' % (head, index, name)
+        begin = self._begins.get(index)
+        if begin is None:
+            head = _encode(self._head(True))[:-1]
+            name = b'"delta":{"content":' if self.kind == "chat" else b'"text":'
+            begin = self._begins[index] = b'%b,"choices":[{"index":%d,%b' % (head, index, name)
         return begin
 
     def _text_chunk(self, index: int, text: str, finish_reason: str | None) -> bytes:
         """The same of text alone, as nearly all chunks are: only that is encoded."""
-        begin = self._begins.get(index) or self._text_begin(index)
-        end = _CHAT_TEXT_END if self.kind == "chat" else _TEXT_END
-        if finish_reason is not None:
-            end = end.replace(b"null}]", _encode(finish_reason) + b"}]")
-        return b"".join((begin, _encode(text), end))
+        behind = b"}" + _BEHIND if self.kind == "chat" else _BEHIND
+        parts = self._text_begin(index), _encode(text), behind, _encode(finish_reason), _END
+        return b"".join(parts)
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
         fields: dict[str, Any] = {} if not delta.text else {"content": delta.text}

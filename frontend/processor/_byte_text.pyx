@@ -86,7 +86,7 @@ cdef class ByteText:
                 PyMem_Free(data)
 
     cdef str decode(self, const char* data, Py_ssize_t size):
-        cdef Py_ssize_t consumed = 0
+        cdef Py_ssize_t consumed = size  # of text all in ASCII, CPython 3.11.0 to 3.11.2 say nothing
         text = PyUnicode_DecodeUTF8Stateful(data, size, "replace", &consumed)
         self.left = size - consumed
         assert self.left <= MOST_LEFT

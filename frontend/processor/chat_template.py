@@ -66,8 +66,9 @@ class ChatTemplate:
         }
         pieces: list[str] = []
         length = 0
-        try:
-            for piece in self._template.generate(context):
+        template = self._template
+        try:  # as Template.generate does, without a generator around the template's own
+            for piece in template.root_render_func(template.new_context(context)):
                 pieces.append(piece)
                 length += len(piece)
                 if length > MAX_RENDERED_CHARS:

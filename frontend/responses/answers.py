@@ -69,7 +69,7 @@ class ResponsesAnswer:
             self._end(events, "completed" if whole else "incomplete")
         return b"".join(events)
 
-    def text_around(self, index: int) -> tuple[bytes, bytes] | None:
+    def plain_events(self, index: int) -> None:
         return None
 
     def ending(self, usage: Usage, nvext: dict[str, Any] | None) -> Iterable[bytes]:

@@ -57,7 +57,7 @@ class Relay:
         )
         put = reply.put if not reply.changes else None
 
-        def take(message: bytes) -> bytes | None:
+        def take(message: bytes) -> "bytes | None":
             at = now()
             if attempt.taken_back is TakenBack.OVERTAKEN:
                 raise OvertakenError(TakenBack.OVERTAKEN.text)

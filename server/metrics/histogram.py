@@ -28,24 +28,25 @@ class Histogram:
         self._name, self._help, self._bounds = name, help, bounds
         self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0.0
-        self._new: list[float] = []
+        self.new: list[float] = []
+        """what was observed since the last `fold`"""
 
     def observe(self, value: float) -> None:
-        self._new.append(value)
-        if len(self._new) >= FOLD_AT:
-            self._fold()
+        self.new.append(value)
+        if len(self.new) >= FOLD_AT:
+            self.fold()
 
     @property
     def counts(self) -> list[int]:
         """How many values fell into each bucket, until now."""
-        self._fold()
+        self.fold()
         found: list[int] = self._counts.tolist()
         return found
 
     @property
     def sum(self) -> float:
         """Of all values, until now."""
-        self._fold()
+        self.fold()
         return self._sum
 
     def family(self) -> HistogramMetricFamily:
@@ -56,7 +57,7 @@ class Histogram:
         return self._family(name, help, 1000)
 
     def _family(self, name: str, help: str, scale: int) -> HistogramMetricFamily:
-        self._fold()
+        self.fold()
         bounds = [str(float(f"{bound * scale:.12g}")) for bound in self._bounds]
         buckets = list(zip([*bounds, "+Inf"], self._counts.cumsum().tolist(), strict=True))
         return HistogramMetricFamily(name, help, buckets, self._sum * scale)
@@ -67,9 +68,10 @@ class Histogram:
         self._counts += np.bincount(found, minlength=len(self._counts))
         self._sum += float(values.sum())
 
-    def _fold(self) -> None:
-        values = np.array(self._new, dtype=np.float64)
-        self._new.clear()
+    def fold(self) -> None:
+        """Sort what is new into buckets."""
+        values = np.array(self.new, dtype=np.float64)
+        self.new.clear()
         self.add(values)
 
 

@@ -14,7 +14,16 @@ from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
 from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, usage_of
 from .families import counter_by, counters
-from .histogram import LONG_SECONDS, RATIO, SECONDS, SHORT_SECONDS, TOKENS, Histogram, HistogramRow
+from .histogram import (
+    FOLD_AT,
+    LONG_SECONDS,
+    RATIO,
+    SECONDS,
+    SHORT_SECONDS,
+    TOKENS,
+    Histogram,
+    HistogramRow,
+)
 from .http_answers import answer_class
 from .worker_requests import WorkerRequests
 
@@ -101,8 +110,11 @@ class RequestMetrics:
             # Messages of several answers are mixed, and each has a last message of its own.
             self._keep(message)
         if request.first_message_at is not None:
-            if sequences == 1:
-                self._itl.observe(now - request.last_message_at)
+            if sequences == 1:  # of each token: without a call
+                itl = self._itl
+                itl.new.append(now - request.last_message_at)
+                if len(itl.new) >= FOLD_AT:
+                    itl.fold()
         elif request.facts.streaming:
             self._ttft.observe(now - request.arrived)
             self._workers.on_first_message(attempt.worker_id, now - attempt.sent_at)

@@ -176,25 +176,24 @@ class ClientCall:
         """It has a stream of this connection now."""
         self._connection, self._stream = connection, stream
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> bool:
+        """Whether it was read."""
         waiter = self._waiter
         if waiter is None or waiter.done():  # who waited was cancelled, and may come again
             self._ready.append(message)
-            return
-        connection, stream = self._connection, self._stream
-        assert connection is not None and stream is not None
+            return False
         if self._take is None:
             self._waiter = None
             waiter.set_result(message)
+            return True
+        try:
+            rest = self._take(message)
+        except Exception as error:
+            waiter.set_exception(error)
         else:
-            try:
-                rest = self._take(message)
-            except Exception as error:
-                waiter.set_exception(error)
-            else:
-                if rest is not None:
-                    waiter.set_result(rest)
-        connection.take(stream, len(message))
+            if rest is not None:
+                waiter.set_result(rest)
+        return True
 
     def on_end(self, reset: int) -> None:
         """Its stream ended."""

@@ -1,4 +1,5 @@
-"""Kernel: what nearly every message of a stream brings, tokens alone, without a message object."""
+"""Kernel: what nearly every message of a stream brings, tokens alone or its end alone, without a
+message object."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -16,11 +17,15 @@ from ...base.native._protobuf cimport (
 cdef enum:  # field numbers
     REQUEST_ID = 1  # of GenerateResponse
     CHUNK = 2
-    TOKEN_IDS = 1   # of GenerateStreamChunk
+    COMPLETE = 3
+    TOKEN_IDS = 1   # of GenerateStreamChunk and of GenerateComplete
     SEQUENCE_INDEX = 2
     PROMPT_TOKENS = 3
     COMPLETION_TOKENS = 4
     CACHED_TOKENS = 5
+    FINISH_REASON = 3            # of GenerateComplete
+    COMPLETE_PROMPT_TOKENS = 5
+    COMPLETE_CACHED_TOKENS = 7
     MOST_TOKENS = 64
 
 
@@ -80,3 +85,53 @@ def plain_chunk(bytes message not None):
         if not read_chunk(inside, tokens, &prompt, &cached):
             return None
     return None if tokens is None else (tokens, prompt, cached)
+
+
+cdef bytes read_end(ByteReader reader, uint32_t* prompt, uint32_t* cached):
+    """The finish reason; None if there is more in it than that, tokens and counts."""
+    cdef Field field
+    cdef uint64_t count = 0
+    cdef uint64_t ignored = 0
+    cdef bytes reason = b""
+    if not count_numbers(reader, TOKEN_IDS, &count, &ignored):
+        return None
+    while reader.at < reader.end:
+        read_field(&reader, &field)
+        if field.number == TOKEN_IDS:
+            continue
+        if field.number == FINISH_REASON and field.wire == DELIMITED:
+            reason = (<const char*>field.start)[:field.value]
+        elif field.wire != VARINT or field.number > COMPLETE_CACHED_TOKENS:
+            return None
+        elif field.number == COMPLETE_PROMPT_TOKENS:
+            prompt[0] = <uint32_t>field.value
+        elif field.number == COMPLETE_CACHED_TOKENS:
+            cached[0] = <uint32_t>field.value
+    return reason
+
+
+def plain_end(bytes message not None):
+    """(finish reason, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is the
+    whole answer, without logprobs, and without what stopped it; None of any other message, or of
+    bytes that are none."""
+    cdef ByteReader reader
+    cdef ByteReader inside
+    cdef Field field
+    cdef uint32_t prompt = 0
+    cdef uint32_t cached = 0
+    cdef bytes reason = None
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(message)
+    reader.end = reader.at + PyBytes_GET_SIZE(message)
+    while reader.at < reader.end:
+        if not read_field(&reader, &field) or field.wire != DELIMITED:
+            return None
+        if field.number == REQUEST_ID:
+            continue
+        if field.number != COMPLETE or reason is not None:
+            return None
+        inside.at = field.start
+        inside.end = field.start + field.value
+        reason = read_end(inside, &prompt, &cached)
+        if reason is None:
+            return None
+    return None if reason is None else (reason, prompt, cached)

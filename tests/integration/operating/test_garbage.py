@@ -5,8 +5,15 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from support.fake_engine import FakeEngine, prompt
 from support.rig import Rig
+from support.servers.openai_serving import openai_serving
+
+from dynamo_router.server.mock_process import MockEnginesConfig
+
+CHAT = {"messages": [{"role": "user", "content": "a prompt of some words"}]}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @contextlib.contextmanager
@@ -41,6 +48,35 @@ async def test_requests_leave_nothing_for_the_collector() -> None:
             for n in range(20):
                 await rig.answers(prompt(f"r{n}"))
             await rig.settled()
+    assert not garbage
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CHAT,
+        CHAT | STREAM,
+        CHAT | STREAM | {"stop": ["never"]},
+        CHAT | STREAM | {"n": 2},
+        CHAT | STREAM | {"logprobs": True},
+        {"prompt": "a prompt", "n": 2},
+    ],
+)
+async def test_nor_do_requests_at_openais_door(body: dict[str, Any]) -> None:
+    engines = MockEnginesConfig(mockers=1, speedup_ratio=1000.0)
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    async with openai_serving(mock_engines=engines, model_id="tiny") as served:
+
+        async def ask() -> None:
+            asked = {"model": "tiny", "max_tokens": 4, **body}
+            async with served.session.post(served.url + path, json=asked) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+
+        await ask()
+        with collected() as garbage:
+            for _ in range(20):
+                await ask()
     assert not garbage
 
 

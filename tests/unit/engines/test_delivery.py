@@ -74,11 +74,13 @@ async def turns() -> None:
 async def run(steps: list[bytes | str], end: str, *, own: bool) -> tuple[object, ...]:
     engine, reader = Engine(), Reader()
     call = ClientCall(engine, (), (), b"", None)
-    call.on_begun(engine, Stream())
+    stream = Stream()
+    call.on_begun(engine, stream)
     task = asyncio.create_task(deliver(call if own else iterated(call), reader.take, reader.write))
     for step in steps:
         if isinstance(step, bytes):
-            call.on_message(step)
+            if call.on_message(step):
+                engine.take(stream, len(step))
         elif step == "go on":
             await turns()
             reader.go_on()
@@ -113,7 +115,8 @@ async def test_it_is_as_if_somebody_iterated(steps: list[bytes | str], end: str)
 async def test_no_task_is_woken_for_what_is_taken() -> None:
     engine, reader = Engine(), Reader()
     call = ClientCall(engine, (), (), b"", None)
-    call.on_begun(engine, Stream())
+    stream = Stream()
+    call.on_begun(engine, stream)
     task = asyncio.create_task(deliver(call, reader.take, reader.write))
     await turns()
     call.on_message(b"taken")
@@ -125,7 +128,8 @@ async def test_no_task_is_woken_for_what_is_taken() -> None:
 async def test_whoever_is_cancelled_with_a_message_to_write_leaves_it() -> None:
     engine, reader = Engine(), Reader()
     call = ClientCall(engine, (), (), b"", None)
-    call.on_begun(engine, Stream())
+    stream = Stream()
+    call.on_begun(engine, stream)
     task = asyncio.create_task(deliver(call, reader.take, reader.write))
     await turns()
     call.on_message(b"written")

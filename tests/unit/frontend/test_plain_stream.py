@@ -15,11 +15,11 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend._plain_stream import PlainStream
 from dynamo_router.frontend.engine_requests import Choice, HashedPrompt
-from dynamo_router.frontend.generation import Workers, answer
+from dynamo_router.frontend.generation import AnswerReader, Workers, answer
 from dynamo_router.frontend.openai import Answer, ChatRequest, CompletionRequest, Delta, Usage
 from dynamo_router.frontend.origin import origin_of
 from dynamo_router.frontend.processor import ByteText, ModelText
-from dynamo_router.frontend.sse_writer import SseWriter
+from dynamo_router.frontend.sse_writer import PlainEvents, SseWriter
 from dynamo_router.process.loop_turns import LoopTurns
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.pairs import PairDecision
@@ -83,14 +83,18 @@ def request(chat: bool, fields: dict[str, Any]) -> Any:
     return CompletionRequest(model="m", prompt=cast(Any, b"[1]"), stream=True, **fields)
 
 
+def new_choice() -> Choice:
+    ids = array("I", [1])
+    return Choice(0, HashedPrompt(ids, Prompt(ids, 16)), 16)
+
+
 async def written(
     asked: Any, messages: list[bytes], in_a_turn: int, *, native: bool
 ) -> tuple[bytes, Usage, int]:
     """What goes out of one answer, its usage, and how many streams were begun natively."""
     engine, output, client = Engine(messages, in_a_turn), Output(), Client()
     client.output = output
-    ids = array("I", [1])
-    choice = Choice(0, HashedPrompt(ids, Prompt(ids, 16)), 16)
+    choice = new_choice()
     kind = "chat" if isinstance(asked, ChatRequest) else "completion"
     form = Answer("id", 7, "m", asked, None, cast(Any, kind))
     stream = SseWriter(output.send, client, {}, 15.0, form.shape)
@@ -100,12 +104,10 @@ async def written(
         usage = choice.usage if form.usage_in_each else None
         stream.put(form.chunk(index, delta, usage), last=delta.finish_reason is not None)
 
-    def begin(index: int, plain: PlainStream, read: ByteText, usage: Usage) -> None:
+    def begin(choice: Choice, plain: PlainStream, read: ByteText) -> None:
         nonlocal begun
-        if (around := form.text_around(index)) is not None:
-            begun += 1
-            around = stream.around(*around)
-            plain.begin(read, usage, client, stream.waiting, stream.schedule, *around)
+        begun += form.plain_events(choice.index) is not None
+        plain.begin(read, choice, client, stream, form)
 
     workers = Workers(cast(Any, engine), LoopTurns())
     origin = origin_of(asked, {}, ANONYMOUS, "r", "id")
@@ -175,7 +177,8 @@ def test_both_ways_write_the_same(
     asyncio.run(both())
 
 
-async def test_a_plain_stream_is_begun_with_its_second_text() -> None:
+async def test_a_plain_stream_takes_no_step_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AnswerReader, "read", lambda *_: pytest.fail("all of it is plain"))
     messages = [chunk([each], 5, 0) for each in (300, 301, 302)] + [complete([], "stop")]
     sent, usage, begun = await written(request(True, {}), messages, 1, native=True)
     assert begun == 1
@@ -188,11 +191,28 @@ class Reads:
     reads = False
 
 
+class Writer:
+    started = ending = False
+
+    def __init__(self) -> None:
+        self.waiting: list[bytes] = []
+        self.scheduled: list[int] = []
+
+    def schedule(self) -> None:
+        self.scheduled.append(1)
+
+    def plain_events(self, index: int) -> PlainEvents:
+        return PlainEvents(set(), b"[", b"<", b"(", b">", b".")
+
+    def around(self, events: PlainEvents) -> PlainEvents:
+        return events
+
+
 def begun(slow: Any, client: Any) -> tuple[PlainStream, list[bytes], list[int]]:
-    plain, waiting, scheduled = PlainStream(slow), list[bytes](), list[int]()
+    plain, writer = PlainStream(slow), Writer()
     tokens = cast(ByteText, text().detokenizer())
-    plain.begin(tokens, Usage(), client, waiting, lambda: scheduled.append(1), b"<", b">")
-    return plain, waiting, scheduled
+    plain.begin(tokens, new_choice(), client, cast(Any, writer), cast(Any, writer))
+    return plain, writer.waiting, writer.scheduled
 
 
 def test_events_of_a_turn_are_scheduled_once() -> None:
@@ -201,7 +221,8 @@ def test_events_of_a_turn_are_scheduled_once() -> None:
     assert plain(chunk([300], 5, 0)) and plain(chunk([301, 302], 5, 0))
     assert len(waiting) == 2
     assert scheduled == [1]
-    assert waiting[0].startswith(b'<"') and waiting[0].endswith(b'">')
+    assert waiting[0].startswith(b'["') and waiting[0].endswith(b'">null.')
+    assert waiting[1].startswith(b'<"') and waiting[1].endswith(b'">null.')
 
 
 @pytest.mark.parametrize("takes", [True, False])

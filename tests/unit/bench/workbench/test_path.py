@@ -16,6 +16,8 @@ from dynamo_router.bench.load import (
     ChatClient,
     CompletionClient,
     Timing,
+    Way,
+    Ways,
     children_of,
     http_client,
     new_prompts,
@@ -211,3 +213,26 @@ async def test_children_are_found() -> None:
         child.kill()
         await child.wait()
     assert child.pid not in children_of(os.getpid())
+
+
+async def test_what_is_measured_has_a_core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores, pinned = sorted(os.sched_getaffinity(0)), dict[int, set[int]]()
+    sleeper = [sys.executable, "-c", "input()"]
+    pipe = asyncio.subprocess.PIPE
+    gateway = await asyncio.create_subprocess_exec(*sleeper, stdin=pipe)
+    engines = await asyncio.create_subprocess_exec(*sleeper, stdin=pipe)
+    ways = Ways()
+    ways.add("direct", Way("", engines.pid, engines.pid), {})
+    ways.add("gateway", Way("", gateway.pid, engines.pid), {})
+    try:
+        monkeypatch.setattr(os, "sched_setaffinity", pinned.__setitem__)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cores[0], cores[0] + 1})
+        ways.pin()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cores[0]})
+        with pytest.raises(RouterError, match="only one core"):
+            ways.pin()
+    finally:
+        for process in (gateway, engines):
+            await process.communicate(b"\n")
+    assert pinned[gateway.pid] == {cores[0]}
+    assert pinned[engines.pid] == pinned[os.getpid()] == {cores[0] + 1}

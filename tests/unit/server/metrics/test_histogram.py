@@ -30,7 +30,7 @@ def test_what_waits_is_bounded() -> None:
     histogram = Histogram("h", "", BOUNDS)
     for _ in range(3 * FOLD_AT + 5):
         histogram.observe(1.0)
-        assert len(histogram._new) < FOLD_AT
+        assert len(histogram.new) < FOLD_AT
     assert buckets(histogram.family())["+Inf"] == 3 * FOLD_AT + 5
 
 

@@ -1,11 +1,12 @@
 """A client's channel over real sockets, to gRPC's own server and to peers written by hand."""
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +18,11 @@ from support.servers.http2_peer import answer_to, answers_well, peer
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.transport.http2 import CallError, ChannelLimits, ClientCall, ClientChannel, Fault
 from dynamo_router.transport.http2._session import SessionError
-from dynamo_router.transport.http2.client_channel import MOST_FRAMES, ClientConnection
+from dynamo_router.transport.http2.client_channel import (
+    MOST_FRAMES,
+    MOST_TOGETHER,
+    ClientConnection,
+)
 from dynamo_router.transport.http2.outcome import Outcome
 
 LIMITS = ChannelLimits()
@@ -372,3 +377,47 @@ async def test_answers_that_come_together_are_told_a_few_in_a_turn(closes: bool)
             await asyncio.sleep(0)
         assert [await task for task in reading] == [None] * count
     assert told.total() == count and max(told.values()) <= 2 * MOST_FRAMES
+
+
+@pytest.mark.parametrize("stands", [True, False], ids=["uvloop", "asyncio"])
+async def test_calls_that_begin_in_one_turn_leave_together(
+    stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, calls, writes = asyncio.get_running_loop(), 2 * MOST_TOGETHER + 2, 0
+    times = itertools.repeat(loop.time()) if stands else itertools.count(loop.time())
+    async with grpc_server(echo_thrice) as (_, address), channel_to(address) as channel:
+        assert [message async for message in channel.call("/a/B", b"x")] == [b"x"] * 3
+        connection = channel._connection
+        assert connection is not None
+        transport = cast(Any, connection)._transport
+
+        class Written:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(transport, name)
+
+            def write(self, data: bytes) -> None:
+                nonlocal writes
+                writes += 1
+                transport.write(data)
+
+        connection._transport = cast(Any, Written())
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "loop", Clocked(loop, times))
+            begun = [channel.call("/a/B", b"x") for _ in range(calls)]
+        at_once = writes
+        for call in begun:
+            assert [message async for message in call] == [b"x"] * 3
+    assert at_once == (3 if stands else calls)
+
+
+class Clocked:
+    """A loop whose time is given."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, times: Iterator[float]) -> None:
+        self._loop, self._times = loop, times
+
+    def time(self) -> float:
+        return next(self._times)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
