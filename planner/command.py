@@ -23,7 +23,7 @@ from .constraints import Constraints
 from .day import DayRun, DayTrace, day_trace
 from .objectives import Objectives
 from .page import write_page
-from .planner import PlanningConfig
+from .planning import PlanningConfig
 from .profile import Curves, read_curves
 from .what_if import EngineModel
 

@@ -20,8 +20,10 @@ from .fleet import Fleet, Role
 from .objectives import Objectives
 from .observation import Observation
 from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
-from .planner import BIN_S, Oracle, Planner, PlanningConfig
+from .planner import Planner
+from .planning import Oracle, PlanningConfig
 from .profile import Curves
+from .search import BIN_S
 from .what_if import EngineModel
 
 PEERS = (
