@@ -40,6 +40,8 @@ AGREEING_PLANS = 3
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
+SOON_S = 15.0
+"""from one look at a silence to the next: the first requests are planned for soon."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
 
@@ -194,6 +196,7 @@ class Planner:
             self._choices.clear()
             return present, (), False, ["nothing is planned without data on requests"]
         if not seen.requests:
+            self._next_plan = seen.at + SOON_S
             return self._plan_silence(seen, present)
         level = self.level(seen)
         problem = Problem(
@@ -256,7 +259,7 @@ class Planner:
             per_engine = search.rate / count
             failing = [
                 search.rate / fleet.count(role)
-                for fleet, outcome in search.first.items()
+                for fleet, outcome in search.outcomes.items()
                 if fleet.count(role) and outcome.attainment < self.objectives.target
             ]
             known = self.capacity.get(role, 0.0)
@@ -269,7 +272,7 @@ class Planner:
 
     def _compare(self, seen: Observation, search: Search) -> None:
         """How far the engine model is off: measured against simulated, of the same requests."""
-        outcome = next(iter(search.first.values()), None)
+        outcome = next(iter(search.outcomes.values()), None)
         if outcome is None or seen.requests is None:
             return
         settled_s = self.config.start_up_s + SETTLED_S

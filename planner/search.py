@@ -1,4 +1,4 @@
-"""Search: the candidates of one plan, simulated over common scenarios within the CPU that it has.
+"""Search: the candidates of one plan, simulated over a common scenario within the CPU that it has.
 
 A scenario has as many requests as that CPU is enough for: of each bin of the horizon its first
 part is simulated, at the forecast's rate, and start-ups are as much shorter. So the fleet, its
@@ -27,7 +27,7 @@ LEAD_S = 30.0
 """Seconds of the past that a simulation begins with."""
 LONGEST_STEPS = 40
 """Candidates that are simulated for one plan, at most."""
-SIMULATIONS = 2.5
+SIMULATIONS = 3.5
 """that the CPU of a plan is to be enough for, at least."""
 LEAD_SHARE = 0.4
 """of a scenario's requests that may be those of the past."""
@@ -82,15 +82,14 @@ class Search:
         window = requests[self._left_out :]
         self._bodies = RequestBodies(window, seen.block_size, seed=problem.number)
         budget.note_bodies(len(window), budget.spent_s - before)
-        self.first: dict[Fleet, Outcome] = {}
-        self._outcomes: dict[tuple[Fleet, int], Outcome] = {}
+        self.outcomes: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}
         self._resize()
 
     def _resize(self) -> None:
         """Scenarios of as many requests as the CPU left is enough for."""
         budget, problem = self._budget, self._problem
-        self._scenarios: dict[int, Scenario] = {}
+        self._scenario: Scenario | None = None
         most = int(budget.left_s / SIMULATIONS / budget.per_request_s)
         requests = self._seen.requests
         assert requests
@@ -124,11 +123,11 @@ class Search:
     def _best_yet(self) -> tuple[Fleet, list[str]]:
         """Where the CPU ended within a simulation."""
         budget_s = self._budget.budget_s
-        if not self.first:
+        if not self.outcomes:
             return self._present, [f"no fleet could be simulated in {budget_s:g} s of CPU"]
-        start = next(iter(self.first))
+        start = next(iter(self.outcomes))
         if self._passes(start, self._problem.objectives.target):
-            return start, [f"{start} keeps {self.first[start].attainment:.1%}"]
+            return start, [f"{start} keeps {self.outcomes[start].attainment:.1%}"]
         return self._least_late()
 
     def _choose(self) -> tuple[Fleet, list[str]]:
@@ -140,12 +139,12 @@ class Search:
         if self._passes(start, target):
             chosen = self._descend(start, proposals)
             if chosen == start:
-                return start, [f"{start} keeps {self.first[start].attainment:.1%}"]
-            outcome = self.first[chosen]
+                return start, [f"{start} keeps {self.outcomes[start].attainment:.1%}"]
+            outcome = self.outcomes[chosen]
             return chosen, [f"{chosen} is enough: {outcome.attainment:.1%} of answers are good"]
         if roles == "aggregated" and (enough := self._climb(start, proposals)) is not None:
             return enough, [self._gain(start, enough)]
-        tried, base = set(self.first), start
+        tried, base = set(self.outcomes), start
         while roles != "aggregated" and not self._spent():
             field = [*proposals, *neighbours(base, roles, constraints)]
             wider = [base.changed(role, 2) for role in roles_of(roles)]
@@ -162,7 +161,7 @@ class Search:
                     return each, [self._gain(start, each)]
                 if self._spent():
                     break
-            base = max(self.first, key=lambda each: (self._late(each), -each.cost(costs)))
+            base = max(self.outcomes, key=lambda each: (self._late(each), -each.cost(costs)))
             if base in tried and not any(
                 each not in tried and each.cost(costs) >= base.cost(costs)
                 for each in neighbours(base, roles, constraints)
@@ -175,8 +174,8 @@ class Search:
         target, costs = self._problem.objectives.target, self._problem.constraints.costs
         # What waits on full engines stays there: others only help those that come. An engine that
         # hardly changes the misses is none to ask for, plan by plan, until the backlog is gone.
-        fewest = min(1 - self._late(each) for each in self.first)
-        worth = [each for each in self.first if 1 - self._late(each) <= fewest * WORTH + 1e-9]
+        fewest = min(1 - self._late(each) for each in self.outcomes)
+        worth = [each for each in self.outcomes if 1 - self._late(each) <= fewest * WORTH + 1e-9]
         best = min(worth, key=lambda each: (each.cost(costs), -self._late(each)))
         return best, [f"no fleet seen keeps {target:.1%}: {best} keeps {self._late(best):.1%}"]
 
@@ -184,18 +183,17 @@ class Search:
         """Of every candidate that was simulated, the cheapest first."""
         found = []
         target = self._problem.objectives.target
-        for fleet, outcome in self.first.items():
-            every = [each for key, each in self._outcomes.items() if key[0] == fleet]
-            missed = sum(1 - each.attainment for each in every) / len(every)
+        for fleet, outcome in self.outcomes.items():
+            kept = outcome.attainment >= target
             found.append(
                 Score(
                     fleet,
                     self._proposed.get(fleet, "neighbour"),
-                    outcome.engine_seconds * (1 + (missed > 1 - target)),
+                    outcome.engine_seconds * (2 - kept),
                     outcome.engine_seconds,
-                    sum(each.attainment for each in every) / len(every),
-                    sum(each.attainment >= target for each in every) / len(every),
-                    len(every),
+                    outcome.attainment,
+                    float(kept),
+                    1,
                 )
             )
         return tuple(sorted(found, key=lambda each: (each.engine_seconds, str(each.fleet))))
@@ -258,10 +256,28 @@ class Search:
         return None
 
     def _descend(self, start: Fleet, proposals: list[Fleet]) -> Fleet:
-        """Cheaper and cheaper, while one keeps more than the target, in more than a scenario."""
+        """A cheaper fleet that keeps more than the target: the plans after this one, of other
+        arrivals, have to find so too. Where engines have one role: one less, then by twice as many,
+        then between what failed and what passed."""
+        if self._problem.config.roles != "aggregated":
+            return self._step_down(start, proposals)
+        least = max(1, self._problem.constraints.engines_min)
+        passed, failed, step = start.aggregated, least - 1, 1
+        while passed - failed > 1 and not self._spent():
+            tried = max(passed - step, (passed + failed) // 2, failed + 1)
+            between = [each.aggregated for each in proposals]
+            if step > 1:
+                tried = next((n for n in between if tried < n < passed), tried)
+            if self._is_ample(Fleet(aggregated=tried)):
+                passed, step = tried, 2 * step
+            else:
+                failed = tried
+        return start.replaced("aggregated", passed)
+
+    def _step_down(self, start: Fleet, proposals: list[Fleet]) -> Fleet:
+        """Cheaper and cheaper, while one of the fleets beside is enough."""
         problem, chosen = self._problem, start
         constraints, roles = problem.constraints, problem.config.roles
-        margin = 1 - SHRINK_MARGIN * (1 - problem.objectives.target)
         while not self._spent():
             cost = chosen.cost(constraints.costs)
             field = [
@@ -269,63 +285,63 @@ class Search:
                 for each in ordered(
                     [*proposals, *neighbours(chosen, roles, constraints)], roles, constraints
                 )
-                if each.cost(constraints.costs) < cost and each not in self.first
+                if each.cost(constraints.costs) < cost and each not in self.outcomes
             ]
             field.sort(key=lambda each: -each.cost(constraints.costs))  # one step, then the next
             for each in field:
                 if self._spent():
                     return chosen
-                if self._outcome(each, 0).attainment < margin:
-                    continue
-                if self._spent() or self._outcome(each, 1).attainment < margin:
-                    continue
-                chosen = each
-                break
+                if self._is_ample(each):
+                    chosen = each
+                    break
             else:
                 return chosen
         return chosen
 
+    def _is_ample(self, fleet: Fleet) -> bool:
+        """Whether it keeps more than the target."""
+        allowed = SHRINK_MARGIN * (1 - self._problem.objectives.target)
+        return self._outcome(fleet).attainment >= 1 - allowed
+
     def _passes(self, fleet: Fleet, target: float) -> bool:
-        outcome = self._outcome(fleet, 0)
+        outcome = self._outcome(fleet)
         if fleet == self._present or fleet.cost({}) <= self._present.cost({}):
             return outcome.attainment >= target or outcome.late >= target
         return outcome.late >= target
 
     def _late(self, fleet: Fleet) -> float:
-        return self.first[fleet].late
+        return self.outcomes[fleet].late
 
     def _spent(self) -> bool:
         """Whether there is no CPU left for another candidate."""
-        requests = len(next(iter(self._scenarios.values())).requests)
-        next_s = requests * self._budget.per_request_s
-        return next_s > self._budget.left_s or len(self._outcomes) >= LONGEST_STEPS
+        next_s = len(self._common().requests) * self._budget.per_request_s
+        return next_s > self._budget.left_s or len(self.outcomes) >= LONGEST_STEPS
 
-    def _outcome(self, fleet: Fleet, seed: int) -> Outcome:
+    def _outcome(self, fleet: Fleet) -> Outcome:
         """OutOfCpuError if it cannot be simulated in what is left."""
-        key, problem, budget = (fleet, seed), self._problem, self._budget
+        problem, budget = self._problem, self._budget
         workers = [each for each in self._seen.workers if each.state in ("starting", "serving")]
-        while key not in self._outcomes:
-            scenario = self._scenario(seed)
-            watch = budget.watch(budget.left_s if self._outcomes else budget.left_s / 2)
+        while fleet not in self.outcomes:
+            scenario = self._common()
+            watch = budget.watch(budget.left_s if self.outcomes else budget.left_s / 2)
             try:
                 found = simulate_candidate(
                     problem.model, workers, fleet, scenario, problem.objectives, watch
                 )
             except OutOfCpuError:
-                if self._outcomes or budget.left_s < LAST_SHARE * budget.budget_s:
+                if self.outcomes or budget.left_s < LAST_SHARE * budget.budget_s:
                     raise
                 self._resize()
                 continue
             watch.ended(len(scenario.requests))
-            self._outcomes[key] = found
-            self.first.setdefault(fleet, found)
-        return self._outcomes[key]
+            self.outcomes[fleet] = found
+        return self.outcomes[fleet]
 
-    def _scenario(self, seed: int) -> Scenario:
-        """Common to all candidates: the same arrivals, bodies and random numbers."""
-        if seed not in self._scenarios:
+    def _common(self) -> Scenario:
+        """The scenario of all candidates: the same arrivals, bodies and random numbers."""
+        if self._scenario is None:
             problem = self._problem
-            horizon_s, number = problem.config.horizon_s, problem.number + seed
+            horizon_s, number = problem.config.horizon_s, problem.number
             if problem.oracle is not None:
                 at = self._seen.at
                 requests, times = problem.oracle.requests(at, at + horizon_s)
@@ -336,7 +352,7 @@ class Search:
                 _, times = self.pace.shortened(times)
                 requests = self._bodies.draw(len(times), number)
             lead = self._bodies.as_seen(len(self._bodies) - len(self.lead))
-            self._scenarios[seed] = Scenario(
+            self._scenario = Scenario(
                 [*lead, *requests],
                 np.concatenate([self._lead_s, times]),
                 horizon_s,
@@ -344,7 +360,7 @@ class Search:
                 problem.level,
                 number,
             )
-        return self._scenarios[seed]
+        return self._scenario
 
 
 def _pace(times_s: NDArray[np.float64], room: int, config: PlanningConfig) -> Pace:
