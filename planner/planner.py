@@ -207,6 +207,7 @@ class Planner:
             proposals=self._proposals,
             path=self.forecast.quantile(level),
             level=level,
+            capacity=dict(self.capacity),
             oracle=self._oracle,
             number=self._seed * 7919 + self._plans * 31,
         )

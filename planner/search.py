@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .candidates import Roles, neighbours, ordered, roles_of
 from .constraints import Constraints
 from .decision import Score
-from .fleet import ROLES, Fleet
+from .fleet import ROLES, Fleet, Role
 from .forecast import RequestBodies
 from .objectives import Objectives
 from .observation import Observation
@@ -52,7 +52,8 @@ Proposal = Callable[[Observation], Fleet | None]
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What a plan is searched for with. `path`: counts of the coming bins, as they are planned for;
-    `level`: the forecast's quantile that they are; `number`: of all that is random."""
+    `level`: the forecast's quantile that they are; `capacity`: requests a second that an engine is
+    known to serve well; `number`: of all that is random."""
 
     config: PlanningConfig
     model: EngineModel
@@ -61,6 +62,7 @@ class Problem:
     proposals: Mapping[str, Proposal]
     path: NDArray[np.float64]
     level: float
+    capacity: Mapping[Role, float]
     oracle: Oracle | None
     number: int
 
@@ -104,6 +106,9 @@ class Search:
         self.rate = len(coming) / horizon_s
         if problem.oracle is not None:
             _, coming = problem.oracle.requests(self._seen.at, self._seen.at + horizon_s)
+        late_s = horizon_s - problem.config.start_up_s
+        self.late_rate = float((coming >= problem.config.start_up_s).sum()) / late_s
+        """requests a second that come once new engines could serve"""
         room = max(LEAST_COMING, most - lead)
         self.pace = _pace(coming, room, problem.config)
         self.simulated_s = self.pace.at(horizon_s)
@@ -233,15 +238,18 @@ class Search:
 
     def _climb(self, start: Fleet, proposals: list[Fleet]) -> Fleet | None:
         """The smallest fleet above `start` that keeps the target, where engines have one role: by
-        one engine, by half as many again where most answers miss, then between what failed and
-        what passed, a proposal first. None if there is none, or the CPU was spent before."""
+        one engine, where most answers miss by half as many again, and at first as many as what is
+        known of an engine says, then between what failed and what passed, a proposal first. None
+        if there is none, or the CPU was spent before."""
         problem = self._problem
         cost = problem.constraints.costs.get("aggregated", 1)
         most, target = problem.constraints.engines_max // cost, problem.objectives.target
         failed = start.aggregated
+        capacity = problem.capacity.get("aggregated")
+        known = 0 if not capacity else math.ceil(self.late_rate / capacity)
         while failed < most and not self._spent():
             wide = self._late(Fleet(aggregated=failed)) < FAR_OFF
-            passed = min(most, failed + (max(1, failed // 2) if wide else 1))
+            passed = min(most, failed + (max(1, failed // 2, known - failed) if wide else 1))
             if not self._passes(Fleet(aggregated=passed), target):
                 failed = passed
                 continue
@@ -257,7 +265,7 @@ class Search:
 
     def _descend(self, start: Fleet, proposals: list[Fleet]) -> Fleet:
         """A cheaper fleet that keeps more than the target: the plans after this one, of other
-        arrivals, have to find so too. Where engines have one role: one less, then by twice as many,
+        arrivals, have to find so too. Where engines have one role: one less, then thrice as many,
         then between what failed and what passed."""
         if self._problem.config.roles != "aggregated":
             return self._step_down(start, proposals)
@@ -269,7 +277,7 @@ class Search:
             if step > 1:
                 tried = next((n for n in between if tried < n < passed), tried)
             if self._is_ample(Fleet(aggregated=tried)):
-                passed, step = tried, 2 * step
+                passed, step = tried, 3 * step
             else:
                 failed = tried
         return start.replaced("aggregated", passed)

@@ -325,6 +325,22 @@ def test_the_budget_is_the_end() -> None:
     assert any(each.startswith("no fleet seen keeps 9") for each in decision.reasons)
 
 
+def test_many_engines_too_many_are_found_in_a_few_steps() -> None:
+    """After a spike; before, candidates went down by one, and a plan's CPU was enough for two."""
+    decision = decide(new_planner(engines_max=32), 2.4, 24, plans=1)
+    assert decision.reasons[-1].startswith(("2 aggregated", "3 aggregated")), decision.reasons
+    assert len(decision.scores) <= 10
+
+
+def test_the_first_requests_after_a_silence_are_planned_for_soon() -> None:
+    """Before, the first plan was a whole `plan_every_s` after an empty fleet's first look."""
+    planner = new_planner()
+    planner.observe(observation(1000.0, 0.0, 1, requests=(), window_s=0.0))
+    begun = requests(1015.0, 3.0, 15.0)
+    decision = planner.observe(observation(1015.0, 0.0, 1, requests=begun, window_s=15.0))
+    assert decision.kind == "plan" and decision.scores
+
+
 def test_victims_are_those_that_serve_least() -> None:
     there = [
         replace(workers(1)[0], worker_id=1, running=5),
