@@ -36,12 +36,12 @@ class PlanGridConfig:
         None, f"Trace whose halves are the days of {MOONCAKE}; not given: that day is left out."
     )
     days: str = option(",".join(DAYS), "Days to run, with commas.")
-    start_ups: str = option("30,120,300", "Seconds of start-up, with commas.")
+    start_ups: str = option("120,30,300", "Seconds of start-up, with commas.")
     model_errors: str = option(
         f"{EXACT},0.8,1.25,{HITS}",
         f"Step times of the planner's model beside the true ones; {HITS}: another day's prompts.",
     )
-    requests: int = option(5400, "Requests of a day.")
+    requests: int = option(2700, "Requests of a day.")
     rate: float = option(1.5, "Requests a second of a day, in the mean.")
     engine_speed: float = option(0.1, "How much faster engines are than mock engines' step times.")
     engines_max: int = option(24, "Budget of engines.")
