@@ -37,6 +37,10 @@ MODEL_LIMITS = 0.5, 2.0
 CORRECTION = 0.3  # weight of the newest comparison
 AGREEING_PLANS = 3
 """that have to find a fleet enough before it may shrink to that."""
+MOST_AGREEING = 24
+REGRET_S = 900.0
+"""after a removal, in which an engine that is added says that it was wrong: from then on twice as
+many plans have to agree, and half as many again after an hour without."""
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
@@ -78,7 +82,8 @@ class Planner:
         self.changes: deque[Change] = deque(maxlen=512)
         self.capacity: dict[Role, float] = {}
         self._next_plan = -math.inf
-        self._choices: deque[Fleet] = deque(maxlen=AGREEING_PLANS)
+        self._choices: deque[Fleet] = deque(maxlen=MOST_AGREEING)
+        self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
         self._enough: Fleet | None = None  # by the last plan, if engines may be removed
         self._number = self._plans = 0
         self._compared = False
@@ -145,7 +150,15 @@ class Planner:
 
     def _note(self, seen: Observation, before: Fleet, after: Fleet) -> None:
         for role, count in after:
-            if by := count - before.count(role):
+            by = count - before.count(role)
+            if by > 0 and any(
+                each.role == role and each.by < 0 and seen.at - each.at < REGRET_S
+                for each in self.changes
+            ):
+                self._agreeing = min(MOST_AGREEING, 2 * self._agreeing)
+                self._regret_at = seen.at
+                self._choices.clear()
+            if by:
                 self.changes.append(Change(seen.at, role, by))
 
     def _decision(
@@ -217,15 +230,17 @@ class Planner:
         self._compare(seen, search)
         self.planned_s += self._budget.spent_s
         self._choices.append(chosen)
+        if seen.at - self._regret_at > 3600 and self._agreeing > AGREEING_PLANS:
+            self._agreeing, self._regret_at = self._agreeing // 2, seen.at
         wanted, may_remove = chosen, not self.mismatch and not self._bins.trouble
         if chosen.cost(self.constraints.costs) < present.cost(self.constraints.costs):
             shrunk = chosen
-            for each in self._choices:
+            for each in [*self._choices][-self._agreeing :]:
                 shrunk = shrunk.highest(each.lowest(present))
-            if len(self._choices) < AGREEING_PLANS:
+            if len(self._choices) < self._agreeing:
                 shrunk = present
             if shrunk != chosen:
-                why.append(f"{chosen} is enough: {AGREEING_PLANS} plans have to find that")
+                why.append(f"{chosen} is enough: {self._agreeing} plans have to find that")
             wanted = shrunk
         if self.mismatch:
             why.append(f"model mismatch: {self.mismatch}")

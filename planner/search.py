@@ -82,7 +82,13 @@ class Search:
         self._left_out = max(0, len(requests) - most)
         before = budget.spent_s
         window = requests[self._left_out :]
-        self._bodies = RequestBodies(window, seen.block_size, seed=problem.number)
+        engine = problem.model.engine
+        self._bodies = RequestBodies(
+            window,
+            seen.block_size,
+            seed=problem.number,
+            most_tokens=engine.num_gpu_blocks * engine.block_size // 2,  # that an engine can serve
+        )
         budget.note_bodies(len(window), budget.spent_s - before)
         self.outcomes: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}

@@ -41,9 +41,9 @@ class PlanGridConfig:
         f"{EXACT},0.8,1.25,{HITS}",
         f"Step times of the planner's model beside the true ones; {HITS}: another day's prompts.",
     )
-    requests: int = option(2700, "Requests of a day.")
-    rate: float = option(1.5, "Requests a second of a day, in the mean.")
-    engine_speed: float = option(0.1, "How much faster engines are than mock engines' step times.")
+    requests: int = option(5400, "Requests of a day.")
+    rate: float = option(3.0, "Requests a second of a day, in the mean.")
+    engine_speed: float = option(0.2, "How much faster engines are than mock engines' step times.")
     engines_max: int = option(24, "Budget of engines.")
     plan_budget_s: float = option(0.5, "CPU seconds that a plan may take.")
     seed: int = option(0, "Of days, and of all that is random.")
@@ -55,10 +55,7 @@ class PlanGridConfig:
         "plan_grid.jsonl", "Keep every run's figures in this file, and go on from it."
     )
     json: str | None = option(None, 'Write the cells as JSON to this file; "-" is stdout.')
-    objectives: Objectives = field(
-        default_factory=lambda: Objectives(objective_ttft_ms=4000, objective_itl_ms=100),
-        metadata={"inline": True},
-    )
+    objectives: Objectives = field(default_factory=Objectives, metadata={"inline": True})
 
     def __post_init__(self) -> None:
         require_at_least(self, 100, "requests")

@@ -88,9 +88,10 @@ def test_prompts_of_another_day_are_seen_and_the_day_is_the_same() -> None:
     day = config.scene.comparison(Cell("sinus", 20.0)).day
     assert policy._prompts is not None and policy._prompts.ids != day.ids
     first = run_cell(config.scene, Cell("sinus", 20.0, "hits"), ("static-peak",))
-    assert first[0]["engine_hours"] == run_cell(config.scene, Cell("sinus", 20.0), ("static-peak",))[
-        0
-    ]["engine_hours"]
+    assert (
+        first[0]["engine_hours"]
+        == run_cell(config.scene, Cell("sinus", 20.0), ("static-peak",))[0]["engine_hours"]
+    )
 
 
 @pytest.mark.parametrize(

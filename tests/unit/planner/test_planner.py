@@ -420,3 +420,40 @@ def test_a_backlog_older_than_the_lead_says_nothing_of_the_model() -> None:
     assert planner.model.speed == SPEED
     planner.observe(observation(1060.0, 0.0, 3, requests=requests(1060.0, 1.2, 90.0, itl_ms=150.0)))
     assert planner.model.speed < SPEED
+
+
+def test_a_clock_that_jumps_by_a_year_costs_no_more_than_a_gap() -> None:
+    """Before, each bin of the year was counted and skipped: a minute of CPU."""
+    planner = new_planner()
+    decide(planner, 0.8, 2, plans=1)
+    skipped = []
+    planner.forecast.skip = lambda bins=1: skipped.append(bins)  # type: ignore[method-assign]
+    decision = planner.observe(observation(1000.0 + 365 * 86400, 0.8, 2))
+    assert any(each.startswith("nothing is known of") for each in decision.reasons)
+    assert not decision.changes
+    assert 0 < len(skipped) <= 5000
+
+
+@pytest.mark.parametrize("facts", [{"output_tokens": 10**12}, {"prompt_tokens": 10**12}])
+def test_a_record_of_absurd_lengths_is_not_believed(facts: dict[str, int]) -> None:
+    """Before, a simulation of such an answer had no end."""
+    absurd = [*requests(1000.0, 0.8, 90.0)]
+    absurd[5] = replace(absurd[5], **facts)
+    decision = new_planner().observe(observation(1000.0, 0.0, 2, requests=absurd))
+    assert decision.kind == "plan" and not decision.after.engines < 2
+
+
+def test_an_engine_missed_after_its_removal_makes_the_next_removal_slower() -> None:
+    """dynamo #9294: between two sizes that are both nearly right, fleets went up and down."""
+    planner, there, at, removals = new_planner(), 3, 1000.0, []
+    for n in range(60):
+        decision = planner.observe(observation(at + 60 * n, 0.8, there))
+        if decision.after.aggregated < there:
+            removals.append(n)
+            there = decision.after.aggregated
+        elif removals and n == removals[-1] + 3:  # they are missed
+            late = requests(at + 60 * n + 20, 0.8, 90.0, ttft_ms=9000.0)
+            seen = observation(at + 60 * n + 20, 0.0, there, requests=late)
+            there = planner.observe(seen).after.aggregated
+    gaps = np.diff(removals)
+    assert list(gaps) == sorted(gaps) and gaps[-1] >= 20, removals
