@@ -35,7 +35,7 @@ SETTLED_S = 60.0
 MODEL_LIMITS = 0.5, 2.0
 """How much slower or faster than their model engines may be before no plan is believed."""
 CORRECTION = 0.3  # weight of the newest comparison
-AGREEING_PLANS = 3
+AGREEING_PLANS = 2
 """that have to find a fleet enough before it may shrink to that."""
 MOST_AGREEING = 24
 REGRET_S = 900.0
