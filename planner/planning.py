@@ -85,7 +85,7 @@ class CpuBudget:
         return (1 - RESERVE) * self.budget_s - self.spent_s
 
     def note_bodies(self, count: int, took_s: float) -> None:
-        """So many requests of the window were read."""
+        """`count` requests of the window were read."""
         self.per_body_s += NEWEST * (took_s / max(1, count) - self.per_body_s)
 
     def watch(self, limit_s: float) -> "Watch":
@@ -101,7 +101,7 @@ class Watch:
         self._began, self._routed = clock(), 0
 
     def on_request(self, routed: int) -> None:
-        """So many requests are routed."""
+        """Called with the number of requests routed."""
         self._routed = routed
         if routed % LOOK_EVERY == 0:
             self.look()
@@ -114,6 +114,6 @@ class Watch:
             raise OutOfCpuError
 
     def ended(self, requests: int) -> None:
-        """The whole simulation, of so many."""
+        """The whole simulation was run, of `requests` requests."""
         took = (self._clock() - self._began) / max(1, requests)
         self._budget.per_request_s += NEWEST * (took - self._budget.per_request_s)

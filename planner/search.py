@@ -20,7 +20,7 @@ from .forecast import RequestBodies
 from .objectives import Objectives
 from .observation import Observation
 from .planning import CpuBudget, Oracle, OutOfCpuError, PlanningConfig
-from .what_if import EngineModel, Outcome, Pace, Scenario, simulate_candidate
+from .what_if import EngineModel, Excerpt, Outcome, Scenario, simulate_candidate
 
 BIN_S = 15.0
 LEAD_S = 30.0
@@ -33,7 +33,7 @@ LEAD_SHARE = 0.4
 """of a scenario's requests that may be those of the past."""
 BODIES_SHARE = 0.15
 """of the CPU that reading the window may take."""
-TOLD_SHARE = 0.5
+STATED_SHARE = 0.5
 """of the horizon: a plan that simulated less says so."""
 LAST_SHARE = 0.1
 """of the CPU: with less no first simulation is tried again."""
@@ -115,9 +115,9 @@ class Search:
         late_s = horizon_s - problem.config.start_up_s
         self.late_rate = float((coming >= problem.config.start_up_s).sum()) / late_s
         """requests a second that come once new engines could serve"""
-        room = max(LEAST_COMING, most - lead)
-        self.pace = _pace(coming, room, problem.config)
-        self.simulated_s = self.pace.at(horizon_s)
+        affordable = max(LEAST_COMING, most - lead)
+        self.excerpt = _excerpt(coming, affordable, problem.config)
+        self.simulated_s = self.excerpt.at(horizon_s)
         """of the horizon"""
 
     def choose(self) -> tuple[Fleet, list[str]]:
@@ -127,7 +127,7 @@ class Search:
         except OutOfCpuError:
             chosen, why = self._best_yet()
         horizon_s = self._problem.config.horizon_s
-        if self.simulated_s < TOLD_SHARE * horizon_s:
+        if self.simulated_s < STATED_SHARE * horizon_s:
             why.append(f"{self.simulated_s:.0f} of {horizon_s:.0f} s ahead were simulated")
         return chosen, why
 
@@ -359,39 +359,39 @@ class Search:
             if problem.oracle is not None:
                 at = self._seen.at
                 requests, times = problem.oracle.requests(at, at + horizon_s)
-                kept, times = self.pace.shortened(times)
+                kept, times = self.excerpt.shortened(times)
                 requests = [requests[place] for place in kept.tolist()]
             else:
                 times = _arrivals(problem.path, BIN_S, horizon_s, number)
-                _, times = self.pace.shortened(times)
+                _, times = self.excerpt.shortened(times)
                 requests = self._bodies.draw(len(times), number)
             lead = self._bodies.as_seen(len(self._bodies) - len(self.lead))
             self._scenario = Scenario(
                 [*lead, *requests],
                 np.concatenate([self._lead_s, times]),
                 horizon_s,
-                self.pace,
+                self.excerpt,
                 problem.level,
                 number,
             )
         return self._scenario
 
 
-def _pace(times_s: NDArray[np.float64], room: int, config: PlanningConfig) -> Pace:
-    """So that of the arrivals some `room` are simulated; half of it, if need be, for those that
-    come once a new engine could serve, by which fleets are judged."""
+def _excerpt(times_s: NDArray[np.float64], affordable: int, config: PlanningConfig) -> Excerpt:
+    """So that of the arrivals some `affordable` are simulated; half of these, if need be, for those
+    that come once a new engine could serve, by which fleets are judged."""
     bins = math.ceil(config.horizon_s / BIN_S)
     late = BIN_S * np.arange(1, bins + 1) > config.start_up_s
     first = BIN_S * float(np.argmax(late))
     of_late = int((times_s >= first).sum())
     of_early = len(times_s) - of_late
-    for_late = min(of_late, max(room // 2, room - of_early))
+    for_late = min(of_late, max(affordable // 2, affordable - of_early))
     shares = np.where(
         late,
         for_late / max(1, of_late) if of_late else 1.0,
-        min(1.0, (room - for_late) / of_early) if of_early else 1.0,
+        min(1.0, (affordable - for_late) / of_early) if of_early else 1.0,
     )
-    return Pace(BIN_S, shares)
+    return Excerpt(BIN_S, shares)
 
 
 def _arrivals(

@@ -80,7 +80,7 @@ class EngineModel:
         return Simulation(trace, spec, lambda clock: variant.new_router(clock, seed), seed=seed)
 
 
-class Pace(NamedTuple):
+class Excerpt(NamedTuple):
     """Which parts of the time ahead are simulated: of each bin its first part, the others are left
     out. `shares` are those of the bins; times are in seconds from now."""
 
@@ -105,8 +105,8 @@ class Pace(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """What is simulated: requests and their times, in seconds from now, by its pace; past ones are
-    below 0. `horizon_s` is the true one.
+    """What is simulated: requests and their times, in seconds from now, as the excerpt has them;
+    past ones are below 0. `horizon_s` is the true one.
 
     `probability` is the forecast's quantile that the arrivals are of.
     """
@@ -114,7 +114,7 @@ class Scenario(NamedTuple):
     requests: Sequence[SampledRequest]
     arrivals_s: NDArray[np.float64]
     horizon_s: float
-    pace: Pace
+    excerpt: Excerpt
     probability: float
     seed: int
 
@@ -154,7 +154,7 @@ class Watch(Protocol):
     """Who may end a simulation, by raising."""
 
     def on_request(self, routed: int) -> None:
-        """So many requests are routed."""
+        """Called with the number of requests routed."""
 
     def look(self) -> None:
         """Time goes on."""
@@ -206,8 +206,8 @@ def simulate_candidate(
     watch: Watch | None = None,
 ) -> Outcome:
     """The candidate `target` from the workers that are there, over a scenario."""
-    start_up_s = scenario.pace.at(model.start_up_s)
-    horizon_s = scenario.pace.at(scenario.horizon_s)
+    start_up_s = scenario.excerpt.at(model.start_up_s)
+    horizon_s = scenario.excerpt.at(scenario.horizon_s)
     lead_s = -float(min(0.0, scenario.arrivals_s.min(initial=0.0)))
     times = scenario.arrivals_s + lead_s
     trace = SampledTrace(
@@ -232,7 +232,7 @@ def simulate_candidate(
         if each.state == "starting":
             left = each.expected_ready_s
             left = model.start_up_s - each.age_s if left is None else left
-            ready = lead_s + scenario.pace.at(left)
+            ready = lead_s + scenario.excerpt.at(left)
         worker = engines.start(each.role, 0.0, max(0.0, ready))
         if each.state == "draining":
             engines.drain(worker, 0.0)

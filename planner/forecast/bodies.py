@@ -33,7 +33,7 @@ class RequestBodies:
         seed: int = 0,
         most_tokens: int = MOST_TOKENS,
     ) -> None:
-        """`most_tokens`: of a prompt, and of an answer; longer ones are taken to have so many."""
+        """`most_tokens`: of a prompt, and of an answer; longer ones are cut to it."""
         if not requests:
             raise ValueError("there are no requests to make more of")
         requests = [

@@ -8,8 +8,8 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,7 +49,8 @@ class PlanGridConfig:
     seed: int = option(0, "Of days, and of all that is random.")
     jobs: int = option(1, "Cells that are run at a time, each in a process.")
     limit_s: float | None = option(
-        None, "Begin no cell after so many seconds; 0 shows what is kept. Not given: run all."
+        None,
+        "Seconds after which no further cell is begun; 0: show what is kept. Not given: none.",
     )
     out: str = option(
         "plan_grid.jsonl", "Keep every run's figures in this file, and go on from it."
@@ -144,7 +145,7 @@ def run(config: PlanGridConfig) -> int:
                     line = json.dumps({"cell": cell, "rows": rows})
                     print(line, file=file, flush=True)
                     kept.setdefault(cell, {}).update({each["policy"]: each for each in rows})
-                    print(f"{cell}: {', '.join(map(_told, rows))}", file=sys.stderr, flush=True)
+                    print(f"{cell}: {', '.join(map(_line, rows))}", file=sys.stderr, flush=True)
         except OSError as error:
             raise ConfigError(f"out: cannot write {config.out}: {error}", key="out") from None
     verdicts = verdicts_of(config, kept)
@@ -156,7 +157,7 @@ def run(config: PlanGridConfig) -> int:
     return 0
 
 
-def _told(row: Row) -> str:
+def _line(row: Row) -> str:
     return f"{row['policy']} {row['attainment']:.1%} {row['engine_hours']:.2f} h"
 
 
@@ -175,8 +176,8 @@ def _tasks(config: PlanGridConfig, kept: Kept) -> list[tuple[Cell, tuple[str, ..
 
 def _runs(
     config: PlanGridConfig, tasks: Sequence[tuple[Cell, tuple[str, ...]]], began: float
-) -> Any:
-    """(cell, rows) as they end."""
+) -> Iterator[tuple[Cell, list[Row]]]:
+    """What has ended, in the order of the ends."""
 
     def in_time() -> bool:
         return config.limit_s is None or time.monotonic() - began < config.limit_s
@@ -189,7 +190,7 @@ def _runs(
     context = multiprocessing.get_context("spawn")
     waiting = list(tasks)
     with ProcessPoolExecutor(config.jobs, mp_context=context) as pool:
-        running = {}
+        running: dict[Future[list[Row]], Cell] = {}
         while waiting or running:
             while waiting and len(running) < config.jobs and in_time():
                 cell, names = waiting.pop(0)
