@@ -166,6 +166,8 @@ class Search:
             ]
             if not field:
                 break
+            scarce, there = self._scarce(base), base
+            field.sort(key=lambda each: each.count(scarce) <= there.count(scarce))
             for each in field:
                 tried.add(each)
                 if self._passes(each, target):
@@ -316,6 +318,13 @@ class Search:
         """Whether it keeps more than the target."""
         allowed = SHRINK_MARGIN * (1 - self._problem.objectives.target)
         return self._outcome(fleet).attainment >= 1 - allowed
+
+    def _scarce(self, fleet: Fleet) -> Role:
+        """Which role's engines its late answers are for: more of it is tried first."""
+        if not fleet.decode:
+            return "aggregated"
+        outcome = self.outcomes[fleet]
+        return "decode" if outcome.slow_next > outcome.slow_first else "prefill"
 
     def _passes(self, fleet: Fleet, target: float) -> bool:
         outcome = self._outcome(fleet)

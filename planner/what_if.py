@@ -124,6 +124,8 @@ class Outcome(NamedTuple):
 
     attainment: float  # of those that arrive within the horizon; 1 if none does
     late: float  # of those that arrive once a new engine could serve
+    slow_first: float  # share of first tokens that are late
+    slow_next: float  # share of answers whose later tokens are
     engine_seconds: float  # of the true horizon
     past_ttft_ms: NDArray[np.float64]
     past_itl_ms: NDArray[np.float64]
@@ -250,10 +252,16 @@ def simulate_candidate(
     return Outcome(
         float(good[coming].mean()) if coming.any() else 1.0,
         float(good[late].mean()) if late.any() else 1.0,
+        _share(~(ttft[coming] <= objectives.objective_ttft_ms)),
+        _share(itl[coming] > objectives.objective_itl_ms),
         seconds * scenario.horizon_s / max(horizon_s, 1e-9),
         ttft[past],
         itl[past],
     )
+
+
+def _share(of: NDArray[np.bool_]) -> float:
+    return float(of.mean()) if of.size else 0.0
 
 
 def _staying(workers: Sequence[ObservedWorker], role: Role) -> int:

@@ -6,6 +6,7 @@ line, so that a grid that was interrupted goes on where it was; what is kept is 
 
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 from rich.table import Table
 
 from ...base.errors import ConfigError
+from ...bench.evaluation import obey_the_parent
 from ...bench.results import Output, format_number, new_table
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
@@ -189,7 +191,7 @@ def _runs(
         return
     context = multiprocessing.get_context("spawn")
     waiting = list(tasks)
-    with ProcessPoolExecutor(config.jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(config.jobs, context, obey_the_parent, (os.getpid(),)) as pool:
         running: dict[Future[list[Row]], Cell] = {}
         while waiting or running:
             while waiting and len(running) < config.jobs and in_time():

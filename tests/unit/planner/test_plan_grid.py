@@ -1,10 +1,14 @@
 """dynamo-router bench plan: cells, kept runs, verdicts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.polling import wait_until
+from support.processes import children_of
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.cli import main
@@ -121,3 +125,28 @@ def test_what_is_no_kept_run_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code not in (0, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children on Linux alone")
+def test_cells_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
+    """Before, a command that was stopped left its cells to run on."""
+    given = [*FAST, "--requests=20000", f"--out={tmp_path / 'grid.jsonl'}", "--jobs=2"]
+    code = [sys.executable, "-P", "-m", "dynamo_router", "bench", "plan", *given]
+    with subprocess.Popen(code, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as command:
+        workers = list[int]()
+
+        def both_run() -> bool:
+            workers[:] = [pid for pid in children_of(command.pid) if _is_worker(pid)]
+            return len(workers) == 2
+
+        wait_until(both_run, 60)
+        command.kill()
+        command.wait()
+    wait_until(lambda: not any(map(_is_worker, workers)), 60)
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
