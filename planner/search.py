@@ -166,8 +166,12 @@ class Search:
             ]
             if not field:
                 break
-            scarce, there = self._scarce(base), base
-            field.sort(key=lambda each: each.count(scarce) <= there.count(scarce))
+            scarce: Role = self._scarce(base)
+            there = base.count(scarce)
+            field = [
+                *(each for each in field if each.count(scarce) > there),
+                *(each for each in field if each.count(scarce) <= there),
+            ]
             for each in field:
                 tried.add(each)
                 if self._passes(each, target):
