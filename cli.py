@@ -149,6 +149,11 @@ BENCHES: Mapping[str, Entry] = {
         "hostile.command:run",
     ),
     "path": _bench("A request's whole way, beside Dynamo's.", "path"),
+    "plan": Entry(
+        "The planner beside tuned scalers, on many days.",
+        "planner.grid.command:PlanGridConfig",
+        "planner.grid.command:run",
+    ),
     "proxy": _bench("The same as path.", "path"),
     "prefill-queue": _bench(
         "Prompts through the prefill queue.", "settings:QueueBenchConfig", "prefill_queue:run"

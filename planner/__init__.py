@@ -5,5 +5,6 @@ from .decision import Decision, Score, decode_decision, encode_decision
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
 from .observation import Observation, ObservedRequest, ObservedWorker, WorkerState, choose_victims
-from .planner import Planner, PlanningConfig
+from .planner import Planner
+from .planning import PlanningConfig
 from .what_if import EngineModel

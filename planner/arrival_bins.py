@@ -6,6 +6,9 @@ import numpy as np
 
 from .observation import Observation
 
+MOST_BINS = 5000
+"""that are counted in one step: after a longer gap the first ones are left out."""
+
 
 class ArrivalBins:
     """Bins of `bin_s` seconds from the first observation on.
@@ -32,6 +35,9 @@ class ArrivalBins:
             self._next = seen.at - known * self._bin_s
         gap, self._last = seen.at - self._last, seen.at
         ended = int((seen.at - self._next) // self._bin_s)
+        if ended > MOST_BINS:  # those long gone would say nothing
+            self._next += (ended - MOST_BINS) * self._bin_s
+            ended = MOST_BINS
         if seen.requests is None:
             self.trouble = self.trouble or "no data on requests"
             self._next += ended * self._bin_s

@@ -1,6 +1,7 @@
 """dynamo-router plan: a day in minutes, under the planner, under others' rules, beside bounds."""
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +13,7 @@ import msgspec
 from rich.table import Table
 
 from ..base.errors import ConfigError
+from ..bench.evaluation import obey_the_parent
 from ..bench.results import Output, format_number, new_table
 from ..bench.traces import TRACE_BLOCK_SIZE, TraceRequest, block_size_of, read_trace
 from ..bench.traffic import SHAPES, TRAFFIC_BLOCK_SIZE, shape_traffic
@@ -23,7 +25,7 @@ from .constraints import Constraints
 from .day import DayRun, DayTrace, day_trace
 from .objectives import Objectives
 from .page import write_page
-from .planner import PlanningConfig
+from .planning import PlanningConfig
 from .profile import Curves, read_curves
 from .what_if import EngineModel
 
@@ -226,7 +228,7 @@ def _runs(config: PlanConfig, comparison: Comparison, names: Sequence[str]) -> I
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        config.jobs, mp_context=context, initializer=_prepare, initargs=(config,)
+        config.jobs, mp_context=context, initializer=_prepare, initargs=(config, os.getpid())
     ) as pool:
         yield from pool.map(_run_prepared, names)
 
@@ -234,7 +236,8 @@ def _runs(config: PlanConfig, comparison: Comparison, names: Sequence[str]) -> I
 _prepared: list[Comparison] = []
 
 
-def _prepare(config: PlanConfig) -> None:
+def _prepare(config: PlanConfig, parent: int) -> None:
+    obey_the_parent(parent)
     _prepared[:] = [config.comparison()]
 
 

@@ -18,10 +18,12 @@ from .day import MINUTE_S, Autoscaler, DayRun, DayTrace, run_day
 from .decision import Decision
 from .fleet import Fleet, Role
 from .objectives import Objectives
-from .observation import Observation
+from .observation import Observation, ObservedRequest
 from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
-from .planner import BIN_S, Oracle, Planner, PlanningConfig
+from .planner import Planner
+from .planning import Oracle, PlanningConfig
 from .profile import Curves
+from .search import BIN_S
 from .what_if import EngineModel
 
 PEERS = (
@@ -56,13 +58,36 @@ TUNED = "-tuned"
 
 
 class PlanPolicy:
-    """The planner as a policy of a day: it drains for as long as it takes."""
+    """The planner as a policy of a day: it drains for as long as it takes. `prompts` are another
+    day's, which it takes the requests to have had: as much is found in caches there as here."""
 
     drain_limit_s = math.inf
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(
+        self, planner: Planner, day: DayTrace | None = None, prompts: DayTrace | None = None
+    ) -> None:
         self.planner, self.window_s = planner, planner.config.window_s
-        self.observe = planner.observe
+        self._day, self._prompts = day, prompts
+
+    def observe(self, seen: Observation) -> Decision:
+        """The planner's decision."""
+        if self._day is not None and self._prompts is not None and seen.requests is not None:
+            places = np.searchsorted(
+                self._day.arrivals_s, [each.arrival_s for each in seen.requests]
+            ).tolist()
+            requests = [
+                replace(each, block_ids=self._ids_of(each, place))
+                for each, place in zip(seen.requests, places, strict=True)
+            ]
+            seen = replace(seen, requests=requests)
+        return self.planner.observe(seen)
+
+    def _ids_of(self, request: ObservedRequest, place: int) -> tuple[int, ...]:
+        """As many as it has blocks: the other prompt's, and ids that nothing else has."""
+        assert self._prompts is not None
+        count = len(request.block_ids)
+        ids = self._prompts.ids[place % len(self._prompts.ids)][:count]
+        return ids + tuple((place + 1 << 32) + n for n in range(len(ids), count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +101,7 @@ class Setting:
     planning: PlanningConfig
     curves: Curves
     model_error: float = 1.0
+    prompts: DayTrace | None = None  # that the planner takes the requests to have
     seed: int = 0
 
 
@@ -163,7 +189,7 @@ class Comparison:
             oracle=oracle,
             corrects=not perfect,
         )
-        return PlanPolicy(planner)
+        return PlanPolicy(planner, self.day, None if perfect else setting.prompts)
 
     def _proposals(self) -> dict[str, Callable[[Observation], Fleet | None]]:
         """Others' fleets as candidates."""

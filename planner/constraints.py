@@ -37,8 +37,10 @@ class Allowed(NamedTuple):
 class Constraints:
     """Raises ConfigError, naming the key, on a bad value."""
 
-    engines_max: int = option(8, "Budget: accelerators of all engines, starting and draining too.")
-    engines_min: int = option(1, "Fewest engines of each role that is in use.")
+    engines_max: int = option(
+        8, "Budget: accelerators of all engines, starting and draining too.", short=True
+    )
+    engines_min: int = option(1, "Fewest engines of each role that is in use.", short=True)
     dwell_s: float = option(
         120.0, "Seconds after a role has grown in which none of its engines is removed."
     )

@@ -16,7 +16,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a candidate was worth over the simulated horizon.
 
     `attainment` is the mean share of good answers over the scenarios, `probability` the share of
-    scenarios that reach the target, `cost` what candidates are ordered by, in engine seconds.
+    scenarios that reach the target, `cost` in engine seconds, twice as many where it is missed.
     """
 
     fleet: Fleet

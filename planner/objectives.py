@@ -13,9 +13,9 @@ from ..process.settings import bad_setting, option
 class Objectives:
     """Raises ConfigError, naming the key, on a bad value."""
 
-    objective_ttft_ms: float = option(1000.0, "TTFT that a good answer stays within.")
-    objective_itl_ms: float = option(50.0, "Mean ITL that a good answer stays within.")
-    target: float = option(0.95, "Share of requests whose answers have to be good.")
+    objective_ttft_ms: float = option(1000.0, "TTFT that a good answer stays within.", short=True)
+    objective_itl_ms: float = option(50.0, "Mean ITL that a good answer stays within.", short=True)
+    target: float = option(0.95, "Share of requests whose answers have to be good.", short=True)
     confidence: float = option(
         0.9, "Chance, over the forecast's scenarios, with which a plan has to reach --target."
     )

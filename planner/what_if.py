@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from ..router.disagg import DisaggConfig
 from .fleet import ROLES, Fleet, Role
 from .objectives import Objectives
 from .observation import ObservedWorker
+
+LOOK_EVERY_S = 5.0
+"""Simulated seconds from one look of a watch to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,33 @@ class EngineModel:
         return Simulation(trace, spec, lambda clock: variant.new_router(clock, seed), seed=seed)
 
 
+class Excerpt(NamedTuple):
+    """Which parts of the time ahead are simulated: of each bin its first part, the others are left
+    out. `shares` are those of the bins; times are in seconds from now."""
+
+    bin_s: float
+    shares: NDArray[np.float64]
+
+    def at(self, true_s: float) -> float:
+        """When the simulation comes to a true time; beyond the last bin all of it is simulated."""
+        ends = self.bin_s * np.arange(len(self.shares) + 1)
+        passed = np.concatenate([[0.0], np.cumsum(self.bin_s * self.shares)])
+        return float(np.interp(true_s, ends, passed)) + max(0.0, true_s - float(ends[-1]))
+
+    def shortened(
+        self, times_s: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Of the times those that are simulated, by their places, and when that is."""
+        bins = np.minimum(times_s // self.bin_s, len(self.shares) - 1).astype(np.int64)
+        within = times_s - bins * self.bin_s
+        kept = np.flatnonzero(within < self.shares[bins] * self.bin_s)
+        begins = np.concatenate([[0.0], np.cumsum(self.bin_s * self.shares)])
+        return kept, begins[bins[kept]] + within[kept]
+
+
 class Scenario(NamedTuple):
-    """What is simulated: requests and their times, in seconds from now; past ones are below 0.
+    """What is simulated: requests and their times, in seconds from now, as the excerpt has them;
+    past ones are below 0. `horizon_s` is the true one.
 
     `probability` is the forecast's quantile that the arrivals are of.
     """
@@ -86,7 +114,7 @@ class Scenario(NamedTuple):
     requests: Sequence[SampledRequest]
     arrivals_s: NDArray[np.float64]
     horizon_s: float
-    start_up_s: float
+    excerpt: Excerpt
     probability: float
     seed: int
 
@@ -96,7 +124,9 @@ class Outcome(NamedTuple):
 
     attainment: float  # of those that arrive within the horizon; 1 if none does
     late: float  # of those that arrive once a new engine could serve
-    engine_seconds: float
+    slow_first: float  # share of first tokens that are late
+    slow_next: float  # share of answers whose later tokens are
+    engine_seconds: float  # of the true horizon
     past_ttft_ms: NDArray[np.float64]
     past_itl_ms: NDArray[np.float64]
 
@@ -122,15 +152,41 @@ def _silent_policies() -> Iterator[None]:
         policies.setLevel(before)
 
 
+class Watch(Protocol):
+    """Who may end a simulation, by raising."""
+
+    def on_request(self, routed: int) -> None:
+        """Called with the number of requests routed."""
+
+    def look(self) -> None:
+        """Time goes on."""
+
+
 class _Change:
     """The candidate, put into effect once: engines start and drain."""
 
-    def __init__(self, simulation: Simulation, at: float, target: Fleet, start_up_s: float) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        at: float,
+        target: Fleet,
+        start_up_s: float,
+        watch: Watch | None,
+    ) -> None:
         self.next_time = at
         self._simulation, self._target, self._start_up_s = simulation, target, start_up_s
+        self._watch, self._done = watch, False
 
     def act(self, now: float) -> None:
-        self.next_time, engines = math.inf, self._simulation.engines
+        self.next_time = math.inf if self._watch is None else now + LOOK_EVERY_S
+        if self._watch is not None:
+            self._watch.look()
+        if not self._done:
+            self._done = True
+            self._change(now)
+
+    def _change(self, now: float) -> None:
+        engines = self._simulation.engines
         assert engines is not None
         for role, count in self._target:
             there = [each for each in engines.engines.values() if each.role == role]
@@ -149,8 +205,11 @@ def simulate_candidate(
     target: Fleet,
     scenario: Scenario,
     objectives: Objectives,
+    watch: Watch | None = None,
 ) -> Outcome:
     """The candidate `target` from the workers that are there, over a scenario."""
+    start_up_s = scenario.excerpt.at(model.start_up_s)
+    horizon_s = scenario.excerpt.at(scenario.horizon_s)
     lead_s = -float(min(0.0, scenario.arrivals_s.min(initial=0.0)))
     times = scenario.arrivals_s + lead_s
     trace = SampledTrace(
@@ -174,27 +233,35 @@ def simulate_candidate(
         ready = 0.0
         if each.state == "starting":
             left = each.expected_ready_s
-            ready = lead_s + (model.start_up_s - each.age_s if left is None else left)
+            left = model.start_up_s - each.age_s if left is None else left
+            ready = lead_s + scenario.excerpt.at(left)
         worker = engines.start(each.role, 0.0, max(0.0, ready))
         if each.state == "draining":
             engines.drain(worker, 0.0)
     before = engines.engine_seconds(lead_s)
     with _silent_policies():
-        log = simulation.run(control=_Change(simulation, lead_s, target, model.start_up_s))
+        change = _Change(simulation, lead_s, target, start_up_s, watch)
+        log = simulation.run(None if watch is None else watch.on_request, control=change)
     outputs = np.array([each.output_tokens for each in scenario.requests], np.int64)
     ttft, itl = latencies(log, outputs)
     good = objectives.good(ttft, itl)
-    coming = (scenario.arrivals_s >= 0) & (scenario.arrivals_s < scenario.horizon_s)
-    late = coming & (scenario.arrivals_s >= scenario.start_up_s)
+    coming = (scenario.arrivals_s >= 0) & (scenario.arrivals_s < horizon_s)
+    late = coming & (scenario.arrivals_s >= start_up_s)
     past = scenario.arrivals_s < 0
-    seconds = engines.engine_seconds(lead_s + scenario.horizon_s) - before
+    seconds = engines.engine_seconds(lead_s + horizon_s) - before
     return Outcome(
         float(good[coming].mean()) if coming.any() else 1.0,
         float(good[late].mean()) if late.any() else 1.0,
-        seconds,
+        _share(~(ttft[coming] <= objectives.objective_ttft_ms)),
+        _share(itl[coming] > objectives.objective_itl_ms),
+        seconds * scenario.horizon_s / max(horizon_s, 1e-9),
         ttft[past],
         itl[past],
     )
+
+
+def _share(of: NDArray[np.bool_]) -> float:
+    return float(of.mean()) if of.size else 0.0
 
 
 def _staying(workers: Sequence[ObservedWorker], role: Role) -> int:

@@ -87,7 +87,7 @@ def run_tasks(
         return
     # Spawned, not forked: an index has a thread, and locks of a forked one may be held for ever.
     pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), get_context("spawn"), _obey_the_parent, (os.getpid(),)
+        min(jobs, len(tasks)), get_context("spawn"), obey_the_parent, (os.getpid(),)
     )
     try:
         waiting = {pool.submit(run_task, task): task for task in tasks}
@@ -102,8 +102,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _obey_the_parent(parent: int) -> None:
-    """In a worker: Ctrl-C is for the parent, and its end ends the worker."""
+def obey_the_parent(parent: int) -> None:
+    """In a worker of the pool of the process `parent`: Ctrl-C is for that one, and its end ends the
+    worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,5 +4,5 @@ Entered by the evaluation. No trace is behind it: see the synthesizer for more o
 """
 
 from .generator import TRAFFIC_BLOCK_SIZE, generate_traffic
-from .shapes import SHAPES, shape_traffic
+from .shapes import SHAPES, in_shape, shape_traffic
 from .spec import Bursts, Chunks, Jobs, TrafficSpec

@@ -14,7 +14,7 @@ A day is as long as its requests last at their mean rate. Where a step or a spik
 seed, so that one day's place says nothing of another's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -109,15 +109,23 @@ SHAPES: Mapping[str, tuple[Curve, TrafficSpec]] = {
 def shape_traffic(name: str, requests: int, *, rate: float, seed: int) -> list[TraceRequest]:
     """A day of that shape, of blocks of TRAFFIC_BLOCK_SIZE tokens: `requests` at `rate` a
     second in the mean. KeyError for a name that is none of SHAPES."""
-    curve, spec = SHAPES[name]
-    made = generate_traffic(spec, requests, rate=rate, seed=seed)
-    day_s = requests / rate
+    made = generate_traffic(SHAPES[name][1], requests, rate=rate, seed=seed)
+    return in_shape(name, made, rate=rate, seed=seed)
+
+
+def in_shape(
+    name: str, made: Sequence[TraceRequest], *, rate: float, seed: int
+) -> list[TraceRequest]:
+    """Requests of anywhere, in their order, at a shape's times. KeyError for an unknown shape."""
+    curve, _ = SHAPES[name]
+    day_s = len(made) / rate
     event = float(np.random.default_rng(seed).uniform(0.3, 0.6))
     places = np.linspace(0, 1, POINTS)
     rates = curve(places, day_s, event)
     passed = np.concatenate([[0.0], np.cumsum((rates[1:] + rates[:-1]) / 2)])
     # Sessions keep their order and their pauses, as fast as the day is busy.
     times = np.array([each.timestamp_ms for each in made], np.float64)
+    times -= times[0]
     share = times / max(1.0, times[-1])
     growing = np.concatenate([[True], np.diff(passed) > 0])
     warped = np.interp(share, passed[growing] / passed[-1], places[growing]) * day_s

@@ -23,6 +23,8 @@ RESIDUALS = 120  # bins kept for each distance ahead
 LEAST_RESIDUALS = 8  # from which on their distribution counts
 TRUSTED = 1.25
 """times the least loss of any predictor: up to that the season's is believed by itself."""
+CHANCE = 2.0
+"""standard deviations of a bin that the season may have lost more: a few bins say little."""
 LONGEST_JUMP = 240  # bins without data, after which what was seen before says nothing
 
 
@@ -93,11 +95,16 @@ class ArrivalForecast:
         season did, it is at least the season's: other predictors see no rise before it begins."""
         mean = self.forecast().mean
         path = np.array([max(0.0, self._at(level, h, float(m))) for h, m in enumerate(mean)])
-        if self._seasonal and self._losses[-1] <= TRUSTED * self._losses.min():
+        if self._seasonal and self._trusts_season(float(mean[0])):
             season = self._predictors[-1].predict(self._bins)
             chance = NormalDist().inv_cdf(level) * np.sqrt(np.maximum(1.0, season))
             path = np.maximum(path, season + chance)
         return path
+
+    def _trusts_season(self, count: float) -> bool:
+        """Whether today goes on as the season did, as far as losses can show."""
+        least = float(self._losses.min()) + CHANCE * math.sqrt(max(1.0, count)) / TRUSTED
+        return float(self._losses[-1]) <= TRUSTED * least
 
     def _at(self, level: float, distance: int, mean: float) -> float:
         chance = NormalDist().inv_cdf(level)

@@ -6,6 +6,7 @@ as it did out of the requests.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from ...bench.simulation import SampledRequest
 from ...bench.traces import TraceRequest, build_tree, columns_of, find_turns, mix_values
 from ..observation import ObservedRequest
+
+MOST_TOKENS = 1 << 20
+"""A record that says more is not believed."""
 
 
 class RequestBodies:
@@ -22,15 +26,30 @@ class RequestBodies:
     """
 
     def __init__(
-        self, requests: Sequence[ObservedRequest], block_size: int, *, seed: int = 0
+        self,
+        requests: Sequence[ObservedRequest],
+        block_size: int,
+        *,
+        seed: int = 0,
+        most_tokens: int = MOST_TOKENS,
     ) -> None:
+        """`most_tokens`: of a prompt, and of an answer; longer ones are cut to it."""
         if not requests:
             raise ValueError("there are no requests to make more of")
+        requests = [
+            replace(each, prompt_tokens=most_tokens, block_ids=())
+            if each.prompt_tokens > most_tokens
+            else each
+            for each in requests
+        ]
         rng = np.random.default_rng(seed)
         known = [each.output_tokens for each in requests if each.output_tokens is not None] or [1]
         drawn = rng.integers(0, len(known), len(requests)).tolist()
         self.outputs = [
-            max(1, known[drawn[place]] if each.output_tokens is None else each.output_tokens)
+            min(
+                most_tokens,
+                max(1, known[drawn[place]] if each.output_tokens is None else each.output_tokens),
+            )
             for place, each in enumerate(requests)
         ]
         self._requests = requests

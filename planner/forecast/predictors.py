@@ -164,5 +164,5 @@ class Seasonal:
             if place >= self._period and a is not None and b is not None:
                 now, then = now + a, then + b
         # A few arrivals say little of the day: as if some had come as often as the day before.
-        calm = 10.0
+        calm = 20.0
         return float(np.clip((now + calm) / (then + calm), 0.25, 4.0))

@@ -23,7 +23,7 @@ from ..constraints import Constraints
 from ..decision import Decision
 from ..objectives import Objectives
 from ..observation import Observation, ObservedRequest
-from ..planner import PlanningConfig
+from ..planning import PlanningConfig
 
 MODULE = "dynamo_router.planner.live.plan_process"
 MAX_LINE_BYTES = 64 << 20

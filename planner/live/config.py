@@ -16,7 +16,7 @@ from ...workers.records import STATIC, DiscoveryConfig
 from ..constraints import Constraints
 from ..fleet import ROLES, Fleet, Role
 from ..objectives import Objectives
-from ..planner import PlanningConfig
+from ..planning import PlanningConfig
 
 LOCAL, VIRTUAL, KUBERNETES, METRICS = "local", "virtual", "kubernetes", "metrics"
 CONNECTORS = (LOCAL, VIRTUAL, KUBERNETES, METRICS)

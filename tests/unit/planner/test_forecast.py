@@ -160,3 +160,12 @@ def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
     for _ in range(16):
         without.update(10.0)
     assert max(without.quantile(0.5)) < 20
+
+
+def test_chance_in_the_first_bins_takes_no_trust_from_yesterday() -> None:
+    """A minute of a rising morning: before, the season's loss had to be the least within a
+    quarter, which four bins cannot show, and the rise was seen once it was there."""
+    yesterday = [26.0, 24.0, 28.0, 27.0, *(30.0 + 6 * n for n in range(16)), *[120.0] * 20]
+    today = fed(ArrivalForecast(15.0, 14, yesterday), [19.0, 18.0, 20.0, 22.0])
+    assert today.quantile(0.5)[12] > 60
+    assert fed(ArrivalForecast(15.0, 14), [19.0, 18.0, 20.0, 22.0]).quantile(0.5)[12] < 40

@@ -15,7 +15,7 @@ from dynamo_router.planner.live import brain as module
 from dynamo_router.planner.live.brain import PlanningBrain, Setup, engine_of
 from dynamo_router.planner.live.plan_process import NICE, Window
 from dynamo_router.planner.observation import ObservedRequest, ObservedWorker
-from dynamo_router.planner.planner import PlanningConfig
+from dynamo_router.planner.planning import PlanningConfig
 from dynamo_router.workers.records import ModelCard
 
 CARD = ModelCard("tiny", 32, context_length=4096, total_kv_blocks=256, max_num_seqs=2)

@@ -83,3 +83,11 @@ def test_kubernetes_with_a_store_beside_it() -> None:
 
 def test_every_option_has_a_help() -> None:
     assert [spec.key for spec in options_of(PlannerConfig) if not spec.help] == []
+
+
+def test_the_short_help_has_what_a_plan_is_made_for() -> None:
+    shown = {flag for spec in options_of(PlannerConfig) if spec.short for flag in spec.flags}
+    assert shown >= {
+        *("--objective-ttft-ms", "--objective-itl-ms", "--target"),
+        *("--engines-min", "--engines-max", "--start-up-s", "--roles", "--plan-budget-s"),
+    }

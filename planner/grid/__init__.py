@@ -1,0 +1,1 @@
+"""The planner on many days, start-up times and model errors. Entered by the command."""
