@@ -12,6 +12,7 @@ from cython cimport cdivision
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t
 
+from ._latency cimport Part
 from ._speed cimport (
     EQUAL_RATIO,
     EQUAL_SPEED,
@@ -87,8 +88,9 @@ cdef struct EngineTimeline:
     bint sampled                # the anchor is the end of a step that was learnt from, and there
     double sample[4]            # what that step was taken to do,
     double sample_s             # the seconds that it took,
-    double sample_weight        # what it weighed then,
-    long sample_number          # and its number among the fleet's samples
+    double sample_weight        # and what it weighed then
+    Part prefills               # of the fleet's fits, what this worker took
+    Part decodes
     double claimed              # prompt tokens that were cached by the index, old ones faded,
     double confirmed            # and that the engine found of them
     bint reports                # it has ever reported that it found any
