@@ -117,7 +117,7 @@ cdef inline double timeline_slowness(
     if timeline.seen_s + prior <= EQUAL_RATIO * (timeline.expected_s + prior):
         return 1.0
     slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
-    return min(SLOWEST, max(1.0, slowness - EQUAL_SPEED))
+    return min(SLOWEST, slowness, max(1.0, 1.0 + 2.0 * (slowness - 1.0 - EQUAL_SPEED)))
 
 
 cdef inline double timeline_decode_s(
