@@ -128,23 +128,27 @@ cdef inline void fade_speeds(
     """
     cdef double kept = FADE_SPEED ** (1.0 / workers)
     cdef uint32_t number
+    cdef int i
     for number in range(size):
         timelines[number].seen_s *= kept
-        timelines[number].expected_s *= kept
+        for i in range(4):
+            timelines[number].computed[i] *= kept
         timelines[number].claimed *= kept
         timelines[number].confirmed *= kept
 
 
 cdef inline void learn_slowness(
-    EngineTimeline* timeline, double took, double expected
+    EngineTimeline* timeline, const double* x, double took, double expected
 ) noexcept nogil:
-    """Learn that a prefill took `took` seconds where the fleet's model expected others.
+    """Learn that a prefill `x` took `took` seconds where the fleet's model expected others.
 
     By itself it shows no worker much slower: a stall, of whatever on the way, is over by the next,
     and would else keep requests away from an idle engine for a minute.
     """
+    cdef int i
     timeline.seen_s += min(took, max(MOST_SLOWER, timeline.lately) * expected)
-    timeline.expected_s += expected
+    for i in range(4):
+        timeline.computed[i] += x[i]
     timeline.lately = took / expected if expected > 0.0 else 1.0
 
 
@@ -204,14 +208,15 @@ cdef inline double learn_prefill(
         if same_step:
             if can_compare(model):
                 timeline.seen_s += took - timeline.sample_s
-                timeline.expected_s += expected - fit_predict(&model.speed.prefill, was)
+                for i in range(4):
+                    timeline.computed[i] += x[i] - was[i]
             fit_amend(
                 &model.speed.prefill, &timeline.prefills, x, took, timeline.sample_weight, was,
                 timeline.sample_s,
             )
         else:
             if can_compare(model):
-                learn_slowness(timeline, took, expected)
+                learn_slowness(timeline, x, took, expected)
             timeline.sample_weight = fit_add(
                 &model.speed.prefill, &timeline.prefills, x, took, slowness
             )

@@ -12,7 +12,7 @@ from cython cimport cdivision
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t
 
-from ._latency cimport Part
+from ._latency cimport Part, fit_predict
 from ._speed cimport (
     EQUAL_RATIO,
     EQUAL_SPEED,
@@ -83,7 +83,7 @@ cdef struct EngineTimeline:
     double requests_s           # requests that decode x seconds
     double prefill_s            # seconds in which a step with prompt tokens ran
     double seen_s               # seconds that prefills took, old ones faded,
-    double expected_s           # and that the fleet's model had expected
+    double computed[4]          # and what they computed, as samples of the fit of prefills
     double lately               # times what was expected that the last of them took
     bint sampled                # the anchor is the end of a step that was learnt from, and there
     double sample[4]            # what that step was taken to do,
@@ -111,12 +111,13 @@ cdef inline double timeline_slowness(
     be sent more, and then have still more cached.
     """
     cdef double prior = 4.0 * speed.prefill.mean
+    cdef double expected = fit_predict(&speed.prefill, timeline.computed)
     cdef double slowness
-    if timeline.expected_s <= 0.0 or prior <= 0.0:
+    if expected <= 0.0 or prior <= 0.0:
         return 1.0
-    if timeline.seen_s + prior <= EQUAL_RATIO * (timeline.expected_s + prior):
+    if timeline.seen_s + prior <= EQUAL_RATIO * (expected + prior):
         return 1.0
-    slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
+    slowness = (timeline.seen_s + prior) / (expected + prior)
     return min(SLOWEST, slowness, max(1.0, 1.0 + 2.0 * (slowness - 1.0 - EQUAL_SPEED)))
 
 
