@@ -107,8 +107,8 @@ cdef inline double timeline_slowness(
     """How many times slower this worker is than the fleet's model.
 
     Small differences count as none: with them, an idle fleet would always choose the same worker.
-    Nor does being faster: a worker that seems so may only have more cached than is known, and would
-    be sent more, and then have still more cached.
+    From twice as large ones on they count in full. Nor does being faster: a worker that seems so may
+    only have more cached than is known, and would be sent more, and then have still more cached.
     """
     cdef double prior = 4.0 * speed.prefill.mean
     cdef double expected = fit_predict(&speed.prefill, timeline.computed)

@@ -370,16 +370,16 @@ def test_prompts_beside_decodes_teach_what_those_add_to_a_step(samples):
         max_size=120,
     ),
 )
-def test_what_each_worker_took_counts_divided_by_how_slow_it_is_known_to_be(paces, samples):
+def test_what_each_worker_took_counts_divided_by_how_slow_it_is_known_to_be(factors, samples):
     params = ForecastParams()
     kernel, now = Forecast(params), 0.0
     fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
-    speeds = OracleSpeeds(len(paces))
-    for number in range(len(paces)):
+    speeds = OracleSpeeds(len(factors))
+    for number in range(len(factors)):
         kernel.add_worker(number, 400, None)
     for turn, (place, tokens, noise) in enumerate(samples):
-        number = place % len(paces)
-        seconds = paces[number] * noise * (0.02 + 1e-4 * tokens)
+        number = place % len(factors)
+        seconds = factors[number] * noise * (0.02 + 1e-4 * tokens)
         kernel.book(str(turn), number, tokens, tokens, now)
         now += seconds
         kernel.first_token(str(turn), now)
@@ -388,21 +388,21 @@ def test_what_each_worker_took_counts_divided_by_how_slow_it_is_known_to_be(pace
         x = [1.0, tokens / CHUNK_TOKENS, 0.0, tokens**2 / 2 / ATTENDED_TOKENS]
         speeds.add(number, seconds, fit, x)
     np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-4, atol=1e-7)
-    for number in range(len(paces)):
+    for number in range(len(factors)):
         assert kernel.slowness(number) == pytest.approx(speeds.slowness(number, fit), rel=1e-4)
 
 
 def test_a_fleet_of_which_half_is_slow_is_known_by_its_fast_half() -> None:
     kernel, now = Forecast(ForecastParams()), 0.0
-    paces = [1.0, 1.7, 1.0, 1.7]
+    factors = [1.0, 1.7, 1.0, 1.7]
     for number in range(4):
         kernel.add_worker(number, 8192, None)
     for turn in range(400):
         number, tokens = turn % 4, 100 + 37 * turn % 3000
         kernel.book(str(turn), number, tokens, tokens, now)
-        now += paces[number] * (0.03 + 5e-5 * tokens)
+        now += factors[number] * (0.03 + 5e-5 * tokens)
         kernel.first_token(str(turn), now)
-        now += paces[number] * 0.01 * 99
+        now += factors[number] * 0.01 * 99
         kernel.end(str(turn), now, 100)
     assert [kernel.slowness(number) for number in (0, 2)] == [1.0, 1.0]
     for number in (1, 3):
