@@ -39,7 +39,7 @@ cdef struct Fit:
 
 cdef struct Part:           # of a fit, what one worker took; zeroed while it has no samples
     double products[4]      # sum of x y as seen, faded until the fit had
-    long samples            # so many
+    long samples            # this number of them
     double slowness         # by which they are divided in the fit
 
 
