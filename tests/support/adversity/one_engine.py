@@ -5,17 +5,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from grpc import aio
 from support.calls import messages_of
+from support.epp.messages import HEAD, Answered, body, request_headers
 from support.fake_engine import FakeEngine, chunk, complete, prompt
 from support.servers.http_engine import Asked, HttpEngine, event, part, reply, stream_head
 from support.servers.openai_serving import Served, openai_serving
 from support.serving import ServedRouter
 
 from dynamo_router.base.clock import SystemClock
+from dynamo_router.frontend.config import EnvoyConfig
+from dynamo_router.frontend.epp.picker import PATH as PROCESS
 from dynamo_router.runtime.request_planes import RequestClient, RequestServer, annotated
 from dynamo_router.workers.dialects import DynamoClient
 from dynamo_router.workers.dynamo_route import DynamoRoute
@@ -25,6 +29,7 @@ from dynamo_router.workers.worker_url import WorkerUrl
 
 PATH = "generate-of-7"
 NUMBER = 714_071
+ENVOY = EnvoyConfig(ext_proc_port=0, secure_serving=False)
 
 
 class Fleet:
@@ -126,7 +131,12 @@ async def one_engine(kind: str, **answer: Any) -> AsyncIterator[tuple[Served, Fl
         fleet = KINDS[kind](stack, **answer)
         await fleet.enter()
         served = await stack.enter_async_context(
-            openai_serving(*fleet.engines, workers=fleet.urls, attach=fleet.attach)
+            openai_serving(
+                *fleet.engines,
+                workers=fleet.urls,
+                attach=fleet.attach,
+                envoy=replace(ENVOY, endpoint_port=9 if fleet.engines else None),
+            )
         )
         if fleet.engines:
             fleet.names = (f"127.0.0.1:{fleet.engines[0].port}",)
@@ -163,10 +173,27 @@ async def ask_grpc(served: Served, streamed: bool) -> str:
     return f"200 {answers}"
 
 
-async def _posted(served: Served, path: str, streamed: bool, **body: Any) -> str:
+async def ask_envoy(served: Served, streamed: bool, path: str = "/v1/completions") -> str:
+    """What a client of Envoy's gets from the picker itself; empty: Envoy carries its request."""
+    asked: dict[str, Any] = {"model": "tiny", "stream": streamed, "prompt": [5] * 20}
+    if path.endswith("/chat/completions"):
+        asked["messages"] = [{"role": "user", "content": "a"}]
+    data = json.dumps(asked).encode()
+    answered = Answered()
+    async with aio.insecure_channel(served.server.envoy_address) as channel:
+        call = channel.stream_stream(PROCESS)()
+        await call.write(request_headers(HEAD | {":path": path}))
+        await call.write(body("request_body", data, ends=True))
+        while answered.immediate is None and not answered.ended["request"]:
+            answered.take(await call.read())
+        call.cancel()
+    return "" if answered.immediate is None else str(answered.immediate)
+
+
+async def _posted(served: Served, path: str, streamed: bool, **asked: Any) -> str:
     most = "max_output_tokens" if path.endswith("responses") else "max_tokens"
     more = {"model": "tiny", "stream": streamed, most: 16}
-    async with served.session.post(served.url + path, json={**body, **more}) as answer:
+    async with served.session.post(served.url + path, json={**asked, **more}) as answer:
         return f"{answer.status} {answer.headers} {await answer.text()}"
 
 
