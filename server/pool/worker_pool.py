@@ -267,7 +267,7 @@ class WorkerPool:
             on_load_fell=self.decider.poll,
         )
         replica = self.replicas.replica
-        self.handoffs.meetings.hear(replica.own.router_id, replica.peers.present)
+        self.handoffs.meetings.join(replica.own.router_id, replica.peers.present)
         await self.replicas.start()
         self.metrics.watch_replicas(self.replicas)
 

@@ -12,9 +12,9 @@ SHARE_BITS = 7
 
 
 def share_of(own_id: int, others: Collection[int]) -> int:
-    """Which share of the numbers a router's are, by the ids of all that it hears: each begins at
-    its own id, in their order, and takes the next one that is free. Routers that hear the same
-    ones have shares of their own, up to 2^SHARE_BITS of them."""
+    """Which share of the numbers a router's are, by the ids of all: in the order of ids each begins
+    at its own, and takes the next share that is free. Routers that know the same ids have shares
+    of their own, up to 2^SHARE_BITS of them."""
     shares = 1 << SHARE_BITS
     taken: set[int] = set()
     for router_id in sorted({own_id, *others}):
@@ -33,7 +33,7 @@ class Meetings:
     """Of one process. Numbers are a walk through its share of all that there are, from a random one
     on: none comes twice at one prefill worker before all others of that share have.
 
-    Two routers that hear each other never make the same number. Of two that do not, one in
+    Two routers that know each other never make the same number. Of two that do not, one in
     2^SHARE_BITS pairs has the same share; taken over all pairs, a new number is one of n that the
     other's requests have there at that moment with the chance n / 2^bits.
     """
@@ -46,7 +46,7 @@ class Meetings:
         self._share_among: frozenset[int] | None = None
         self._share = 0
 
-    def hear(self, own_id: int, others: Callable[[], Collection[int]]) -> None:
+    def join(self, own_id: int, others: Callable[[], Collection[int]]) -> None:
         """There are other routers, of the ids that `others` returns now; they call this one
         `own_id`."""
         self._own_id, self._others, self._share_among = own_id, others, None

@@ -11,15 +11,13 @@ from typing import Any
 import grpc
 from grpc import aio
 from support.calls import messages_of
-from support.epp.messages import HEAD, Answered, body, request_headers
+from support.epp.picking import LISTENS, picked
 from support.fake_engine import FakeEngine, chunk, complete, prompt
 from support.servers.http_engine import Asked, HttpEngine, event, part, reply, stream_head
 from support.servers.openai_serving import Served, openai_serving
 from support.serving import ServedRouter
 
 from dynamo_router.base.clock import SystemClock
-from dynamo_router.frontend.config import EnvoyConfig
-from dynamo_router.frontend.epp.picker import PATH as PROCESS
 from dynamo_router.runtime.request_planes import RequestClient, RequestServer, annotated
 from dynamo_router.workers.dialects import DynamoClient
 from dynamo_router.workers.dynamo_route import DynamoRoute
@@ -29,7 +27,6 @@ from dynamo_router.workers.worker_url import WorkerUrl
 
 PATH = "generate-of-7"
 NUMBER = 714_071
-ENVOY = EnvoyConfig(ext_proc_port=0, secure_serving=False)
 
 
 class Fleet:
@@ -135,7 +132,7 @@ async def one_engine(kind: str, **answer: Any) -> AsyncIterator[tuple[Served, Fl
                 *fleet.engines,
                 workers=fleet.urls,
                 attach=fleet.attach,
-                envoy=replace(ENVOY, endpoint_port=9 if fleet.engines else None),
+                envoy=replace(LISTENS, endpoint_port=9 if fleet.engines else None),
             )
         )
         if fleet.engines:
@@ -179,21 +176,16 @@ async def ask_envoy(served: Served, streamed: bool, path: str = "/v1/completions
     if path.endswith("/chat/completions"):
         asked["messages"] = [{"role": "user", "content": "a"}]
     data = json.dumps(asked).encode()
-    answered = Answered()
     async with aio.insecure_channel(served.server.envoy_address) as channel:
-        call = channel.stream_stream(PROCESS)()
-        await call.write(request_headers(HEAD | {":path": path}))
-        await call.write(body("request_body", data, ends=True))
-        while answered.immediate is None and not answered.ended["request"]:
-            answered.take(await call.read())
+        call, answered = await picked(channel, data, path)
         call.cancel()
     return "" if answered.immediate is None else str(answered.immediate)
 
 
-async def _posted(served: Served, path: str, streamed: bool, **asked: Any) -> str:
+async def _posted(served: Served, path: str, streamed: bool, **body: Any) -> str:
     most = "max_output_tokens" if path.endswith("responses") else "max_tokens"
     more = {"model": "tiny", "stream": streamed, most: 16}
-    async with served.session.post(served.url + path, json={**asked, **more}) as answer:
+    async with served.session.post(served.url + path, json={**body, **more}) as answer:
         return f"{answer.status} {answer.headers} {await answer.text()}"
 
 

@@ -22,20 +22,20 @@ def test_a_million_numbers_are_all_different(ranks: int, bits: int) -> None:
     assert (numbers % ranks == np.arange(count) % ranks).all()
 
 
-def rooms(meetings: Meetings, count: int) -> np.ndarray:
-    """Of SGLang over gRPC."""
+def numbers_of(meetings: Meetings, count: int) -> np.ndarray:
+    """As SGLang has them over gRPC, of 31 bits."""
     return np.fromiter((meetings.new(0, 1, (1, 1), 31).number for _ in range(count)), np.int64)
 
 
-def test_routers_that_hear_each_other_never_make_the_same_room() -> None:
+def test_routers_that_know_each_other_never_make_the_same_number() -> None:
     rng = random.Random(2)
     ids = [rng.getrandbits(53) for _ in range(8)]
     ids[1] = ids[0] + (1 << SHARE_BITS)  # they begin at the same share
     routers = [Meetings(rng) for _ in ids]
     for router_id, router in zip(ids, routers, strict=True):
         others = {each for each in ids if each != router_id}
-        router.hear(router_id, lambda others=others: others)  # type: ignore[misc]
-    found = np.concatenate([rooms(router, 30_000) for router in routers])
+        router.join(router_id, lambda others=others: others)  # type: ignore[misc]
+    found = np.concatenate([numbers_of(router, 30_000) for router in routers])
     assert len(np.unique(found)) == len(found)
 
 
@@ -48,19 +48,19 @@ def test_all_routers_that_are_counted_have_shares_of_their_own() -> None:
     assert max(share_of(each, many) for each in many) < 1 << SHARE_BITS
 
 
-def test_a_router_that_is_heard_of_later_makes_other_rooms() -> None:
+def test_a_router_that_joins_later_makes_other_numbers() -> None:
     ids: set[int] = set()
     one, two = Meetings(random.Random(4)), Meetings(random.Random(5))
-    one.hear(5, lambda: ids)
-    two.hear(5 + (1 << SHARE_BITS), lambda: {5})
-    before = rooms(one, 1000)
+    one.join(5, lambda: ids)
+    two.join(5 + (1 << SHARE_BITS), lambda: {5})
+    before = numbers_of(one, 1000)
     ids.add(5 + (1 << SHARE_BITS))
-    after = rooms(one, 1000)
-    assert len(np.unique(np.concatenate([before, after, rooms(two, 1000)]))) == 3000
+    after = numbers_of(one, 1000)
+    assert len(np.unique(np.concatenate([before, after, numbers_of(two, 1000)]))) == 3000
 
 
-def test_routers_that_do_not_hear_each_other_meet_as_rarely_as_chance_has_it() -> None:
-    """Of 12 bits, so that it can be counted: a room is one of n in use, of 2^12, n / 2^12 times."""
+def test_routers_that_do_not_know_each_other_meet_as_rarely_as_chance_has_it() -> None:
+    """Of 12 bits, so that it can be counted: one of n in use is met n / 2^12 times."""
     rng, bits, n, tried = random.Random(6), 12, 8, 20_000
     met = 0
     for _ in range(tried):
@@ -81,5 +81,5 @@ def test_transfer_ids_and_processes_differ() -> None:
 def test_number_zero_is_an_engines_own() -> None:
     meetings = Meetings(random.Random(1))
     meetings._at, meetings._step = (1 << 62) - 1, 1
-    meetings.hear(1 << SHARE_BITS, frozenset)
+    meetings.join(1 << SHARE_BITS, frozenset)
     assert meetings.new(0, 1, (1, 1)).number == 1
