@@ -2,7 +2,9 @@
 (`trtllm-serve MODEL --grpc --grpc-protocol openengine`).
 
 Whole requests alone: its engines keep a computed prompt until a decode worker has read it, without
-an end, so that each one whose client leaves would still have to be read.
+an end, so that each one whose client leaves or whose decode worker fails would still have to be
+read, at another one if need be. But whether the failed one has read it is not known, and a decode
+engine whose prompt's engine is gone stands still for all of its requests.
 """
 
 import asyncio
