@@ -10,10 +10,9 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2  # type: ignore[import
 
 from ..dialects import ServedModel, bias_of, leg_fields, refuse, sglang_facts
 from ..engine_facts import EngineFacts
-from ..registry import MAX_RANKS
 from ..trtllm_client import EngineIdentity
 from .asked import GUIDES, Asked, copy_set, read_request, set_guide
-from .client import TokenServiceClient
+from .client import TokenServiceClient, stated_ranks
 
 _ENGINE = "SGLang's gRPC server"
 _SAMPLING = (
@@ -51,10 +50,7 @@ class SglangClient(TokenServiceClient):
             name: int(value) if isinstance(value, float) and value.is_integer() else value
             for name, value in MessageToDict(server.server_args).items()
         }
-        ranks = args.get("dp_size")
-        if not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
-            ranks = None
-        identity = EngineIdentity(dp_size=ranks)
+        identity = EngineIdentity(dp_size=stated_ranks(args.get("dp_size")))
         return identity, facts_by(model, server, args, self.host, self.block_size)
 
     def abort_request(self, request_id: str) -> Any:

@@ -26,6 +26,7 @@ from support.servers.http_engine import answers_of
 from dynamo_router.base.errors import StatusCode, WorkerError
 from dynamo_router.workers.dialects import DP_RANK_KEY, handoff_of
 from dynamo_router.workers.failures import EngineCallError, Origin
+from dynamo_router.workers.registry import MAX_RANKS
 from dynamo_router.workers.token_services import TokenServiceClient
 from dynamo_router.workers.token_services.sglang import SglangClient
 from dynamo_router.workers.token_services.vllm import VllmClient
@@ -285,6 +286,20 @@ async def test_how_vllm_hands_over() -> None:
         client = VllmClient(engine.address)
         found = (await client.describe(timeout=5))[1].transfer
         assert (found.connector, found.engine_ids) == ("LMCacheConnectorV1", ("e",))
+        await client.close()
+
+
+@pytest.mark.parametrize("ranks", [-1, MAX_RANKS + 1, 2**31 - 1])
+async def test_ranks_that_no_vllm_has_are_none(ranks: int) -> None:
+    """An id for each of them would take all memory that there is."""
+    async with VllmService(says) as engine:
+        info: Any = vllm_engine_pb2.GetServerInfoResponse(
+            kv_connector="NixlConnector", kv_engine_id="e", data_parallel_size=ranks
+        )
+        engine.info = info
+        client = VllmClient(engine.address)
+        identity, facts = await client.describe(timeout=5)
+        assert identity.dp_size is None and facts.transfer.engine_ids == ("e",)
         await client.close()
 
 
