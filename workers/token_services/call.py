@@ -48,7 +48,7 @@ class TranslatedCall:
             async for data in self._call:
                 for message in reader.read(data):
                     yield message
-            if not reader.done:
+            if not reader.done and not self.aborted:
                 raise WorkerError("its answer ended without a reason")
         except WorkerError as error:
             self._call.cancel()
@@ -57,8 +57,8 @@ class TranslatedCall:
             self._call.cancel()
             if not self.aborted:
                 raise
-            if not reader.done:
-                yield reader.answer.complete("cancelled")
         finally:
             if self._call.outcome is not None:  # else it goes on without a reader
                 self._owner.forget(self)
+        if not reader.done:
+            yield reader.answer.complete("cancelled")

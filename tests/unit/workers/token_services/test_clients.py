@@ -181,13 +181,17 @@ async def test_an_engines_own_words_for_a_failure(
     assert error.code() is StatusCode.INVALID_ARGUMENT and "a cache salt" in error.details()
 
 
+@pytest.mark.parametrize("status", [None, grpc.StatusCode.ABORTED])
 async def test_an_abort_ends_an_answer_well(
-    client: TokenServiceClient, engine: TokenService
+    client: TokenServiceClient, engine: TokenService, status: grpc.StatusCode | None
 ) -> None:
+    """Whether the engine then fails the call, or only ends it."""
+
     async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
         yield vllm_part([11]) if isinstance(engine, VllmService) else sglang_part([11], 1)
         await engine.go.wait()
-        await context.abort(grpc.StatusCode.ABORTED, "aborted")
+        if status is not None:
+            await context.abort(status, "aborted")
 
     engine.script = script
     call = client.generate(prompt("r1", 8).SerializeToString())
