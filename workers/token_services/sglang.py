@@ -1,6 +1,7 @@
 """SGLang's own gRPC service (`python -m sglang.launch_server --grpc-mode`)."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,10 +47,7 @@ class SglangClient(TokenServiceClient):
     async def ask_facts(self, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
         asked = [self.ask_if_known(m, timeout) for m in ("GetModelInfo", "GetServerInfo")]
         model, server = await asyncio.gather(*asked)
-        args = {
-            name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, value in MessageToDict(server.server_args).items()
-        }
+        args = _arguments(server.server_args)
         identity = EngineIdentity(dp_size=stated_ranks(args.get("dp_size")))
         return identity, facts_by(model, server, args, self.host, self.block_size)
 
@@ -115,3 +113,14 @@ def facts_by(
         max_input_len=max(0, model.max_req_input_len),
         vocab_size=max(0, model.vocab_size),
     )
+
+
+def _arguments(stated: Any) -> dict[str, Any]:
+    """Those of its command line, without those that JSON has no number for."""
+    args: dict[str, Any] = {}
+    for name, field in stated.fields.items():
+        with suppress(ValueError):
+            value: Any = MessageToDict(field)
+            integral = isinstance(value, float) and value.is_integer()
+            args[name] = int(value) if integral else value
+    return args

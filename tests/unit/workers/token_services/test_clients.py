@@ -321,6 +321,16 @@ async def test_how_sglang_hands_over() -> None:
         await client.close()
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+async def test_arguments_of_sglang_that_are_no_numbers_say_nothing(number: float) -> None:
+    async with SglangService(says) as engine:
+        engine.info.server_args.update({"watchdog_timeout": number, "page_size": number})
+        client = SglangClient(engine.address, block_size=BLOCK)
+        facts = (await client.describe(timeout=5))[1]
+        assert facts.settings == {"total_kv_blocks": 200, "max_num_seqs": 8}
+        await client.close()
+
+
 async def test_a_parcel_goes_with_the_last_message() -> None:
     async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
         yield vllm_part([11])
