@@ -11,10 +11,16 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "length_delimited", "parts_of", "pb"]
+__all__ = ["SERVICE", "common_pb", "guide_name", "length_delimited", "parts_of", "pb"]
 
 SERVICE = "trtllm.TrtllmService"
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+def guide_name(kind: int) -> str:
+    """Of a type of guided decoding, which a client may have made up."""
+    kinds = pb.GuidedDecodingParams.GuideType
+    return str(kinds.Name(kind) if kind in kinds.values() else kind)
 
 
 def length_delimited(field: int, data: bytes) -> bytes:

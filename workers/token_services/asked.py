@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import UNREADABLE, InvalidRequestError
 from ..dialects import MAX_TOKENS, check_request, refuse, split_tokens
-from ..trtllm_proto import length_delimited, parts_of, pb
+from ..trtllm_proto import guide_name, length_delimited, parts_of, pb
 
 GUIDES = pb.GuidedDecodingParams
 _TOKENIZED = pb.GenerateRequest.DESCRIPTOR.fields_by_name["tokenized"].number
@@ -77,8 +77,9 @@ def set_guide(
         return
     kind, guide = message.guided_decoding.guide_type, message.guided_decoding.guide
     if kind not in fields:
-        name = GUIDES.GuideType.Name(kind)
-        raise InvalidRequestError(f"guided decoding by {name} is not supported by {engine}")
+        raise InvalidRequestError(
+            f"guided decoding by {guide_name(kind)} is not supported by {engine}"
+        )
     if kind == GUIDES.GUIDE_TYPE_JSON_SCHEMA:
         try:
             msgspec.json.decode(guide)

@@ -163,6 +163,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
         setattr(r.guided_decoding, "guide", "{"),
     ),
     "GUIDE_TYPE_UNSPECIFIED": lambda r: setattr(r.guided_decoding, "guide", "x"),
+    "guided decoding by 77": lambda r: setattr(r.guided_decoding, "guide_type", 77),
 }
 
 
