@@ -9,6 +9,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from smg_grpc_proto.generated import sglang_scheduler_pb2  # type: ignore[import-untyped]
 
+from ...base.errors import InvalidRequestError
 from ..dialects import ServedModel, bias_of, leg_fields, refuse, sglang_facts
 from ..engine_facts import EngineFacts
 from ..trtllm_client import EngineIdentity
@@ -90,8 +91,11 @@ def sglang_request(asked: Asked, request: bytes, dp_rank: int | None) -> Any:
         bias = bias_of(request)
         params.logit_bias.update({str(token): value for token, value in bias.items()})
     set_guide(message, params, _ENGINE, _GUIDES, '{"type": "object"}')
-    for name, value in leg_fields(message, _LEG_FIELDS, _ENGINE).items():
-        setattr(found.disaggregated_params, name, value)
+    try:
+        for name, value in leg_fields(message, _LEG_FIELDS, _ENGINE).items():
+            setattr(found.disaggregated_params, name, value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"the prompt's handoff is none of {_ENGINE}") from None
     if dp_rank is not None:
         found.data_parallel_rank = dp_rank
     return found

@@ -141,6 +141,20 @@ def test_the_legs_of_a_request() -> None:
     assert two.disaggregated_params == params and two.sampling_params.max_new_tokens == 4
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        b'{"kv_transfer_params": {}}', b"[", b"[]", b'{"bootstrap_port": "x"}',
+        b'{"bootstrap_room": 2147483648}', b'{"bootstrap_host": 1}', b'{"bootstrap_room": true}',
+    ],
+)  # fmt: skip
+def test_a_leg_in_other_words_than_sglangs_is_refused(given: bytes) -> None:
+    """A client may have made it up."""
+    leg = for_decode(prompt("r1", 3).SerializeToString(), given)
+    with pytest.raises(InvalidRequestError, match="handoff is none of SGLang"):
+        translated(SglangClient, leg)
+
+
 def _set(change: Callable[[Any], object]) -> Any:
     request = prompt("r1", 3)
     change(request)
