@@ -30,6 +30,19 @@ def test_after_a_stall_it_calls_a_look_later() -> None:
     assert len(calls) == 1 and not loop.handles
 
 
+def test_what_is_put_off_is_called_then_and_its_lateness_counts_anew() -> None:
+    loop, calls = LateLoop(), list[float]()
+    made = timer(loop, calls)
+    loop.look(60.0)
+    made.put_off(30.0)
+    loop.look(29.0)
+    assert not calls
+    loop.look(60.0)
+    assert not calls
+    loop.look(STALLED_S)
+    assert len(calls) == 1 and not loop.handles
+
+
 def test_an_answer_that_was_there_unread_cancels_it() -> None:
     loop, calls = LateLoop(), list[float]()
     made = timer(loop, calls)
