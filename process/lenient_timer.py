@@ -29,8 +29,10 @@ class LenientTimer:
         self._due, self._was_late = self._loop.time() + seconds, False
 
     def cancel(self) -> None:
-        """Idempotent."""
+        """Idempotent. Who is to be called, and mostly has it, is let go of: no circle is left to
+        the collector."""
         self._timer.cancel()
+        self._callback = _nothing
 
     def _on_due(self) -> None:
         now = self._loop.time()
@@ -40,4 +42,10 @@ class LenientTimer:
             self._was_late = True
             self._timer = self._loop.call_at(now + STALLED_S, self._on_due)
         else:
-            self._callback()
+            callback = self._callback
+            self.cancel()
+            callback()
+
+
+def _nothing() -> None:
+    """What one that is over calls."""
