@@ -1,6 +1,7 @@
 """The clients of engines with gRPC services of their own, over real sockets."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -28,6 +29,8 @@ from dynamo_router.workers.dialects import DP_RANK_KEY, handoff_of
 from dynamo_router.workers.failures import EngineCallError, Origin
 from dynamo_router.workers.registry import MAX_RANKS
 from dynamo_router.workers.token_services import TokenServiceClient
+from dynamo_router.workers.token_services import client as token_client
+from dynamo_router.workers.token_services.answers import AnswerReader
 from dynamo_router.workers.token_services.sglang import SglangClient
 from dynamo_router.workers.token_services.vllm import VllmClient
 from dynamo_router.workers.transfer_facts import BOOTSTRAP, NONE, TransferFacts
@@ -328,6 +331,35 @@ async def test_arguments_of_sglang_that_are_no_numbers_say_nothing(number: float
         client = SglangClient(engine.address, block_size=BLOCK)
         facts = (await client.describe(timeout=5))[1]
         assert facts.settings == {"total_kv_blocks": 200, "max_num_seqs": 8}
+        await client.close()
+
+
+@pytest.mark.parametrize(("tokens", "beside"), [(2, False), (2000, True)])
+async def test_a_list_for_each_token_of_a_prompt_is_read_beside_the_event_loop(
+    tokens: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        last = vllm_last([7], "length")
+        about = last.complete.input_logprobs
+        about.token_ids.extend(range(tokens))
+        for _ in range(tokens):
+            about.token_logprobs.add(value=-1.0)
+        yield last
+
+    threads: list[bool] = []
+
+    class Reader(AnswerReader):
+        def read(self, data: bytes) -> list[bytes]:
+            threads.append(threading.current_thread() is not threading.main_thread())
+            return super().read(data)
+
+    monkeypatch.setattr(token_client, "AnswerReader", Reader)
+    asked = prompt("r1", tokens)
+    asked.streaming, asked.output_config.prompt_logprobs = False, 1
+    async with VllmService(script) as engine:
+        client = VllmClient(engine.address)
+        _, last = await generated(client, asked)
+        assert len(last.prompt_logprobs) == tokens and threads == [beside]
         await client.close()
 
 
