@@ -39,8 +39,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def parts_of(message: bytes, field: int) -> Iterator[bytes]:
-    """The bytes of each length-delimited field of this number in a serialized message."""
+def parts_of(message: bytes, field: int, *, floats: bool = False) -> Iterator[bytes]:
+    """The bytes of each length-delimited field of this number in a serialized message. `floats`:
+    where these are packed ones, and of each that is one alone."""
+    kinds = (_DELIMITED, _FIXED32) if floats else (_DELIMITED,)
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -51,7 +53,7 @@ def parts_of(message: bytes, field: int) -> Iterator[bytes]:
         size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
         if kind == _DELIMITED:
             size, at = _read_varint(message, at)
-        if number == field:
+        if number == field and kind in kinds:
             yield message[at : at + size]
         at += size
 

@@ -44,6 +44,9 @@ def read_request(request: bytes, engine: str, *, takes_salt: bool = False) -> As
     try:
         rest, _, prompt_tokens, _ = split_tokens(request)
         message = pb.GenerateRequest.FromString(rest)
+        parts = list(parts_of(request, _TOKENIZED))
+        for part in parts:  # it has a text, too, of which an engine would fail
+            pb.TokenizedInput.FromString(part)
     except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     check_request(message, engine, disaggregated=True)
@@ -57,7 +60,7 @@ def read_request(request: bytes, engine: str, *, takes_salt: bool = False) -> As
             "a cache salt": message.HasField("cache_salt_id") and not takes_salt,
         },
     )
-    prompt = b"".join(length_delimited(_TOKENIZED, part) for part in parts_of(request, _TOKENIZED))
+    prompt = b"".join(length_delimited(_TOKENIZED, part) for part in parts)
     return Asked(message, prompt, prompt_tokens)
 
 
