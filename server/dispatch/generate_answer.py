@@ -6,11 +6,12 @@ nothing here.
 
 from typing import NamedTuple
 
-from ...workers.finish_reasons import check_reason
+from ...workers.finish_reasons import SHOWN_REASONS, check_reason
 from ._generate_answer import finish_reason_in, parse_answer
 
 BLANK_BYTES = 512
 """A longer message has something in it."""
+_KNOWN_REASONS = {each.encode() for each in SHOWN_REASONS}
 _UNREADABLE = None, 1, 0, 0  # neither a chunk nor complete, and not blank
 
 
@@ -58,7 +59,7 @@ def check_finish(message: bytes) -> None:
     """EngineCallError if it is the last message of an answer that the engine could not go on with,
     or that ended for a reason that is none."""
     reason = finish_reason_in(message)
-    if reason is not None:
+    if reason is not None and reason not in _KNOWN_REASONS:
         check_reason(reason.decode(errors="replace"))
 
 

@@ -48,6 +48,20 @@ async def test_an_unknown_reason_is_the_engines_word(
         assert shown.startswith("200") and '"finish_reason":"repetition"' in shown, shown
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "listener, shown_as",
+    [("messages", '"stop_reason":"end_turn"'), ("responses", '"status":"completed"')],
+)
+async def test_an_unknown_reason_is_an_end_where_the_api_has_no_word(
+    listener: str, shown_as: str, streamed: bool
+) -> None:
+    async with one_engine("grpc", reason="repetition", begun=True) as (served, _):
+        shown = await ALL[listener](served, streamed)
+        assert shown.startswith("200") and shown_as in shown, shown
+        assert "failed" not in shown and "error" not in shown.replace('"error":null', ""), shown
+
+
 @pytest.mark.parametrize("reason", ["boom\n2026 [info] x", "\x1b[2Jboom", "boom" * 2500])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("listener", ["completions", "grpc"])
