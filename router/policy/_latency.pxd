@@ -4,6 +4,11 @@ Old samples fade by FADE, and PRIOR samples' worth of `start` keeps the fit wher
 A sample far off the usual error counts as if it were OUTLIER times that error away: a stall or a
 late report must not turn the model over. The last number may have nothing to say, and resembles
 others where it has: where it came out negative, the rest is solved without it.
+
+What a slow worker took counts divided by how slow it is, or the fit would be of a fleet's mean, and
+its fast workers, which are never said to be faster, would be taken for slower than they are. A
+sample is divided by what is known of its worker now, not when it was added: each worker's are summed
+apart as they were seen.
 """
 
 from libc.math cimport fabs
@@ -32,6 +37,11 @@ cdef struct Fit:
     double mean             # of y, seconds
     long samples
 
+cdef struct Part:           # of a fit, what one worker took; zeroed while it has no samples
+    double products[4]      # sum of x y as seen, faded until the fit had
+    long samples            # this number of them
+    double slowness         # by which they are divided in the fit
+
 
 cdef inline void fit_init(
     Fit* fit, double first, double second, double third, double fourth
@@ -57,22 +67,42 @@ cdef inline double fit_predict(const Fit* fit, const double* x) noexcept nogil:
     )
 
 
-cdef inline double fit_add(Fit* fit, const double* x, double y) noexcept nogil:
-    """Learn that `x` took `y` seconds. Returns the weight of the sample."""
-    cdef double error = fabs(y - fit_predict(fit, x))
+cdef inline void fit_divide(Fit* fit, Part* part, double slowness) noexcept nogil:
+    """Divide a worker's samples, those before included, by how slow it is known to be now."""
+    cdef double kept, change = 0.0
+    cdef int i
+    if part.samples > 0:
+        kept = FADE ** (fit.samples - part.samples)
+        change = 1.0 / slowness - 1.0 / part.slowness
+        for i in range(N):
+            part.products[i] *= kept
+            fit.products[i] += change * part.products[i]
+    part.samples = fit.samples
+    part.slowness = slowness
+
+
+cdef inline double fit_add(
+    Fit* fit, Part* part, const double* x, double y, double slowness
+) noexcept nogil:
+    """Learn that `x` took a worker so slow `y` seconds. Returns the weight of the sample."""
+    cdef double usual = y / slowness  # of the usual worker
+    cdef double error = fabs(usual - fit_predict(fit, x))
     cdef double weight = 1.0
     cdef int i, j
+    fit_divide(fit, part, slowness)
     if fit.samples == 0:
         fit.error = error
-        fit.mean = y
+        fit.mean = usual
     elif error > OUTLIER * fit.error > 0.0:
         weight = OUTLIER * fit.error / error
         error = OUTLIER * fit.error
     fit.samples += 1
     fit.error += SLOW * (error - fit.error)
-    fit.mean += SLOW * (y - fit.mean)
+    fit.mean += SLOW * (usual - fit.mean)
+    part.samples = fit.samples
     for i in range(N):
-        fit.products[i] = FADE * fit.products[i] + weight * x[i] * y
+        part.products[i] = FADE * part.products[i] + weight * x[i] * y
+        fit.products[i] = FADE * fit.products[i] + weight * x[i] * usual
         for j in range(N):
             fit.moments[i][j] = FADE * fit.moments[i][j] + weight * x[i] * x[j]
     fit_solve(fit)
@@ -80,14 +110,21 @@ cdef inline double fit_add(Fit* fit, const double* x, double y) noexcept nogil:
 
 
 cdef inline void fit_amend(
-    Fit* fit, const double* x, double y, double weight, const double* was, double was_y
+    Fit* fit, Part* part, const double* x, double y, double weight, const double* was, double was_y
 ) noexcept nogil:
-    """Learn that what was added as `was` taking `was_y`, and has that weight now, was `x` and `y`."""
+    """Learn that what was added as `was` taking `was_y` was `x` and `y`.
+
+    The sample had that weight when it was the newest of its worker's, which it still is.
+    """
+    cdef double change
+    cdef double faded = weight * FADE ** (fit.samples - part.samples)
     cdef int i, j
     for i in range(N):
-        fit.products[i] += weight * (x[i] * y - was[i] * was_y)
+        change = x[i] * y - was[i] * was_y
+        part.products[i] += weight * change
+        fit.products[i] += faded * change / part.slowness
         for j in range(N):
-            fit.moments[i][j] += weight * (x[i] * x[j] - was[i] * was[j])
+            fit.moments[i][j] += faded * (x[i] * x[j] - was[i] * was[j])
     fit_solve(fit)
 
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from ._latency cimport FADE, fit_add, fit_amend, fit_init, fit_predict
+from ._latency cimport fit_add, fit_amend, fit_init, fit_predict
 from ._speed cimport ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS, Speed, attended_s, token_s
 from ._timeline cimport (
     Booking,
@@ -128,23 +128,27 @@ cdef inline void fade_speeds(
     """
     cdef double kept = FADE_SPEED ** (1.0 / workers)
     cdef uint32_t number
+    cdef int i
     for number in range(size):
         timelines[number].seen_s *= kept
-        timelines[number].expected_s *= kept
+        for i in range(4):
+            timelines[number].computed[i] *= kept
         timelines[number].claimed *= kept
         timelines[number].confirmed *= kept
 
 
 cdef inline void learn_slowness(
-    EngineTimeline* timeline, double took, double expected
+    EngineTimeline* timeline, const double* x, double took, double expected
 ) noexcept nogil:
-    """Learn that a prefill took `took` seconds where the fleet's model expected others.
+    """Learn that a prefill `x` took `took` seconds where the fleet's model expected others.
 
     By itself it shows no worker much slower: a stall, of whatever on the way, is over by the next,
     and would else keep requests away from an idle engine for a minute.
     """
+    cdef int i
     timeline.seen_s += min(took, max(MOST_SLOWER, timeline.lately) * expected)
-    timeline.expected_s += expected
+    for i in range(4):
+        timeline.computed[i] += x[i]
     timeline.lately = took / expected if expected > 0.0 else 1.0
 
 
@@ -199,26 +203,28 @@ cdef inline double learn_prefill(
     else:
         x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
     cdef double expected = fit_predict(&model.speed.prefill, x)
+    cdef double slowness = timeline_slowness(timeline, &model.speed)
     if not loaded:  # else it would take the time of transfers for that of steps
         if same_step:
             if can_compare(model):
                 timeline.seen_s += took - timeline.sample_s
-                timeline.expected_s += expected - fit_predict(&model.speed.prefill, was)
+                for i in range(4):
+                    timeline.computed[i] += x[i] - was[i]
             fit_amend(
-                &model.speed.prefill, x, took, timeline.sample_weight
-                * FADE ** (model.speed.prefill.samples - timeline.sample_number), was,
+                &model.speed.prefill, &timeline.prefills, x, took, timeline.sample_weight, was,
                 timeline.sample_s,
             )
         else:
             if can_compare(model):
-                learn_slowness(timeline, took, expected)
-            timeline.sample_weight = fit_add(&model.speed.prefill, x, took)
-            timeline.sample_number = model.speed.prefill.samples
+                learn_slowness(timeline, x, took, expected)
+            timeline.sample_weight = fit_add(
+                &model.speed.prefill, &timeline.prefills, x, took, slowness
+            )
         for i in range(4):
             timeline.sample[i] = x[i]
         timeline.sample_s = took
     timeline.sampled = not loaded
-    return took - expected
+    return took - slowness * expected
 
 
 cdef inline void learn_first_token(
@@ -251,7 +257,7 @@ cdef inline void end_answer(EngineTimeline* timeline, const Booking* booking) no
 
 
 cdef inline void learn_decode(
-    Model* model, const EngineTimeline* timeline, const Booking* booking, double now,
+    Model* model, EngineTimeline* timeline, const Booking* booking, double now,
     uint32_t output_tokens, double* foreseen_s, double* took_s,
 ) noexcept nogil:
     """Learn from an answer that ends now. 0 output tokens: not counted, so take the usual number.
@@ -262,6 +268,7 @@ cdef inline void learn_decode(
     cdef double x[4]
     cdef double took = now - booking.first_at
     cdef double step_s, stretch
+    cdef double slowness = timeline_slowness(timeline, &model.speed)
     cdef double stalled = timeline.prefill_s - booking.prefill_s
     cdef double tokens = output_tokens if output_tokens > 0 else model.output
     if took <= 0.0:
@@ -277,11 +284,11 @@ cdef inline void learn_decode(
     x[1] = (timeline.context_s - booking.context_s) / took / CONTEXT_TOKENS
     x[2] = (timeline.requests_s - booking.requests_s) / took
     x[3] = 0.0
-    step_s = fit_predict(&model.speed.decode, x) * timeline_slowness(timeline, &model.speed)
+    step_s = fit_predict(&model.speed.decode, x) * slowness
     if output_tokens > 0 and can_compare(model):
         foreseen_s[0] = step_s
         took_s[0] = (took - stalled) / (tokens - 1)
         if step_s > 0.0:
             stretch = min(MOST_STRETCH, took / (tokens - 1) / step_s)
             model.stretch += STRETCH_RECENT * (stretch - model.stretch)
-    fit_add(&model.speed.decode, x, (took - stalled) / (tokens - 1))
+    fit_add(&model.speed.decode, &timeline.decodes, x, (took - stalled) / (tokens - 1), slowness)

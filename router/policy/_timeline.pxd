@@ -12,6 +12,7 @@ from cython cimport cdivision
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t
 
+from ._latency cimport Part, fit_predict
 from ._speed cimport (
     EQUAL_RATIO,
     EQUAL_SPEED,
@@ -82,13 +83,14 @@ cdef struct EngineTimeline:
     double requests_s           # requests that decode x seconds
     double prefill_s            # seconds in which a step with prompt tokens ran
     double seen_s               # seconds that prefills took, old ones faded,
-    double expected_s           # and that the fleet's model had expected
+    double computed[4]          # and what they computed, as samples of the fit of prefills
     double lately               # times what was expected that the last of them took
     bint sampled                # the anchor is the end of a step that was learnt from, and there
     double sample[4]            # what that step was taken to do,
     double sample_s             # the seconds that it took,
-    double sample_weight        # what it weighed then,
-    long sample_number          # and its number among the fleet's samples
+    double sample_weight        # and what it weighed then
+    Part prefills               # of the fleet's fits, what this worker took
+    Part decodes
     double claimed              # prompt tokens that were cached by the index, old ones faded,
     double confirmed            # and that the engine found of them
     bint reports                # it has ever reported that it found any
@@ -105,17 +107,18 @@ cdef inline double timeline_slowness(
     """How many times slower this worker is than the fleet's model.
 
     Small differences count as none: with them, an idle fleet would always choose the same worker.
-    Nor does being faster: a worker that seems so may only have more cached than is known, and would
-    be sent more, and then have still more cached.
+    From twice as large ones on they count in full. Nor does being faster: a worker that seems so may
+    only have more cached than is known, and would be sent more, and then have still more cached.
     """
     cdef double prior = 4.0 * speed.prefill.mean
+    cdef double expected = fit_predict(&speed.prefill, timeline.computed)
     cdef double slowness
-    if timeline.expected_s <= 0.0 or prior <= 0.0:
+    if expected <= 0.0 or prior <= 0.0:
         return 1.0
-    if timeline.seen_s + prior <= EQUAL_RATIO * (timeline.expected_s + prior):
+    if timeline.seen_s + prior <= EQUAL_RATIO * (expected + prior):
         return 1.0
-    slowness = (timeline.seen_s + prior) / (timeline.expected_s + prior)
-    return min(SLOWEST, max(1.0, slowness - EQUAL_SPEED))
+    slowness = (timeline.seen_s + prior) / (expected + prior)
+    return min(SLOWEST, slowness, max(1.0, 1.0 + 2.0 * (slowness - 1.0 - EQUAL_SPEED)))
 
 
 cdef inline double timeline_decode_s(

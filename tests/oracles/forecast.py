@@ -9,7 +9,18 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from instruments.forecast_constants import CONTEXT_TOKENS, FADE, OUTLIER, PRIOR, SLOW
+from instruments.forecast_constants import (
+    CONTEXT_TOKENS,
+    EQUAL_SPEED,
+    FADE,
+    FADE_SPEED,
+    MIN_SAMPLES,
+    MOST_SLOWER,
+    OUTLIER,
+    PRIOR,
+    SLOW,
+    SLOWEST,
+)
 
 from dynamo_router.engines.mocker.config import EngineConfig
 from dynamo_router.engines.mocker.virtual import Emitted, VirtualFleet
@@ -20,33 +31,73 @@ BLOCK_SIZE = 16
 
 
 class OracleFit:
-    """Least squares with a prior; every old sample is kept, with its faded weight."""
+    """Least squares with a prior; every old sample is kept, with its faded weight.
+
+    Each counts divided by the slowness that its worker had when its newest sample came.
+    """
 
     def __init__(self, *start):
         self.start = np.array(start, float)
         self.theta = self.start.copy()
         self.samples = []
-        self.error = 0.0
+        self.slowness = {}
+        self.error = self.mean = 0.0
 
     def predict(self, x):
         return float(self.theta @ np.array(x))
 
-    def add(self, x, y):
-        error, weight = abs(y - self.predict(x)), 1.0
+    def add(self, x, y, worker=0, slowness=1.0):
+        usual = y / slowness
+        error, weight = abs(usual - self.predict(x)), 1.0
         if not self.samples:
-            self.error = error
+            self.error, self.mean = error, usual
         elif error > OUTLIER * self.error > 0:
             weight = OUTLIER * self.error / error
             error = OUTLIER * self.error
         self.error += SLOW * (error - self.error)
-        self.samples = [(a, b, w * FADE) for a, b, w in self.samples]
-        self.samples.append((np.array(x, float), y, weight))
-        moments = PRIOR * np.eye(4) + sum(w * np.outer(a, a) for a, _, w in self.samples)
-        products = PRIOR * self.start + sum(w * b * a for a, b, w in self.samples)
+        self.mean += SLOW * (usual - self.mean)
+        self.slowness[worker] = slowness
+        self.samples = [(a, b, w * FADE, of) for a, b, w, of in self.samples]
+        self.samples.append((np.array(x, float), y, weight, worker))
+        moments = PRIOR * np.eye(4) + sum(w * np.outer(a, a) for a, _, w, _ in self.samples)
+        products = PRIOR * self.start
+        products = products + sum(w * b / self.slowness[of] * a for a, b, w, of in self.samples)
         theta = np.linalg.solve(moments, products)
         if theta[3] < 0:
             theta = np.append(np.linalg.solve(moments[:3, :3], products[:3]), 0.0)
         self.theta = np.maximum(0.0, theta)
+
+
+class OracleSpeeds:
+    """How slow each worker is beside a fit of all: every sample is kept, and faded by age."""
+
+    def __init__(self, workers):
+        self.samples = {worker: [] for worker in range(workers)}
+        self.seen = 0
+
+    def add(self, worker, took, fit, x):
+        """Learn, and teach the fit."""
+        compares = len(fit.samples) >= MIN_SAMPLES
+        expected = fit.predict(x)
+        self.seen += compares
+        slowness = self.slowness(worker, fit)
+        if compares:
+            before = self.samples[worker]
+            lately = before[-1][2] if before else 0.0
+            most = max(MOST_SLOWER, lately) * expected
+            before.append((min(took, most), x, took / expected, self.seen))
+        fit.add(x, took, worker, slowness)
+
+    def slowness(self, worker, fit):
+        kept = FADE_SPEED ** (1 / len(self.samples))
+        took = expected = 4 * fit.mean
+        for seen, x, _, at in self.samples[worker]:
+            took += seen * kept ** (self.seen - at)
+            expected += fit.predict(x) * kept ** (self.seen - at)
+        ratio = took / expected if expected else 1.0
+        if ratio <= 1 + EQUAL_SPEED:
+            return 1.0
+        return min(SLOWEST, ratio, 1 + 2 * (ratio - 1 - EQUAL_SPEED))
 
 
 def cold_s(params, isl):

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instruments.forecast_constants import ATTENDED_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS
-from oracles.forecast import BelievedFleet, OracleFit, cold_s, first_token_cost, running_mean
+from oracles.forecast import (
+    BelievedFleet,
+    OracleFit,
+    OracleSpeeds,
+    cold_s,
+    first_token_cost,
+    running_mean,
+)
 
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams
@@ -352,6 +359,58 @@ def test_prompts_beside_decodes_teach_what_those_add_to_a_step(samples):
         fit.add([1.0, tokens / CHUNK_TOKENS, decode_s, tokens**2 / 2 / ATTENDED_TOKENS], seconds)
         now += 0.5
     np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-5, atol=1e-8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(0.3, 4.0), min_size=2, max_size=4),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 400), st.floats(0.8, 1.25)),
+        min_size=30,
+        max_size=120,
+    ),
+)
+def test_what_each_worker_took_counts_divided_by_how_slow_it_is_known_to_be(factors, samples):
+    params = ForecastParams()
+    kernel, now = Forecast(params), 0.0
+    fit = OracleFit(params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
+    speeds = OracleSpeeds(len(factors))
+    for number in range(len(factors)):
+        kernel.add_worker(number, 400, None)
+    for turn, (place, tokens, noise) in enumerate(samples):
+        number = place % len(factors)
+        seconds = factors[number] * noise * (0.02 + 1e-4 * tokens)
+        kernel.book(str(turn), number, tokens, tokens, now)
+        now += seconds
+        kernel.first_token(str(turn), now)
+        kernel.end(str(turn), now, 0)
+        now += 1.0
+        x = [1.0, tokens / CHUNK_TOKENS, 0.0, tokens**2 / 2 / ATTENDED_TOKENS]
+        speeds.add(number, seconds, fit, x)
+    np.testing.assert_allclose(kernel.learnt()[0], fit.theta, rtol=1e-4, atol=1e-7)
+    for number in range(len(factors)):
+        assert kernel.slowness(number) == pytest.approx(speeds.slowness(number, fit), rel=1e-4)
+
+
+def test_a_fleet_of_which_half_is_slow_is_known_by_its_fast_half() -> None:
+    kernel, now = Forecast(ForecastParams()), 0.0
+    factors = [1.0, 1.7, 1.0, 1.7]
+    for number in range(4):
+        kernel.add_worker(number, 8192, None)
+    for turn in range(400):
+        number, tokens = turn % 4, 100 + 37 * turn % 3000
+        kernel.book(str(turn), number, tokens, tokens, now)
+        now += factors[number] * (0.03 + 5e-5 * tokens)
+        kernel.first_token(str(turn), now)
+        now += factors[number] * 0.01 * 99
+        kernel.end(str(turn), now, 100)
+    assert [kernel.slowness(number) for number in (0, 2)] == [1.0, 1.0]
+    for number in (1, 3):
+        assert kernel.slowness(number) == pytest.approx(1.7, rel=0.1)
+    foreseen = kernel.explain(2000, 64, None, None, None, 4, now)
+    assert foreseen[0]["prefill_s"] == pytest.approx(0.13, rel=0.04)
+    step, context, requests = kernel.learnt()[1]
+    assert step + requests + context * 1600 / CONTEXT_TOKENS == pytest.approx(0.01, rel=0.04)
 
 
 def test_a_worker_is_as_slow_as_it_was_seen_to_be_until_others_say_it_is_long_ago() -> None:
