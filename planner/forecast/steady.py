@@ -1,4 +1,4 @@
-"""Of how many last bins arrivals are of one rate, as far as chance can tell."""
+"""Of how many last bins arrivals are of one rate, but for chance."""
 
 from collections.abc import Sequence
 
