@@ -3,7 +3,7 @@
 Who is waited for meanwhile may have answered: a time-out counts the seconds that were looked.
 """
 
-from collections import deque
+from bisect import bisect_right
 
 from .clock import STALLED_S
 
@@ -18,7 +18,9 @@ class LostTime:
     """
 
     def __init__(self) -> None:
-        self._stalls: deque[tuple[float, float]] = deque(maxlen=MOST_STALLS)  # from, to
+        self._begins: list[float] = []  # of stalls, in their order
+        self._ends: list[float] = []
+        self._lost: list[float] = []  # in each and all before it
         self._due = float("inf")
         self._was_late = False
 
@@ -30,7 +32,7 @@ class LostTime:
         """It looks. True: it is late, so what came meanwhile may be unread; better look again.
         Never twice in a row, so that a process that is always late still judges."""
         if now > self._due + STALLED_S:
-            self._stalls.append((self._due, now))
+            self._note(self._due, now)
             self._was_late = not self._was_late
         else:
             self._was_late = False
@@ -42,8 +44,18 @@ class LostTime:
         waited = now - since
         if now > self._due + STALLED_S:  # a stall that has not been noted yet
             waited -= now - max(self._due, since)
-        for begin, end in reversed(self._stalls):
-            if end <= since:
-                break
-            waited -= end - max(begin, since)
+        at = bisect_right(self._ends, since)  # the first one that was not over
+        if at < len(self._ends):
+            waited -= self._lost[-1] - self._lost[at] + self._ends[at]
+            waited += max(self._begins[at], since)
         return max(0.0, waited)
+
+    def _note(self, begin: float, end: float) -> None:
+        before = self._lost[-1] if self._lost else 0.0
+        for values, value in (
+            (self._begins, begin),
+            (self._ends, end),
+            (self._lost, before + end - begin),
+        ):
+            values.append(value)
+            del values[:-MOST_STALLS]

@@ -12,13 +12,13 @@ from time import monotonic
 import msgspec
 
 from ..workers.dialects import plain_chunk, plain_end
-from ..workers.finish_reasons import SHOWN_REASONS
+from ..workers import finish_reasons
 
 cdef object write_json = msgspec.json.Encoder().encode
 cdef object read_chunk = plain_chunk
 cdef object read_end = plain_end
 cdef object now = monotonic
-cdef dict SHOWN = {reason.encode(): shown for reason, shown in SHOWN_REASONS.items()}
+cdef dict SHOWN = {reason.encode(): shown for reason, shown in finish_reasons.SHOWN_REASONS.items()}
 
 
 @cython.final

@@ -27,24 +27,25 @@ SHOWN_REASONS = {
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
+def check_reason(reason: str) -> None:
+    """EngineCallError for the reason of a failure, and for what is no word: whichever listener
+    passes it on, clients write it into logs and labels."""
+    if reason in SHOWN_REASONS:
+        return
+    if reason == FAILED:
+        text = "the engine ended the answer with an error"
+    elif _WORD.fullmatch(reason) is None:
+        text = "its answer ended with a reason that is no word"
+    else:
+        return
+    raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
+
+
 def shown_reason(reason: str) -> str:
-    """An engine's reason as clients of OpenAI's API read it.
+    """An engine's reason as clients of OpenAI's API read it; those of gRPC get it as it is.
 
     A word that is not known here goes on as it is: the engine has one more reason than we know of,
-    and its users know it. EngineCallError for the reason of a failure, and for what is no word.
+    and its users know it. EngineCallError as `check_reason`.
     """
-    known = SHOWN_REASONS.get(reason)
-    if known is not None:
-        return known
-    if reason == FAILED:
-        raise failed_answer()
-    if _WORD.fullmatch(reason) is None:
-        text = "its answer ended with a reason that is no word"
-        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
-    return reason
-
-
-def failed_answer() -> EngineCallError:
-    """What an answer is that ended for the reason FAILED."""
-    text = "the engine ended the answer with an error"
-    return EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text)
+    check_reason(reason)
+    return SHOWN_REASONS.get(reason, reason)

@@ -11,10 +11,16 @@ from smg_grpc_proto.generated import (
     trtllm_service_pb2 as pb,
 )
 
-__all__ = ["SERVICE", "common_pb", "length_delimited", "parts_of", "pb"]
+__all__ = ["SERVICE", "common_pb", "guide_name", "length_delimited", "parts_of", "pb"]
 
 SERVICE = "trtllm.TrtllmService"
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+def guide_name(kind: int) -> str:
+    """Of a type of guided decoding, which a client may have made up."""
+    kinds = pb.GuidedDecodingParams.GuideType
+    return str(kinds.Name(kind) if kind in kinds.values() else kind)
 
 
 def length_delimited(field: int, data: bytes) -> bytes:
@@ -33,8 +39,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def parts_of(message: bytes, field: int) -> Iterator[bytes]:
-    """The bytes of each length-delimited field of this number in a serialized message."""
+def parts_of(message: bytes, field: int, *, floats: bool = False) -> Iterator[bytes]:
+    """The bytes of each length-delimited field of this number in a serialized message. `floats`:
+    where these are packed ones, and of each that is one alone."""
+    kinds = (_DELIMITED, _FIXED32) if floats else (_DELIMITED,)
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
@@ -45,7 +53,7 @@ def parts_of(message: bytes, field: int) -> Iterator[bytes]:
         size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
         if kind == _DELIMITED:
             size, at = _read_varint(message, at)
-        if number == field:
+        if number == field and kind in kinds:
             yield message[at : at + size]
         at += size
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...base.errors import InvalidRequestError
 from ...workers.dialects import bias_of, given_handoff
 from ...workers.retention import FIELD, Retention, Span, returning_spans
-from ...workers.trtllm_proto import pb
+from ...workers.trtllm_proto import guide_name
 
 _APART = (
     "num_return_sequences", "seed", "min_tokens",
@@ -135,7 +135,7 @@ def _guide_of(message: Any) -> tuple[str, str] | None:
     if not message.HasField("guided_decoding"):
         return None
     guiding = message.guided_decoding
-    name = pb.GuidedDecodingParams.GuideType.Name(guiding.guide_type)
+    name = guide_name(guiding.guide_type)
     return name.removeprefix("GUIDE_TYPE_"), guiding.guide
 
 

@@ -145,13 +145,6 @@ class BlockGrants:
         self._open[attempt] = _Open(grant, writer, deadline)
         return grant
 
-    def name_writer(self, attempt: str, writer: str) -> bool:
-        """An engine has taken the attempt on; False if the attempt has no grant."""
-        found = self._open.get(attempt)
-        if found is not None:
-            found.writer = writer
-        return found is not None
-
     def grant_of(self, attempt: str) -> Grant | None:
         found = self._open.get(attempt)
         return None if found is None else found.grant

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from ...workers.finish_reasons import ABORTED
 from ..openai import ApiError, ChatRequest, Delta, FunctionCall, Usage
 from ..sse_writer import NAMED, named_event
 from .errors import error_body
@@ -103,11 +104,14 @@ class MessagesAnswer:
         }
 
     def _stopped(self) -> tuple[str | None, str | None]:
-        """Why, and at which of the stop sequences; None: the engine ended it early."""
+        """Why, and at which of the stop sequences; None: the engine ended it early. What this API
+        has no word for, such as an engine's own, is the end of a turn."""
         reason, matched = self._finished.finish_reason, self._finished.stop_reason
         if reason == "stop" and isinstance(matched, str) and matched in self._stops:
             return "stop_sequence", matched
-        return _STOP_REASONS.get(reason or ""), None
+        if reason is None or reason == ABORTED:
+            return None, None
+        return _STOP_REASONS.get(reason, "end_turn"), None
 
     def _add_text(self, events: list[bytes], kind: str, text: str) -> None:
         if self._open != kind:

@@ -5,14 +5,14 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from ...base.errors import StatusCode, WorkerError
+from ...base.errors import StatusCode
 from ...base.request_record import Generation
 from ...server.dispatch import Attempt, Request
 from ...server.handoff import HandoffOutcomes, PrefillFailedError, PrefillLeg
 from ...workers.dialects import error_of
 from ...workers.failures import EngineCallError, Origin
 from .answers import PassingAnswer
-from .endpoints import Endpoints
+from .endpoints import Endpoints, no_endpoint
 from .exchange import AnswerBegan
 
 Route = Callable[[str, dict[str, str]], Awaitable[None]]
@@ -74,10 +74,9 @@ class CarriedCall:
             found = dict.fromkeys(self._endpoints.of_worker(each) for each in workers)
             self._offered = [endpoint for endpoint in found if endpoint]
             if not self._offered:
-                raise WorkerError(f"worker {worker_id} has no address", worker_id=worker_id)
+                raise no_endpoint(worker_id)
             if leg is not None and leg.client is None:
-                text = f"prefill worker {leg.worker_id} has no address"
-                raise WorkerError(text, worker_id=leg.worker_id)
+                raise no_endpoint(leg.worker_id, role="prefill worker")
             headers = self._endpoints.headers_for(worker_id, dp_rank, leg)
             self._route = partial(self._send_route, ",".join(self._offered), headers)
         if leg is not None:

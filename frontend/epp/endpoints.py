@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+from ...base.errors import WorkerError
 from ...router.kv_router import KvRouter
 from ...server.handoff import PrefillLeg
 from ...workers.dialects import EngineClient
@@ -82,6 +83,11 @@ class Endpoints:
         if self._port is None:
             return ""
         return f"{address.rpartition(':')[0]}:{self._port}"
+
+
+def no_endpoint(worker_id: int | None, *, role: str = "worker") -> WorkerError:
+    """Envoy cannot be sent to a worker. Its client reads this: no worker is named in the text."""
+    return WorkerError(f"the {role} has no address that Envoy could call", worker_id=worker_id)
 
 
 def host_of(endpoint: str) -> str:

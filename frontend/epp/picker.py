@@ -44,6 +44,7 @@ from ..origin import salt_of
 from ..processor import Tenant
 from .carried_call import CarriedCall
 from .control_headers import DROPPED_REASON, Asked, read_control
+from .endpoints import no_endpoint
 from .exchange import AnswerBegan, AnswerPart, Exchange, ExchangeError, Head, RequestEnded
 from .objectives import ObjectiveView
 from .requests import (
@@ -349,7 +350,10 @@ class _PickedRequest:
     async def _send_plainly(
         self, pool: PickPool, client: EngineClient, asked: Asked, body: bytes
     ) -> None:
-        await self._route(pool.endpoints.of_client(client), {}, asked, None)
+        endpoint = pool.endpoints.of_client(client)
+        if not endpoint:
+            raise no_endpoint(None)
+        await self._route(endpoint, {}, asked, None)
         await self._answered.wait()
 
     async def _route(

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ...workers.finish_reasons import ABORTED
 from ..openai import ApiError, ChatRequest, Delta, FunctionCall, TokenLogprob, Usage
 from ..sse_writer import NAMED, named_event
 from .items import sealed
@@ -104,7 +105,7 @@ class ResponsesAnswer:
         status = "completed"
         if (incomplete := _INCOMPLETE.get(self._finish_reason or "")) is not None:
             status, more["incomplete_details"] = "incomplete", {"reason": incomplete}
-        elif self._finish_reason not in ("stop", "tool_calls"):
+        elif self._finish_reason in (None, ABORTED):
             status = "failed"
             more["error"] = {
                 "code": "server_error",

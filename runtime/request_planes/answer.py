@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...base.clock import STALLED_S
+from ...process.lenient_timer import LenientTimer
 from .faults import Fault, fault_of_refusal
 from .frames import TwoPart
 from .response_reader import Ended, Event, PartDecoder, ResponseReader
@@ -84,9 +84,8 @@ class Answer:
         self._home: AnswerSource | None = None
         self._line: AckLine | None = None
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._acknowledged = self._promised = self._was_late = False
+        self._timer: LenientTimer | None = None
+        self._acknowledged = self._promised = False
         self.over = False
         self.sending: asyncio.Task[None] | None = None
         """what brings the request away, if that takes a while"""
@@ -186,28 +185,22 @@ class Answer:
         self.close()
         listener.on_end(event.fault, event.text)
 
-    # What has to come in time. One timer, which looks again when it fires too early.
+    # What has to come in time
 
     def _expect(self, seconds: float) -> None:
-        self._due = self._loop.time() + seconds
-        self._was_late = False
         if self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._on_timer)
+            self._timer = LenientTimer(seconds, self._on_silence, self._loop)
+        else:
+            self._timer.put_off(seconds)
 
     def _expect_nothing(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_timer(self) -> None:
+    def _on_silence(self) -> None:
         self._timer = None
-        now = self._loop.time()
-        if now < self._due:
-            self._timer = self._loop.call_at(self._due, self._on_timer)
-        elif now > self._due + STALLED_S and not self._was_late:
-            self._was_late = True  # the loop was held up: what the worker sent may be unread
-            self._timer = self._loop.call_at(now + STALLED_S, self._on_timer)
-        elif self._acknowledged:
+        if self._acknowledged:
             self.fail(Fault.SILENT, "the worker accepted the request and did not answer")
         else:
             self.fail(Fault.SILENT, "no acknowledgement in time")

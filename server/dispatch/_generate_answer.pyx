@@ -23,12 +23,15 @@ cdef enum:  # field numbers
     CHUNK_CACHED_TOKENS = 5
     COMPLETE_COMPLETION_TOKENS = 6
     COMPLETE_CACHED_TOKENS = 7
+    FINISH_REASON = 3          # of a complete one
 
 cdef struct Answer:
     uint64_t tokens             # token ids in it
     uint32_t completion_tokens
     uint32_t cached_tokens
     uint32_t kind               # CHUNK, COMPLETE, or 0 for neither
+    const uint8_t* reason       # why it ended, in the message; NULL: it does not say
+    uint64_t reason_bytes
 
 
 cdef bint read_part(ByteReader reader, Answer* answer) noexcept nogil:
@@ -47,6 +50,9 @@ cdef bint read_part(ByteReader reader, Answer* answer) noexcept nogil:
                 answer.completion_tokens = <uint32_t>field.value
             elif field.number == cached:
                 answer.cached_tokens = <uint32_t>field.value
+        elif whole and field.wire == DELIMITED and field.number == FINISH_REASON:
+            answer.reason = field.start
+            answer.reason_bytes = field.value
     return True
 
 
@@ -62,6 +68,7 @@ cdef bint read_answer(ByteReader reader, Answer* answer) noexcept nogil:
         if answer.kind != field.number:  # of a oneof the last one counts
             answer.kind = field.number
             answer.tokens = answer.completion_tokens = answer.cached_tokens = 0
+            answer.reason = NULL
         inside.at = field.start
         inside.end = field.start + field.value
         if not read_part(inside, answer):
@@ -69,17 +76,32 @@ cdef bint read_answer(ByteReader reader, Answer* answer) noexcept nogil:
     return True
 
 
+cdef bint read_message(bytes message, Answer* answer) noexcept:
+    """`read_answer` of all of a message."""
+    cdef ByteReader reader
+    answer.kind = answer.completion_tokens = answer.cached_tokens = 0
+    answer.tokens = 0
+    answer.reason = NULL
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(message)
+    reader.end = reader.at + PyBytes_GET_SIZE(message)
+    return read_answer(reader, answer)
+
+
 def parse_answer(bytes answer not None):
     """(is it whole, number of token ids, completion_tokens, cached_tokens) of a message; whole is
     None of one that is neither a chunk nor complete. ValueError if the bytes are no such message.
     """
     cdef Answer found
-    cdef ByteReader reader
-    found.kind = found.completion_tokens = found.cached_tokens = 0
-    found.tokens = 0
-    reader.at = <const uint8_t*>PyBytes_AS_STRING(answer)
-    reader.end = reader.at + PyBytes_GET_SIZE(answer)
-    if not read_answer(reader, &found):
+    if not read_message(answer, &found):
         raise ValueError("not a GenerateResponse")
     whole = found.kind == COMPLETE if found.kind else None
     return whole, found.tokens, found.completion_tokens, found.cached_tokens
+
+
+def finish_reason_in(bytes answer not None):
+    """The bytes of finish_reason of a complete answer; None: it has none, is no such message, or
+    is none that can be read."""
+    cdef Answer found
+    if not read_message(answer, &found) or found.reason == NULL:
+        return None
+    return found.reason[:found.reason_bytes]

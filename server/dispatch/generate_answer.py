@@ -6,17 +6,12 @@ nothing here.
 
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from ...workers.finish_reasons import FAILED
-from ...workers.trtllm_proto import pb
-from ._generate_answer import parse_answer
+from ...workers.finish_reasons import SHOWN_REASONS, check_reason
+from ._generate_answer import finish_reason_in, parse_answer
 
 BLANK_BYTES = 512
 """A longer message has something in it."""
-
-_FINISH_REASON = 3
-_FAILED_FIELD = bytes((_FINISH_REASON << 3 | 2, len(FAILED))) + FAILED.encode()
+_KNOWN_REASONS = {each.encode() for each in SHOWN_REASONS}
 _UNREADABLE = None, 1, 0, 0  # neither a chunk nor complete, and not blank
 
 
@@ -60,15 +55,12 @@ def is_blank(message: bytes) -> bool:
     return not tokens and not completion_tokens
 
 
-def says_failed(message: bytes) -> bool:
-    """Whether it is the last message of an answer that the engine could not go on with."""
-    if _FAILED_FIELD not in message:  # as nearly all are
-        return False
-    try:
-        response = pb.GenerateResponse.FromString(message)
-    except DecodeError:
-        return False
-    return bool(response.complete.finish_reason == FAILED)
+def check_finish(message: bytes) -> None:
+    """EngineCallError if it is the last message of an answer that the engine could not go on with,
+    or that ended for a reason that is none."""
+    reason = finish_reason_in(message)
+    if reason is not None and reason not in _KNOWN_REASONS:
+        check_reason(reason.decode(errors="replace"))
 
 
 def _read(message: bytes) -> tuple[bool | None, int, int, int]:

@@ -6,11 +6,10 @@ from ...base.clock import Clock
 from ...process.supervised import is_cancelled
 from ...workers.channels import Metadata, deliver
 from ...workers.failures import EngineCallError, Origin
-from ...workers.finish_reasons import failed_answer
 from ...workers.health import HealthMonitor
 from ..migration import EndedEarlyError
 from .engine_calls import Answers, EngineCalls
-from .generate_answer import says_failed
+from .generate_answer import check_finish
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .observers import DispatchObserver
@@ -61,8 +60,7 @@ class Relay:
             at = now()
             if attempt.taken_back is TakenBack.OVERTAKEN:
                 raise OvertakenError(TakenBack.OVERTAKEN.text)
-            if says_failed(message):
-                raise failed_answer()
+            check_finish(message)
             on_message(request, attempt, message, at)
             if not attempt.messages:
                 self._on_first_message(request, attempt, message, at)

@@ -12,7 +12,7 @@ from ...router.pairs import PairDecision
 from ...workers.channels import EngineCall, Metadata
 from ...workers.dialects import EngineClient, handoff_of
 from ...workers.failures import EngineCallError, Origin
-from ...workers.finish_reasons import FAILED, failed_answer
+from ...workers.finish_reasons import check_reason
 from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
 from .leg_answers import as_one, as_whole, is_empty, read, why_refused
@@ -150,8 +150,10 @@ class HandoffCall:
         if not messages:
             raise self._failed("prefill_empty", Origin.EMPTY, "it ended without an answer")
         parts = [read(message) for message in messages]
-        if parts[-1].complete.finish_reason == FAILED:
-            raise self._failed("prefill", Origin.ENGINE, str(failed_answer()))
+        try:
+            check_reason(parts[-1].complete.finish_reason)
+        except EngineCallError as error:
+            raise self._failed("prefill", error.origin, error.details()) from None
         cached = max(max(each.chunk.cached_tokens, each.complete.cached_tokens) for each in parts)
         leg.on_computed(cached)
         ended = plan.ends_with_prefill and parts[-1].complete.finish_reason != "length"

@@ -66,7 +66,7 @@ class Handoffs:
         self._partners = partners
         self.is_possible = partners is not None
         """whether there may ever be prefill workers"""
-        self._meetings = Meetings()
+        self.meetings = Meetings()
         self._fits: dict[PrefillWorkers, Fit | None] = {}
         """of pools that were asked, until a worker of either half changes"""
         self._watched: set[PrefillWorkers] = set()
@@ -171,7 +171,7 @@ class Handoffs:
             return QueuedCall(self.outcomes, leg, decode, request, ids, pair, timeout, metadata)
         facts = leg.facts
         parallel = facts.tensor_parallel_size or 1, facts.pipeline_parallel_size or 1
-        meeting = self._meetings.new(*leg.rank, parallel, connector.number_bits)
+        meeting = self.meetings.new(*leg.rank, parallel, connector.number_bits)
         meeting = meeting._replace(request_id=ids[1])
         plan = plan_handoff(request, max_tokens, connector, facts.transfer, meeting)
         return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)

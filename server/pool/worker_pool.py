@@ -266,6 +266,8 @@ class WorkerPool:
             name=config.router_id,
             on_load_fell=self.decider.poll,
         )
+        replica = self.replicas.replica
+        self.handoffs.meetings.join(replica.own.router_id, replica.peers.present)
         await self.replicas.start()
         self.metrics.watch_replicas(self.replicas)
 

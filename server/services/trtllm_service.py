@@ -184,18 +184,17 @@ def _worker_metadata(worker: WorkerWithDpRank) -> tuple[tuple[str, str], ...]:
 async def abort_with(context: ServerCall, error: Exception) -> NoReturn:
     """End a call with an error's status; log the error if it is ours."""
     code, details = status_of(error)
-    trailing: tuple[tuple[str, str | bytes], ...] = retry_metadata(error)
+    own: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(error, ClientGoneError):
         # No client is there to get it.
         raise asyncio.CancelledError from error
     if isinstance(error, EngineCallError):
-        own = (pair for pair in error.trailing_metadata() if pair[0] not in RETRY_UNITS)
-        trailing = (*own, *trailing)
-        if sum(len(key) + len(value) for key, value in trailing) > MAX_TRAILING_BYTES:
-            trailing = ()
+        own = tuple(pair for pair in error.trailing_metadata() if pair[0] not in RETRY_UNITS)
+        if sum(len(key) + len(value) for key, value in own) > MAX_TRAILING_BYTES:
+            own = ()
     elif code is StatusCode.INTERNAL:
         log.error("request failed", exc_info=error)
-    await context.abort(code, details, trailing)
+    await context.abort(code, details, (*own, *retry_metadata(error)))
 
 
 async def _write(context: ServerCall, message: bytes) -> None:

@@ -4,7 +4,15 @@ without credentials, and without addresses and names of the cluster. Each listen
 
 import pytest
 from support.adversity.log_hygiene import SECRET
-from support.adversity.one_engine import KINDS, LISTENERS, NUMBER, PATH, Dynamo, one_engine
+from support.adversity.one_engine import (
+    KINDS,
+    LISTENERS,
+    NUMBER,
+    PATH,
+    Dynamo,
+    ask_envoy,
+    one_engine,
+)
 
 TEXT = f"no room: tried nats://user:{SECRET}@broker:4222, then https://{SECRET}@h/x"
 LONG = f"no room: {'x' * 950} nats://user:{SECRET}{'y' * 200}@broker:4222"
@@ -50,3 +58,30 @@ async def test_an_endpoint_that_a_worker_does_not_have_is_not_named(listener: st
         shown = await LISTENERS[listener](served, False)
         assert "takes no requests" in shown or "no worker is ready" in shown, shown
         assert PATH not in shown and "127.0.0.1" not in shown, shown
+
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_worker_that_envoy_cannot_call_is_not_named(path: str) -> None:
+    """It speaks no HTTP, and no frontend stands beside it."""
+    async with one_engine("dynamo", text=TEXT) as (served, fleet):
+        for streamed in (False, True):
+            shown = await ask_envoy(served, streamed, path)
+            assert "code: 503" in shown and "has no address that Envoy could call" in shown, shown
+            for name in (*fleet.names, "127.0.0.1", str(NUMBER)):
+                assert name not in shown, shown
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_why_no_worker_is_ready_is_not_shown_to_envoys_clients(kind: str, path: str) -> None:
+    async with one_engine(kind, text=TEXT) as (served, fleet):
+        for engine in served.server.monitor.engines:
+            served.server.monitor.drain(engine)
+        for streamed in (False, True):
+            shown = await ask_envoy(served, streamed, path)
+            assert "code: 503" in shown, shown
+            for name in (*fleet.names, "127.0.0.1", str(NUMBER)):
+                assert name not in shown, shown

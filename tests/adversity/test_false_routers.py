@@ -70,8 +70,18 @@ async def attacked() -> AsyncIterator[tuple[Ports, FalseRouter]]:
         )
         plane = NatsPlane(nats.url)
         stack.push_async_callback(plane.close)
+        await hears(plane)
         [view] = ports.server.pool.router.workers()
         yield ports, FalseRouter(plane, ports, view.worker.worker_id)
+
+
+async def hears(plane: NatsPlane) -> None:
+    """Wait until the router can be told things: it greets once it listens."""
+    greeted = asyncio.Event()
+    listening = await plane.subscribe(SUBJECT, lambda subject, payload: greeted.set())
+    async with asyncio.timeout(30):
+        await greeted.wait()
+    await listening.close()
 
 
 async def served(ports: Ports, numbers: "count[int]") -> None:

@@ -49,11 +49,29 @@ async def test_an_unknown_reason_is_the_engines_word(
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "listener, shown_as",
+    [("messages", '"stop_reason":"end_turn"'), ("responses", '"status":"completed"')],
+)
+async def test_an_unknown_reason_is_an_end_where_the_api_has_no_word(
+    listener: str, shown_as: str, streamed: bool
+) -> None:
+    async with one_engine("grpc", reason="repetition", begun=True) as (served, _):
+        shown = await ALL[listener](served, streamed)
+        assert shown.startswith("200") and shown_as in shown, shown
+        assert "failed" not in shown and "error" not in shown.replace('"error":null', ""), shown
+
+
+@pytest.mark.parametrize("reason", ["boom\n2026 [info] x", "\x1b[2Jboom", "boom" * 2500])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("listener", ["completions", "grpc"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_reason_that_is_no_word_fails_the_answer(kind: str, streamed: bool) -> None:
-    async with one_engine(kind, reason="boom\n2026 [info] x", begun=True) as (served, _):
-        shown = await ask_completions(served, streamed)
-        assert "a reason that is no word" in shown and "boom" not in shown, shown
+async def test_a_reason_that_is_no_word_fails_the_answer(
+    kind: str, listener: str, streamed: bool, reason: str
+) -> None:
+    async with one_engine(kind, reason=reason, begun=True) as (served, _):
+        shown = await ALL[listener](served, streamed)
+        assert "a reason that is no word" in shown and "boom" not in shown, shown[:2000]
 
 
 @pytest.mark.parametrize("reason, word", [("content_filter", "content_filter"), ("length", "max")])

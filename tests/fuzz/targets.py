@@ -34,7 +34,7 @@ from dynamo_router.indexer.wire.codec import (
     encode_event_message,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored
-from dynamo_router.server.dispatch._generate_answer import parse_answer
+from dynamo_router.server.dispatch._generate_answer import finish_reason_in, parse_answer
 from dynamo_router.server.dispatch._generate_request import parse_generate
 from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
@@ -101,7 +101,9 @@ def check_generate_answer(data: bytes) -> None:
     except ValueError:
         return
     with contextlib.suppress(DecodeError):
-        assert found == expected_answer(pb.GenerateResponse.FromString(data))
+        theirs = pb.GenerateResponse.FromString(data)
+        assert found == expected_answer(theirs)
+        assert (finish_reason_in(data) or b"").decode() == theirs.complete.finish_reason
 
 
 def check_envelope(data: bytes) -> None:

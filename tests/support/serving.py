@@ -81,8 +81,14 @@ class ServedRouter:
         return address
 
     @property
+    def envoy_address(self) -> str:
+        _, listener, *_ = self._openai
+        address: str = listener.address
+        return address
+
+    @property
     def openai_address(self) -> str:
-        (listener,) = self._openai
+        listener, *_ = self._openai
         address: str = listener.address
         return address
 

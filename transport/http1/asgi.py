@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...base.errors import CapacityError
 from ...process.loop_turns import end_in_turn
 from ...process.off_loop import OffLoop
 from .errors import HttpError
@@ -45,7 +46,7 @@ async def read_body(
     off_loop: OffLoop | None = None,
 ) -> bytes:
     """The whole body; HttpError 413 once it is longer than `most` bytes. `count` is called with the
-    size of each part, and may raise. `off_loop` joins the parts of a long one, CapacityError if it
+    size of each part, and may raise. `off_loop` joins the parts of a long one; HttpError 429 if it
     has no room."""
     parts: list[bytes] = []
     length = 0
@@ -62,7 +63,10 @@ async def read_body(
             break
     if off_loop is None or length < LONG_JOIN:
         return b"".join(parts)
-    return await off_loop.run(partial(b"".join, parts), size=length)
+    try:
+        return await off_loop.run(partial(b"".join, parts), size=length)
+    except CapacityError as error:
+        raise HttpError(429, str(error)) from None
 
 
 async def send_whole(

@@ -7,6 +7,7 @@ cancelled when the client gives the call up, its time is over or its connection 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
@@ -391,8 +392,9 @@ def _encoded(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[Header, ...
 
 
 def _fitting(metadata: Iterable[Any]) -> tuple[Header, ...]:
-    """Metadata of a caller or an engine; none of it if a part cannot be sent."""
-    try:
-        return encode_metadata(metadata)
-    except ValueError:
-        return ()
+    """What can be sent of the metadata of a caller or an engine."""
+    headers: list[Header] = []
+    for pair in metadata:
+        with suppress(ValueError):
+            headers += encode_metadata((pair,))
+    return tuple(headers)

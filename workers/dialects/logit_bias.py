@@ -22,6 +22,6 @@ def encode_bias(bias: Mapping[int, float], vocab_size: int) -> bytes:
 
 def bias_of(request: bytes) -> dict[int, float]:
     """By token id, those that are not 0. `request` is a serialized GenerateRequest."""
-    dense = np.frombuffer(b"".join(parts_of(request, _FIELD)), "<f4")
+    dense = np.frombuffer(b"".join(parts_of(request, _FIELD, floats=True)), "<f4")
     (ids,) = np.nonzero(dense)
     return dict(zip(ids.tolist(), dense[ids].tolist(), strict=True))

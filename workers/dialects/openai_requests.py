@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from ...base.errors import UNREADABLE, InvalidRequestError
-from ..trtllm_proto import pb
+from ..trtllm_proto import guide_name, pb
 from .handoff import CONTEXT_ONLY, leg_fields
 from .logit_bias import bias_of
 from .trtllm_answer import MAX_TOKENS, check_request, refuse
@@ -215,7 +215,7 @@ def _guide_of(
         return {}
     guiding = message.guided_decoding
     if guiding.guide_type not in words:
-        name = _GUIDES.GuideType.Name(guiding.guide_type)
+        name = guide_name(guiding.guide_type)
         raise InvalidRequestError(f"guided decoding by {name} is not supported by {kind.value}")
     return words[guiding.guide_type](guiding.guide)
 

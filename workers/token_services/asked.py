@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ...base.errors import UNREADABLE, InvalidRequestError
 from ..dialects import MAX_TOKENS, check_request, refuse, split_tokens
-from ..trtllm_proto import length_delimited, parts_of, pb
+from ..trtllm_proto import guide_name, length_delimited, parts_of, pb
 
 GUIDES = pb.GuidedDecodingParams
 _TOKENIZED = pb.GenerateRequest.DESCRIPTOR.fields_by_name["tokenized"].number
@@ -44,6 +44,9 @@ def read_request(request: bytes, engine: str, *, takes_salt: bool = False) -> As
     try:
         rest, _, prompt_tokens, _ = split_tokens(request)
         message = pb.GenerateRequest.FromString(rest)
+        parts = list(parts_of(request, _TOKENIZED))
+        for part in parts:  # it has a text, too, of which an engine would fail
+            pb.TokenizedInput.FromString(part)
     except (DecodeError, ValueError):
         raise InvalidRequestError("the request is no trtllm.GenerateRequest") from None
     check_request(message, engine, disaggregated=True)
@@ -57,7 +60,7 @@ def read_request(request: bytes, engine: str, *, takes_salt: bool = False) -> As
             "a cache salt": message.HasField("cache_salt_id") and not takes_salt,
         },
     )
-    prompt = b"".join(length_delimited(_TOKENIZED, part) for part in parts_of(request, _TOKENIZED))
+    prompt = b"".join(length_delimited(_TOKENIZED, part) for part in parts)
     return Asked(message, prompt, prompt_tokens)
 
 
@@ -77,8 +80,9 @@ def set_guide(
         return
     kind, guide = message.guided_decoding.guide_type, message.guided_decoding.guide
     if kind not in fields:
-        name = GUIDES.GuideType.Name(kind)
-        raise InvalidRequestError(f"guided decoding by {name} is not supported by {engine}")
+        raise InvalidRequestError(
+            f"guided decoding by {guide_name(kind)} is not supported by {engine}"
+        )
     if kind == GUIDES.GUIDE_TYPE_JSON_SCHEMA:
         try:
             msgspec.json.decode(guide)

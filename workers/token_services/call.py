@@ -1,5 +1,6 @@
 """TranslatedCall: a generation at a service whose messages are translated as they come."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -7,6 +8,9 @@ from ...base.errors import WorkerError
 from ...transport.http2 import ClientCall
 from ..dialects import TrtllmAnswer, failure_of
 from ..failures import EngineCallError
+
+LONG_BYTES = 8 << 10
+"""A longer message has lists of logprobs, mostly: to read it would hold the event loop."""
 
 
 class Reader(Protocol):
@@ -46,9 +50,11 @@ class TranslatedCall:
         reader = self._reader
         try:
             async for data in self._call:
-                for message in reader.read(data):
+                is_long = len(data) > LONG_BYTES
+                found = await asyncio.to_thread(reader.read, data) if is_long else reader.read(data)
+                for message in found:
                     yield message
-            if not reader.done:
+            if not reader.done and not self.aborted:
                 raise WorkerError("its answer ended without a reason")
         except WorkerError as error:
             self._call.cancel()
@@ -57,8 +63,8 @@ class TranslatedCall:
             self._call.cancel()
             if not self.aborted:
                 raise
-            if not reader.done:
-                yield reader.answer.complete("cancelled")
         finally:
             if self._call.outcome is not None:  # else it goes on without a reader
                 self._owner.forget(self)
+        if not reader.done:
+            yield reader.answer.complete("cancelled")

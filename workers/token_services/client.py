@@ -13,6 +13,7 @@ from ..channels import ConnectionPolicy, EngineCall, Metadata
 from ..dialects import DP_RANK_KEY, FailedCall, failure_of, with_stated
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
+from ..registry import MAX_RANKS
 from ..transfer_facts import TransferFacts
 from ..trtllm_client import EngineIdentity, TrtllmClient
 from ..trtllm_proto import common_pb, pb
@@ -193,3 +194,8 @@ def _failure(error: Exception) -> Exception:
 def stated_features(settings: Iterable[tuple[str, int]]) -> list[str]:
     """Settings of an engine as facts_of reads them; 0: it does not say."""
     return [f"{name}={value}" for name, value in settings if value > 0]
+
+
+def stated_ranks(number: object) -> int | None:
+    """The ranks that an engine says it has; None: it says none, or more than there can be."""
+    return number if isinstance(number, int) and 1 <= number <= MAX_RANKS else None

@@ -2,7 +2,9 @@
 (`trtllm-serve MODEL --grpc --grpc-protocol openengine`).
 
 Whole requests alone: its engines keep a computed prompt until a decode worker has read it, without
-an end, so that each one whose client leaves would still have to be read.
+an end, so that each one whose client leaves or whose decode worker fails would still have to be
+read, at another one if need be. But whether the failed one has read it is not known, and a decode
+engine whose prompt's engine is gone stands still for all of its requests.
 """
 
 import asyncio
@@ -16,12 +18,11 @@ from ..channels import EventCall, Metadata
 from ..dialects import TokenLogprob, TrtllmAnswer, by_logprob, check_length, refuse, set_cached
 from ..engine_facts import EngineFacts, facts_of
 from ..failures import EngineCallError, Origin
-from ..registry import MAX_RANKS
 from ..transfer_facts import TransferFacts
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import length_delimited, parts_of, pb
 from .asked import GUIDES, Asked, copy_set, read_request, set_guide
-from .client import TokenServiceClient, stated_features
+from .client import TokenServiceClient, stated_features, stated_ranks
 from .proto import openengine_pb2
 
 _ENGINE = "OpenEngine"
@@ -106,8 +107,7 @@ class OpenEngineClient(TokenServiceClient):
         asked = [self.ask_if_known(m, timeout) for m in ("GetModelInfo", "GetServerInfo")]
         model, server = await asyncio.gather(*asked)
         self._model = model.served_model_name or model.model_id
-        ranks = server.parallelism.data_parallel_size
-        identity = EngineIdentity(dp_size=ranks if 1 <= ranks <= MAX_RANKS else None)
+        identity = EngineIdentity(dp_size=stated_ranks(server.parallelism.data_parallel_size))
         return identity, open_engine_facts(model, server, self.block_size)
 
     def abort_request(self, request_id: str) -> Any:

@@ -1,6 +1,7 @@
 """SGLang's own gRPC service (`python -m sglang.launch_server --grpc-mode`)."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,12 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from smg_grpc_proto.generated import sglang_scheduler_pb2  # type: ignore[import-untyped]
 
+from ...base.errors import InvalidRequestError
 from ..dialects import ServedModel, bias_of, leg_fields, refuse, sglang_facts
 from ..engine_facts import EngineFacts
-from ..registry import MAX_RANKS
 from ..trtllm_client import EngineIdentity
 from .asked import GUIDES, Asked, copy_set, read_request, set_guide
-from .client import TokenServiceClient
+from .client import TokenServiceClient, stated_ranks
 
 _ENGINE = "SGLang's gRPC server"
 _SAMPLING = (
@@ -47,14 +48,8 @@ class SglangClient(TokenServiceClient):
     async def ask_facts(self, timeout: float) -> tuple[EngineIdentity, EngineFacts]:
         asked = [self.ask_if_known(m, timeout) for m in ("GetModelInfo", "GetServerInfo")]
         model, server = await asyncio.gather(*asked)
-        args = {
-            name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, value in MessageToDict(server.server_args).items()
-        }
-        ranks = args.get("dp_size")
-        if not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
-            ranks = None
-        identity = EngineIdentity(dp_size=ranks)
+        args = _arguments(server.server_args)
+        identity = EngineIdentity(dp_size=stated_ranks(args.get("dp_size")))
         return identity, facts_by(model, server, args, self.host, self.block_size)
 
     def abort_request(self, request_id: str) -> Any:
@@ -96,8 +91,11 @@ def sglang_request(asked: Asked, request: bytes, dp_rank: int | None) -> Any:
         bias = bias_of(request)
         params.logit_bias.update({str(token): value for token, value in bias.items()})
     set_guide(message, params, _ENGINE, _GUIDES, '{"type": "object"}')
-    for name, value in leg_fields(message, _LEG_FIELDS, _ENGINE).items():
-        setattr(found.disaggregated_params, name, value)
+    try:
+        for name, value in leg_fields(message, _LEG_FIELDS, _ENGINE).items():
+            setattr(found.disaggregated_params, name, value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"the prompt's handoff is none of {_ENGINE}") from None
     if dp_rank is not None:
         found.data_parallel_rank = dp_rank
     return found
@@ -119,3 +117,14 @@ def facts_by(
         max_input_len=max(0, model.max_req_input_len),
         vocab_size=max(0, model.vocab_size),
     )
+
+
+def _arguments(stated: Any) -> dict[str, Any]:
+    """Those of its command line, without those that JSON has no number for."""
+    args: dict[str, Any] = {}
+    for name, field in stated.fields.items():
+        with suppress(ValueError):
+            value: Any = MessageToDict(field)
+            integral = isinstance(value, float) and value.is_integer()
+            args[name] = int(value) if integral else value
+    return args

@@ -13,7 +13,7 @@ from ..transfer_facts import MOONCAKE, NIXL, NIXL_PUSH, NONE, TransferFacts
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import pb
 from .asked import GUIDES, Asked, copy_set, read_request, set_guide
-from .client import TokenServiceClient, stated_features
+from .client import TokenServiceClient, stated_features, stated_ranks
 
 _ENGINE = "vLLM's gRPC server"
 _SAMPLING = (
@@ -55,7 +55,7 @@ class VllmClient(TokenServiceClient):
         methods = "GetModelInfo", "GetServerInfo", "GetLoads"
         asked = [self.ask_if_known(method, timeout) for method in methods]
         model, server, loads = await asyncio.gather(*asked)
-        identity = EngineIdentity(dp_size=server.data_parallel_size or None)
+        identity = EngineIdentity(dp_size=stated_ranks(server.data_parallel_size))
         return identity, vllm_facts(model, server, loads, self.host, self.block_size)
 
     def abort_request(self, request_id: str) -> Any:
@@ -115,7 +115,7 @@ def vllm_facts(model: Any, server: Any, loads: Any, host: str, block_size: int) 
     )
     stated: str = server.kv_connector
     connector = _CONNECTORS.get(stated, stated)
-    ranks, engine_id = server.data_parallel_size, server.kv_engine_id
+    ranks, engine_id = stated_ranks(server.data_parallel_size) or 1, server.kv_engine_id
     ids: tuple[str, ...] = (engine_id,) if engine_id else ()
     if engine_id and ranks > 1:
         ids = tuple(f"{engine_id}_dp{rank}" for rank in range(ranks))

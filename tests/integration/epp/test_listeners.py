@@ -15,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.epp.engine import MODEL, Engine
 from support.epp.gateway import Gateway
 from support.epp.messages import HEAD, Answered, body, request_headers, response_headers
-from support.epp.picking import served_picker, settings
+from support.epp.picking import LISTENS, picked, served_picker, settings
 from support.polling import until
 from support.servers.discovered_fleet import Backend, backend, registered
 from support.servers.model_serving import TINY, ModelClient, model_serving
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.frontend.config import EnvoyConfig, FrontendConfig, ServeFrontendConfig
+from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
 from dynamo_router.frontend.epp.exchange import DESTINATION
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.serve import new_router
@@ -33,7 +33,6 @@ from dynamo_router.workers.records import DiscoveryConfig
 
 __all__ = ["backend"]
 COMPLETIONS = "/v1/completions"
-LISTENS = EnvoyConfig(ext_proc_port=0, secure_serving=False)
 PORT = 9100
 FOUND = replace(LISTENS, endpoint_port=PORT)
 
@@ -122,17 +121,11 @@ class EnvoyCalls:
     """Of a frontend, as Envoy calls it."""
 
     def __init__(self, client: ModelClient, channel: Any) -> None:
-        self.client, self._stub = client, channel.stream_stream(PATH)
+        self.client, self._channel = client, channel
 
     async def call(self, data: bytes, path: str = COMPLETIONS) -> tuple[Any, Answered]:
-        """An open call whose request has been answered, and that answer."""
-        call = self._stub()
-        await call.write(request_headers(HEAD | {":path": path}))
-        await call.write(body("request_body", data, ends=True))
-        answered = Answered()
-        while answered.immediate is None and not answered.ended["request"]:
-            answered.take(await call.read())
-        return call, answered
+        """See `picked`."""
+        return await picked(self._channel, data, path)
 
     async def sent(self, data: bytes, path: str = COMPLETIONS) -> Answered:
         """What a request's answer is, which ends at once."""

@@ -210,6 +210,17 @@ async def test_a_prefill_that_ends_the_answer_is_the_answer() -> None:
         assert decode.requests == []
 
 
+@pytest.mark.parametrize("reason", ["error", "boom\n2026 [info] x"])
+async def test_a_prefill_that_ends_for_no_reason_is_the_prefill_workers_failure(
+    reason: str,
+) -> None:
+    async with pair(handing_over(reason=reason)) as (ports, prefill, decode):
+        found = await ports.answers(prompt("r1", 32))
+        assert found[-1].complete.finish_reason == "length"
+        assert len(prefill.requests) == len(decode.requests) == 1
+        await ports.shows('dynamo_router_disagg_failures_total{phase="prefill"}', 1)
+
+
 async def test_an_answer_of_one_token_is_the_prefill_workers() -> None:
     async with pair(answers_whole) as (ports, prefill, decode):
         asked = prompt("r1", 32)

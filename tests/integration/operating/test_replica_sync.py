@@ -14,6 +14,7 @@ from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.event_planes import EmbeddedNats
+from dynamo_router.workers.handoffs.meetings import SHARE_BITS, share_of
 
 SHARED = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, router_replica_sync=True)
 
@@ -100,3 +101,15 @@ async def test_rubbish_on_the_topic_is_counted() -> None:
         counted = one.server.pool.replicas
         assert counted is not None
         await until(lambda: counted.undecodable == 2)
+
+
+async def test_their_engines_meet_under_numbers_of_shares_of_their_own() -> None:
+    async with two_routers() as (_, _, *routers):
+        found = []
+        for ports in routers:
+            pool: Any = ports.server.pool
+            numbers = (pool.handoffs.meetings.new(0, 1, (1, 1), 31).number for _ in range(9))
+            shares = {number >> 31 - SHARE_BITS for number in numbers}
+            assert shares == {share_of(pool.replicas.replica.own.router_id, peers_of(ports))}
+            found.append(shares)
+        assert found[0] != found[1]

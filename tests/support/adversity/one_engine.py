@@ -5,11 +5,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from grpc import aio
 from support.calls import messages_of
+from support.epp.picking import LISTENS, picked
 from support.fake_engine import FakeEngine, chunk, complete, prompt
 from support.servers.http_engine import Asked, HttpEngine, event, part, reply, stream_head
 from support.servers.openai_serving import Served, openai_serving
@@ -126,7 +128,12 @@ async def one_engine(kind: str, **answer: Any) -> AsyncIterator[tuple[Served, Fl
         fleet = KINDS[kind](stack, **answer)
         await fleet.enter()
         served = await stack.enter_async_context(
-            openai_serving(*fleet.engines, workers=fleet.urls, attach=fleet.attach)
+            openai_serving(
+                *fleet.engines,
+                workers=fleet.urls,
+                attach=fleet.attach,
+                envoy=replace(LISTENS, endpoint_port=9 if fleet.engines else None),
+            )
         )
         if fleet.engines:
             fleet.names = (f"127.0.0.1:{fleet.engines[0].port}",)
@@ -161,6 +168,18 @@ async def ask_grpc(served: Served, streamed: bool) -> str:
         except aio.AioRpcError as error:
             return f"{error.code()} {error.details()} {list(error.trailing_metadata() or ())}"
     return f"200 {answers}"
+
+
+async def ask_envoy(served: Served, streamed: bool, path: str = "/v1/completions") -> str:
+    """What a client of Envoy's gets from the picker itself; empty: Envoy carries its request."""
+    asked: dict[str, Any] = {"model": "tiny", "stream": streamed, "prompt": [5] * 20}
+    if path.endswith("/chat/completions"):
+        asked["messages"] = [{"role": "user", "content": "a"}]
+    data = json.dumps(asked).encode()
+    async with aio.insecure_channel(served.server.envoy_address) as channel:
+        call, answered = await picked(channel, data, path)
+        call.cancel()
+    return "" if answered.immediate is None else str(answered.immediate)
 
 
 async def _posted(served: Served, path: str, streamed: bool, **body: Any) -> str:

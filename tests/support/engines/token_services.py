@@ -33,7 +33,7 @@ class TokenService:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.port = 0
-        self.healthy, self.flushed = True, True
+        self.healthy, self.flushed, self.vocabulary = True, True, VOCABULARY
         self.go = asyncio.Event()
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ class TokenService:
             model_path="/models/tiny",
             max_context_length=CONTEXT,
             max_req_input_len=CONTEXT - 1,
-            vocab_size=VOCABULARY,
+            vocab_size=self.vocabulary,
         )
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802

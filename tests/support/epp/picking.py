@@ -10,8 +10,11 @@ import aiohttp
 import pytest
 from support.epp.engine import Engine
 from support.epp.gateway import Gateway
+from support.epp.messages import HEAD, Answered, body, request_headers
 from support.polling import until
 
+from dynamo_router.frontend.config import EnvoyConfig
+from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.epp.serve import picker_server
 from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.router.config import KvRouterConfig
@@ -20,6 +23,18 @@ from dynamo_router.server.server import Server
 from dynamo_router.server.server_parts import ServerParts
 
 BLOCK = 16
+LISTENS = EnvoyConfig(ext_proc_port=0, secure_serving=False)
+
+
+async def picked(channel: Any, data: bytes, path: str) -> tuple[Any, Answered]:
+    """An open call whose request has been answered, and that answer."""
+    call = channel.stream_stream(PATH)()
+    await call.write(request_headers(HEAD | {":path": path}))
+    await call.write(body("request_body", data, ends=True))
+    answered = Answered()
+    while answered.immediate is None and not answered.ended["request"]:
+        answered.take(await call.read())
+    return call, answered
 
 
 class Picking(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.places import ROOT
 
+import dynamo_router
 from dynamo_router.bench.station_picture import draw_stations, stations_content
 from dynamo_router.bench.stations import (
     ROLES,
@@ -48,7 +49,7 @@ def calls_of(way: list[Passed]) -> dict[str, list[Call]]:
 def test_a_place_is_a_function_of_its_file(place: Place) -> None:
     owner, name = owner_of(place.file, place.function)
     code = inspect.unwrap(getattr(owner, name)).__code__
-    assert Path(code.co_filename) == ROOT / place.file
+    assert Path(code.co_filename) == Path(dynamo_router.__file__).parent / place.file
     assert code.co_qualname == place.function
 
 

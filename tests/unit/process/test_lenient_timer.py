@@ -1,8 +1,12 @@
 """A time-out that fires late lets what came meanwhile be read first, once."""
 
+import gc
+import weakref
 from typing import Any, cast
 
+import pytest
 from support.adversity.late_loop import LateLoop
+from support.polling import until
 
 from dynamo_router.base.clock import STALLED_S
 from dynamo_router.process.lenient_timer import LenientTimer
@@ -30,6 +34,19 @@ def test_after_a_stall_it_calls_a_look_later() -> None:
     assert len(calls) == 1 and not loop.handles
 
 
+def test_what_is_put_off_is_called_then_and_its_lateness_counts_anew() -> None:
+    loop, calls = LateLoop(), list[float]()
+    made = timer(loop, calls)
+    loop.look(60.0)
+    made.put_off(30.0)
+    loop.look(29.0)
+    assert not calls
+    loop.look(60.0)
+    assert not calls
+    loop.look(STALLED_S)
+    assert len(calls) == 1 and not loop.handles
+
+
 def test_an_answer_that_was_there_unread_cancels_it() -> None:
     loop, calls = LateLoop(), list[float]()
     made = timer(loop, calls)
@@ -38,3 +55,32 @@ def test_an_answer_that_was_there_unread_cancels_it() -> None:
     made.cancel()
     loop.look(60.0)
     assert not calls
+
+
+class Owner:
+    """Who keeps a timer that calls it."""
+
+    def __init__(self, seconds: float, calls: list[str]) -> None:
+        self.calls = calls
+        self.timer = LenientTimer(seconds, self.on_due)
+
+    def on_due(self) -> None:
+        self.calls.append("due")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 600.0])
+async def test_a_timer_that_is_over_leaves_nothing_to_the_collector(seconds: float) -> None:
+    """There is one for each request."""
+    calls = list[str]()
+    owner = Owner(seconds, calls)
+    left = weakref.ref(owner)
+    if seconds:
+        owner.timer.cancel()
+    else:
+        await until(lambda: calls)
+    gc.disable()
+    try:
+        del owner
+        assert left() is None
+    finally:
+        gc.enable()

@@ -90,6 +90,8 @@ def test_wishes_are_passed_on(
         ({"lookahead_config": {}}, "lookahead_config", [trtllm_params, vllm_params]),
         ({"guided_decoding": {"guide": "x"}}, "guided decoding by UNSPECIFIED",
          [trtllm_params, vllm_params]),
+        ({"guided_decoding": {"guide_type": 77}}, "guided decoding by 77",
+         [trtllm_params, vllm_params]),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_do_is_refused_by_name(

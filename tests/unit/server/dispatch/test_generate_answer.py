@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.generate import expected_answer
 
-from dynamo_router.server.dispatch._generate_answer import parse_answer
+from dynamo_router.server.dispatch._generate_answer import finish_reason_in, parse_answer
 from dynamo_router.server.dispatch.generate_answer import (
     BLANK_BYTES,
     Usage,
@@ -51,13 +51,17 @@ def answers(draw: st.DrawFn) -> Any:
 
 @given(answers())
 def test_they_read_the_same(answer: Any) -> None:
-    assert parse_answer(answer.SerializeToString()) == expected_answer(answer)
+    body = answer.SerializeToString()
+    assert parse_answer(body) == expected_answer(answer)
+    assert (finish_reason_in(body) or b"").decode() == answer.complete.finish_reason
 
 
 @given(st.lists(answers(), min_size=2, max_size=4))
 def test_parts_that_come_twice_merge_as_protobuf_has_it(parts: list[Any]) -> None:
     body = b"".join(part.SerializeToString() for part in parts)
-    assert parse_answer(body) == expected_answer(pb.GenerateResponse.FromString(body))
+    merged = pb.GenerateResponse.FromString(body)
+    assert parse_answer(body) == expected_answer(merged)
+    assert (finish_reason_in(body) or b"").decode() == merged.complete.finish_reason
 
 
 @settings(max_examples=200)
@@ -76,6 +80,7 @@ def test_damaged_bytes_are_never_read_otherwise_than_by_protobuf(answer: Any, da
     except DecodeError:
         return  # a string, or a part that routing does not look into
     assert found == expected_answer(theirs)
+    assert (finish_reason_in(cut) or b"").decode() == theirs.complete.finish_reason
 
 
 def test_an_engine_tells_with_its_first_token_what_it_found_cached() -> None:

@@ -1,6 +1,7 @@
 """When a refused client is to come again, at each door: foreseen, in whole seconds, bounded."""
 
 import math
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +15,10 @@ from dynamo_router.base.errors import (
 from dynamo_router.frontend.anthropic.errors import messages_error
 from dynamo_router.frontend.openai.errors import ApiError, error_answer
 from dynamo_router.server.dispatch.status import retry_after_s, retry_metadata
+from dynamo_router.server.services.trtllm_service import MAX_TRAILING_BYTES, abort_with
 from dynamo_router.transport.http1 import HttpError
 from dynamo_router.transport.http1.errors import plain_error
+from dynamo_router.transport.http2.server_call import _fitting
 from dynamo_router.workers.dialects.openai_errors import error_of
 from dynamo_router.workers.failures import EngineCallError, Origin
 
@@ -85,3 +88,32 @@ def test_nothing_foreseen_is_a_second(status: int) -> None:
         assert error_answer(error).headers["retry-after"] == "1"
     assert plain_error(HttpError(status, "no")).headers["retry-after"] == "1"
     assert "retry-after" not in error_answer(ApiError(400, "no")).headers
+
+
+class Context:
+    """A call over gRPC that is ended."""
+
+    sent: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def abort(self, code: StatusCode, details: str, trailing: object) -> None:
+        self.sent = _fitting(trailing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "more, passed",
+    [
+        (("x-load", "3"), True),
+        (("grpc-server-stats-bin", b"x"), False),  # of the protocol: some servers send it
+        (("x-load", "\u00e9"), False),
+        (("x-load", "x" * MAX_TRAILING_BYTES), False),
+    ],
+)
+async def test_what_else_an_engine_sends_keeps_nothing_from_clients(
+    more: tuple[str, str | bytes], passed: bool
+) -> None:
+    error = EngineCallError(Origin.ENGINE, FULL, "no", (more, ("retry-after", "7")))
+    context = Context()
+    await abort_with(cast(Any, context), error)
+    told = dict(context.sent)
+    assert (told.pop(b"retry-after"), told.pop(b"grpc-retry-pushback-ms")) == (b"7", b"7000")
+    assert bool(told) == passed

@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.process.off_loop import OffLoop, OffLoopBounds
 from dynamo_router.transport.http1 import HttpError
-from dynamo_router.transport.http1.asgi import read_body
+from dynamo_router.transport.http1.asgi import LONG_JOIN, read_body
 from dynamo_router.transport.http1.packed_body import MOST_MEMBERS, PIECE, coding_of, unpacked
 
 MOST = 4 << 20
@@ -164,5 +164,20 @@ async def test_the_parts_of_a_long_body_are_joined_beside_the_event_loop(
     try:
         assert await read_body(receive, MOST, counted.append, off_loop) == whole
         assert off_loop.runs == beside and sum(counted) == len(whole)
+    finally:
+        off_loop.close()
+
+
+async def test_a_long_body_that_finds_no_room_to_be_joined_is_refused_at_each_door() -> None:
+    """Not all of them know of CapacityError."""
+    off_loop = OffLoop(OffLoopBounds(bytes=1 << 20))
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": bytes(LONG_JOIN)}
+
+    try:
+        with pytest.raises(HttpError, match="max_computation_bytes") as error:
+            await read_body(receive, MOST, off_loop=off_loop)
+        assert error.value.status == 429
     finally:
         off_loop.close()

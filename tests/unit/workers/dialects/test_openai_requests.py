@@ -147,6 +147,10 @@ def regex(request: Any) -> None:
     request.guided_decoding.guide_type = GUIDES.GUIDE_TYPE_REGEX
 
 
+def made_up(request: Any) -> None:
+    request.guided_decoding.guide_type = 77
+
+
 def bad_schema(request: Any) -> None:
     request.guided_decoding.guide_type = GUIDES.GUIDE_TYPE_JSON_SCHEMA
     request.guided_decoding.guide = "{"
@@ -163,6 +167,7 @@ def no_tokens(request: Any) -> None:
         (beams, "beam search", EngineKind),
         (prompt_logprobs, "logprobs of the prompt", NOT_VLLM),
         (bad_schema, "JSON schema|guided decoding", EngineKind),
+        (made_up, "guided decoding (by 77 )?is", EngineKind),
         (no_tokens, "max_tokens", EngineKind),
         (salt, "cache salt", NOT_VLLM),
         (least, "min_tokens", [EngineKind.LLAMA]),

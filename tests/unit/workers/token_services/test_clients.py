@@ -1,6 +1,7 @@
 """The clients of engines with gRPC services of their own, over real sockets."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,7 +27,10 @@ from support.servers.http_engine import answers_of
 from dynamo_router.base.errors import StatusCode, WorkerError
 from dynamo_router.workers.dialects import DP_RANK_KEY, handoff_of
 from dynamo_router.workers.failures import EngineCallError, Origin
+from dynamo_router.workers.registry import MAX_RANKS
 from dynamo_router.workers.token_services import TokenServiceClient
+from dynamo_router.workers.token_services import client as token_client
+from dynamo_router.workers.token_services.answers import AnswerReader
 from dynamo_router.workers.token_services.sglang import SglangClient
 from dynamo_router.workers.token_services.vllm import VllmClient
 from dynamo_router.workers.transfer_facts import BOOTSTRAP, NONE, TransferFacts
@@ -180,13 +184,17 @@ async def test_an_engines_own_words_for_a_failure(
     assert error.code() is StatusCode.INVALID_ARGUMENT and "a cache salt" in error.details()
 
 
+@pytest.mark.parametrize("status", [None, grpc.StatusCode.ABORTED])
 async def test_an_abort_ends_an_answer_well(
-    client: TokenServiceClient, engine: TokenService
+    client: TokenServiceClient, engine: TokenService, status: grpc.StatusCode | None
 ) -> None:
+    """Whether the engine then fails the call, or only ends it."""
+
     async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
         yield vllm_part([11]) if isinstance(engine, VllmService) else sglang_part([11], 1)
         await engine.go.wait()
-        await context.abort(grpc.StatusCode.ABORTED, "aborted")
+        if status is not None:
+            await context.abort(status, "aborted")
 
     engine.script = script
     call = client.generate(prompt("r1", 8).SerializeToString())
@@ -288,6 +296,20 @@ async def test_how_vllm_hands_over() -> None:
         await client.close()
 
 
+@pytest.mark.parametrize("ranks", [-1, MAX_RANKS + 1, 2**31 - 1])
+async def test_ranks_that_no_vllm_has_are_none(ranks: int) -> None:
+    """An id for each of them would take all memory that there is."""
+    async with VllmService(says) as engine:
+        info: Any = vllm_engine_pb2.GetServerInfoResponse(
+            kv_connector="NixlConnector", kv_engine_id="e", data_parallel_size=ranks
+        )
+        engine.info = info
+        client = VllmClient(engine.address)
+        identity, facts = await client.describe(timeout=5)
+        assert identity.dp_size is None and facts.transfer.engine_ids == ("e",)
+        await client.close()
+
+
 async def test_how_sglang_hands_over() -> None:
     async with SglangService(says) as engine:
         engine.info.server_args.update(
@@ -299,6 +321,45 @@ async def test_how_sglang_hands_over() -> None:
         assert facts.transfer == TransferFacts(
             connector=BOOTSTRAP, role="decode", host="127.0.0.1", port=9000, block_size=16
         )
+        await client.close()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+async def test_arguments_of_sglang_that_are_no_numbers_say_nothing(number: float) -> None:
+    async with SglangService(says) as engine:
+        engine.info.server_args.update({"watchdog_timeout": number, "page_size": number})
+        client = SglangClient(engine.address, block_size=BLOCK)
+        facts = (await client.describe(timeout=5))[1]
+        assert facts.settings == {"total_kv_blocks": 200, "max_num_seqs": 8}
+        await client.close()
+
+
+@pytest.mark.parametrize(("tokens", "beside"), [(2, False), (2000, True)])
+async def test_a_list_for_each_token_of_a_prompt_is_read_beside_the_event_loop(
+    tokens: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        last = vllm_last([7], "length")
+        about = last.complete.input_logprobs
+        about.token_ids.extend(range(tokens))
+        for _ in range(tokens):
+            about.token_logprobs.add(value=-1.0)
+        yield last
+
+    threads: list[bool] = []
+
+    class Reader(AnswerReader):
+        def read(self, data: bytes) -> list[bytes]:
+            threads.append(threading.current_thread() is not threading.main_thread())
+            return super().read(data)
+
+    monkeypatch.setattr(token_client, "AnswerReader", Reader)
+    asked = prompt("r1", tokens)
+    asked.streaming, asked.output_config.prompt_logprobs = False, 1
+    async with VllmService(script) as engine:
+        client = VllmClient(engine.address)
+        _, last = await generated(client, asked)
+        assert len(last.prompt_logprobs) == tokens and threads == [beside]
         await client.close()
 
 

@@ -13,13 +13,14 @@ from support.fake_engine import prompt
 
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.workers.dialects import encode_bias, for_decode, for_prefill
+from dynamo_router.workers.token_services.open_engine import OpenEngineClient
 from dynamo_router.workers.token_services.sglang import SglangClient
 from dynamo_router.workers.token_services.vllm import VllmClient
 from dynamo_router.workers.trtllm_proto import pb
 
 GUIDES = pb.GuidedDecodingParams
 CLIENTS = [VllmClient, SglangClient]
-Client = type[VllmClient] | type[SglangClient]
+Client = type[VllmClient] | type[SglangClient] | type[OpenEngineClient]
 
 
 def translated(client: Client, request: Any, dp_rank: int | None = None) -> bytes:
@@ -141,6 +142,20 @@ def test_the_legs_of_a_request() -> None:
     assert two.disaggregated_params == params and two.sampling_params.max_new_tokens == 4
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        b'{"kv_transfer_params": {}}', b"[", b"[]", b'{"bootstrap_port": "x"}',
+        b'{"bootstrap_room": 2147483648}', b'{"bootstrap_host": 1}', b'{"bootstrap_room": true}',
+    ],
+)  # fmt: skip
+def test_a_leg_in_other_words_than_sglangs_is_refused(given: bytes) -> None:
+    """A client may have made it up."""
+    leg = for_decode(prompt("r1", 3).SerializeToString(), given)
+    with pytest.raises(InvalidRequestError, match="handoff is none of SGLang"):
+        translated(SglangClient, leg)
+
+
 def _set(change: Callable[[Any], object]) -> Any:
     request = prompt("r1", 3)
     change(request)
@@ -163,6 +178,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
         setattr(r.guided_decoding, "guide", "{"),
     ),
     "GUIDE_TYPE_UNSPECIFIED": lambda r: setattr(r.guided_decoding, "guide", "x"),
+    "guided decoding by 77": lambda r: setattr(r.guided_decoding, "guide_type", 77),
 }
 
 
@@ -185,11 +201,19 @@ def test_what_sglang_alone_has_no_word_for(what: str) -> None:
     translated(VllmClient, request)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("body", [b"\x0a\xff", b"\x12\x02\x12", b"\xff"])
+@pytest.mark.parametrize("client", [*CLIENTS, OpenEngineClient])
+@pytest.mark.parametrize("body", [b"\x0a\xff", b"\x12\x02\x12", b"\xff", b"\x12\x03\x0a\x01\xff"])
 def test_what_is_no_request(client: Client, body: bytes) -> None:
+    """The last one has a text in its prompt that is none: engines would fail of it."""
     with pytest.raises(InvalidRequestError, match=r"no trtllm\.GenerateRequest"):
-        translated(client, body)
+        translated(client, prompt("r1", 3).SerializeToString() + body)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_field_with_the_prompts_number_and_another_type_is_none_of_it(client: Client) -> None:
+    body = prompt("r1", 3).SerializeToString() + b"\x15\x12\x02\x05\x06\x11" + b"\xff" * 8
+    found = client.messages.GenerateRequest.FromString(translated(client, body))
+    assert list(found.tokenized.input_ids) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
