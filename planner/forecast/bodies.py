@@ -97,7 +97,7 @@ class RequestBodies:
             sessions = list(find_turns(tree).sessions.tolist())
         sizes = np.array([*Counter(sessions).values()])
         self.dispersion = float((sizes**2).sum() / sizes.sum())
-        """of counts of arrivals, beside their mean: sessions come by chance, each with all of its requests"""
+        """of counts of arrivals, beside their mean: sessions come by chance, each whole"""
         # A node that requests of several sessions have, and so all before it.
         first: dict[int, int | str] = {}
         common = np.zeros(len(tree), np.bool_)
