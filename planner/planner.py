@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from .objectives import Objectives
 from .observation import Observation, choose_victims
 from .planning import CpuBudget, Oracle, PlanningConfig
 from .rules import alarms, attainment
-from .search import BIN_S, Problem, Proposal, Search
+from .search import BIN_S, SHRINK_MARGIN, Problem, Proposal, Search
 from .what_if import EngineModel
 
 WARM_UP_REQUESTS = 5
@@ -41,6 +42,8 @@ MOST_AGREEING = 24
 REGRET_S = 900.0
 """after a removal, in which an engine that is added says that it was wrong: from then on twice as
 many plans have to agree, and half as many again after an hour without."""
+LEAST_TRIALS, MOST_TRIALS = 3, 64
+"""Plans of a steady load that fleets are judged by."""
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
@@ -48,6 +51,18 @@ SOON_S = 15.0
 """from one look at a silence to the next: the first requests are planned for soon."""
 IDLE_S = 300.0
 """Silence that is confirmed, after which the fleet shrinks to its smallest."""
+
+
+class _Trial(NamedTuple):
+    """What a plan found that the present fleet keeps, and smaller ones."""
+
+    at: float
+    kept: dict[Fleet, float]
+
+    def most(self, fleet: Fleet) -> float:
+        """What `fleet` keeps at most: no more than any that is as large."""
+        larger = (kept for each, kept in self.kept.items() if fleet.lowest(each) == fleet)
+        return min(larger, default=1.0)
 
 
 class Planner:
@@ -83,6 +98,7 @@ class Planner:
         self.capacity: dict[Role, float] = {}
         self._next_plan = -math.inf
         self._choices: deque[Fleet] = deque(maxlen=MOST_AGREEING)
+        self._trials: deque[_Trial] = deque(maxlen=MOST_TRIALS)
         self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
         self._enough: Fleet | None = None  # by the last plan, if engines may be removed
         self._number = self._plans = 0
@@ -242,9 +258,40 @@ class Planner:
             if shrunk != chosen:
                 why.append(f"{chosen} is enough: {self._agreeing} plans have to find that")
             wanted = shrunk
+        steady_s = self.forecast.steady_s(search.dispersion)
+        steady = self._of_steady_load(seen, present, wanted, search, steady_s)
+        if steady != wanted:
+            why.append(f"{present} stays: arrivals have been steady for {steady_s:.0f} s")
+            wanted = steady
         if self.mismatch:
             why.append(f"model mismatch: {self.mismatch}")
         return wanted, search.scores(), may_remove, why
+
+    def _of_steady_load(
+        self, seen: Observation, present: Fleet, wanted: Fleet, search: Search, steady_s: float
+    ) -> Fleet:
+        """`wanted`, or the present fleet: while arrivals are of one rate, what moves the forecast
+        is chance, and a fleet is judged by the mean of what the plans of that time found of it."""
+        kept = {
+            fleet: outcome.attainment
+            for fleet, outcome in search.outcomes.items()
+            if fleet.lowest(present) == fleet
+        }
+        self._trials.append(_Trial(seen.at, kept))
+        since = seen.at - min(steady_s, self.config.window_s)
+        trials = [each for each in self._trials if since < each.at <= seen.at]
+        costs = self.constraints.costs
+        if len(trials) < LEAST_TRIALS or wanted == present:
+            return wanted
+        allowed = 1 - self.objectives.target
+        if wanted.cost(costs) < present.cost(costs):
+            missed = 1 - float(np.mean([each.most(wanted) for each in trials]))
+            return wanted if missed <= SHRINK_MARGIN * allowed else present
+        share, count = attainment(seen, self.objectives, self.config.plan_every_s)
+        if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
+            return wanted  # what is measured is not outvoted
+        missed = 1 - float(np.mean([each.most(present) for each in trials]))
+        return present if missed <= allowed else wanted
 
     def _plan_silence(
         self, seen: Observation, present: Fleet

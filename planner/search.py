@@ -89,6 +89,7 @@ class Search:
             seed=problem.number,
             most_tokens=engine.num_gpu_blocks * engine.block_size // 2,  # that an engine can serve
         )
+        self.dispersion = self._bodies.dispersion
         budget.note_bodies(len(window), budget.spent_s - before)
         self.outcomes: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .predictors import Holt, Kalman, LastValue, Path, Predictor, Seasonal
+from .steady import steady_bins
 
 QUANTILES = (0.5, 0.9)
 """At which a predictor's loss is taken: too little costs more than too much."""
@@ -25,6 +26,8 @@ TRUSTED = 1.25
 """times the least loss of any predictor: up to that the season's is believed by itself."""
 CHANCE = 2.0
 """standard deviations of a bin that the season may have lost more: a few bins say little."""
+LONGEST_STRETCH = 40
+"""Bins that are looked at for one rate."""
 LONGEST_JUMP = 240  # bins without data, after which what was seen before says nothing
 
 
@@ -52,6 +55,7 @@ class ArrivalForecast:
         self._losses = np.zeros(len(self._predictors))
         self._past: deque[tuple[NDArray[np.float64], Path]] = deque(maxlen=bins)
         self._residuals = [deque[float](maxlen=RESIDUALS) for _ in range(bins)]
+        self._counts = deque[float](maxlen=LONGEST_STRETCH)
         self.seen = 0
 
     def update(self, count: float) -> None:
@@ -70,6 +74,7 @@ class ArrivalForecast:
                 self._residuals[distance].append(float(error))
         for each in self._predictors:
             each.update(count)
+        self._counts.append(count)
         self.seen += 1
         self._remember()
 
@@ -79,6 +84,7 @@ class ArrivalForecast:
             for each in self._predictors:
                 each.skip()
         self._past.clear()
+        self._counts.clear()
         self._remember()
 
     def forecast(self) -> Forecast:
@@ -100,6 +106,14 @@ class ArrivalForecast:
             chance = NormalDist().inv_cdf(level) * np.sqrt(np.maximum(1.0, season))
             path = np.maximum(path, season + chance)
         return path
+
+    def steady_s(self, dispersion: float) -> float:
+        """For how long arrivals have been of one rate; 0 where the season says that it ends.
+        `dispersion`: the variance of counts, of their mean, that is chance."""
+        ahead: Path = np.zeros(0)
+        if self._seasonal and self._trusts_season(float(self.forecast().mean[0])):
+            ahead = self._predictors[-1].predict(self._bins)
+        return self.bin_s * steady_bins(self._counts, dispersion, ahead.tolist())
 
     def _trusts_season(self, count: float) -> bool:
         """Whether today goes on as the season did, as far as losses can show."""

@@ -5,6 +5,7 @@ is made new in each copy, what sessions share stays: so the hit rate of a copy c
 as it did out of the requests.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -94,6 +95,9 @@ class RequestBodies:
         ]
         if all(each.session is None for each in self._requests):
             sessions = list(find_turns(tree).sessions.tolist())
+        sizes = np.array([*Counter(sessions).values()])
+        self.dispersion = float((sizes**2).sum() / sizes.sum())
+        """of counts of arrivals, beside their mean: sessions come by chance, each whole"""
         # A node that requests of several sessions have, and so all before it.
         first: dict[int, int | str] = {}
         common = np.zeros(len(tree), np.bool_)

@@ -9,6 +9,7 @@ from dynamo_router.planner import Observation, ObservedRequest
 from dynamo_router.planner.arrival_bins import ArrivalBins
 from dynamo_router.planner.forecast import ArrivalForecast, RequestBodies
 from dynamo_router.planner.forecast.predictors import Holt, Kalman, LastValue, Seasonal
+from dynamo_router.planner.forecast.steady import steady_bins
 
 
 def fed(forecast: ArrivalForecast, counts: list[float]) -> ArrivalForecast:
@@ -169,3 +170,32 @@ def test_chance_in_the_first_bins_takes_no_trust_from_yesterday() -> None:
     today = fed(ArrivalForecast(15.0, 14, yesterday), [19.0, 18.0, 20.0, 22.0])
     assert today.quantile(0.5)[12] > 60
     assert fed(ArrivalForecast(15.0, 14), [19.0, 18.0, 20.0, 22.0]).quantile(0.5)[12] < 40
+
+
+def test_counts_are_steady_as_long_as_chance_explains_them() -> None:
+    rng = np.random.default_rng(5)
+    calm, busy = rng.poisson(22, 40).tolist(), rng.poisson(66, 6).tolist()
+    assert steady_bins(calm, 1.0) == 40
+    assert steady_bins([*calm, *busy], 1.0) == 6
+    slope = [20.0 + 2 * n for n in range(40)]
+    assert steady_bins(slope, 1.0) < 20
+    assert steady_bins([], 1.0) == 0
+
+
+def test_sessions_of_many_requests_make_counts_that_vary_by_more() -> None:
+    rng = np.random.default_rng(5)
+    bursts = (6 * rng.poisson(4, 40)).tolist()
+    assert steady_bins(bursts, 1.0) < 40
+    assert steady_bins(bursts, 6.0) == 40
+    requests = [ObservedRequest(float(n), 64, 10, (n,), session=f"s{n // 3}") for n in range(30)]
+    assert RequestBodies(requests, 64).dispersion == pytest.approx(3.0)
+
+
+def test_a_load_is_not_steady_where_the_season_says_that_it_ends() -> None:
+    night, day = [20.0] * 40, [60.0] * 40
+    forecast = fed(ArrivalForecast(15.0, 8, [*night, *day]), night[:20])
+    assert forecast.steady_s(1.0) == 300.0
+    fed(forecast, night[:16])  # four bins before the day
+    assert forecast.steady_s(1.0) == 0.0
+    forecast.skip()
+    assert forecast.steady_s(1.0) == 0.0

@@ -1,6 +1,7 @@
 """The planner's decisions on fleets whose right size is known, and on observations gone wrong."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -23,7 +24,9 @@ from dynamo_router.planner import (
     Planner,
     PlanningConfig,
     choose_victims,
+    search,
 )
+from dynamo_router.planner.what_if import Outcome, Scenario
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
 SPEED = 0.2  # few requests a second are work enough
@@ -234,6 +237,72 @@ def test_constant_load_is_left_alone() -> None:
         decision = planner.observe(observation(1000.0 + 60 * n, 1.0, there))
         there, changes = decision.after.aggregated, changes + decision.changes
     assert changes <= 1
+
+
+def judge_by(monkeypatch: pytest.MonkeyPatch, two_keep: Sequence[float]) -> None:
+    """Three engines keep all, one keeps none, and two what the plan's number says, in turn."""
+
+    def judged(_model: Any, _workers: Any, fleet: Fleet, scenario: Scenario, *_: Any) -> Outcome:
+        turn = scenario.seed // 31 % len(two_keep)
+        kept = {0: 0.0, 1: 0.0, 2: two_keep[turn]}.get(fleet.aggregated, 1.0)
+        past = np.full(int((np.asarray(scenario.arrivals_s) < 0).sum()), ITL_MS)
+        return Outcome(kept, kept, 1 - kept, 0.0, 100.0 * fleet.aggregated, past, past)
+
+    monkeypatch.setattr(search, "simulate_candidate", judged)
+
+
+def fleets_of(planner: Planner, there: int, plans: int, rates: Sequence[float]) -> list[int]:
+    """Engines after each of the plans, a minute apart; the rates follow each other."""
+    found = []
+    for n in range(plans):
+        decision = planner.observe(observation(1000.0 + 60 * n, rates[n % len(rates)], there))
+        there = decision.after.aggregated
+        found.append(there)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("two_keep", "settled"),
+    [
+        ((*[1.0] * 9, 0.4), 3),  # eight plans that agree are no proof: the mean is 94 %
+        ((1.0, 1.0, 1.0, 0.9), 2),  # one plan that misses neither: the mean is 97.5 %
+    ],
+)
+def test_a_steady_load_changes_no_fleet_once_it_is_settled(
+    monkeypatch: pytest.MonkeyPatch, two_keep: tuple[float, ...], settled: int
+) -> None:
+    """Before, engines went when two plans in turn had calm arrivals, and came back after that."""
+    judge_by(monkeypatch, two_keep)
+    for there in (2, 3):
+        fleets = fleets_of(new_planner(), there, 60, [1.0])
+        assert fleets[10:] == [settled] * 50, fleets
+
+
+def test_a_load_that_changes_is_not_held_by_what_plans_found_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner()
+    assert fleets_of(planner, 2, 10, [1.0])[-1] == 2
+    judge_by(monkeypatch, (0.5,))
+    busier = planner.observe(observation(1600.0, 3.0, 2))
+    assert busier.after.aggregated >= 3, busier.reasons
+    assert not any("steady" in each for each in busier.reasons)
+
+
+def test_late_answers_are_not_outvoted_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner()
+    fleets_of(planner, 2, 10, [1.0])
+    judge_by(monkeypatch, (0.9,))
+    held = planner.observe(observation(1600.0, 1.0, 2))
+    assert not held.changes
+    assert any("arrivals have been steady for" in each for each in held.reasons), held.reasons
+    late = [
+        replace(each, itl_ms=500.0 if n % 10 == 0 else ITL_MS)
+        for n, each in enumerate(requests(1660.0, 1.0, 90.0))
+    ]
+    assert planner.observe(observation(1660.0, 0.0, 2, requests=late)).after.aggregated == 3
 
 
 def test_prefill_and_decode_engines_are_planned_together() -> None:
