@@ -179,7 +179,7 @@ class TrtllmClient:
         metadata, answer = await self._channel.unary(
             f"/{self.service}/{method}", request.SerializeToString(), timeout=timeout
         )
-        return _identity_of(metadata), _read_answer(method, response, answer)
+        return _identity_of(metadata), read_answer(method, response, answer)
 
     async def _ask_if_known(
         self, method: str, request: Any, response: Any, timeout: float
@@ -193,7 +193,8 @@ class TrtllmClient:
             raise
 
 
-def _read_answer(method: str, response: Any, answer: bytes) -> Any:
+def read_answer(method: str, response: Any, answer: bytes) -> Any:
+    """The answer to a method, of this type. EngineCallError if the bytes are none."""
     try:
         return response.FromString(answer)
     except DecodeError:

@@ -24,8 +24,8 @@ UNIX = "unix:"
 MOST_FRAMES = 64
 """Of a peer that are passed on in one turn of the loop, about: a first token costs some 0.1 ms."""
 MOST_TOGETHER = 4
-"""Calls that leave in one write, where so many begin in one turn of the loop after one that is sent
-at once: none waits for more than that."""
+"""The first call that begins in a turn of the loop is sent at once; those that begin later in that
+turn leave in writes of so many, the rest at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)

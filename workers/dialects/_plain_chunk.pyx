@@ -61,30 +61,37 @@ cdef bint read_chunk(
     return True
 
 
-def plain_chunk(bytes message not None):
-    """(token ids, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is a chunk
-    without logprobs; None of any other message, or of bytes that are none."""
+cdef bint find_only(bytes message, uint32_t number, ByteReader* inside) noexcept:
+    """Whether a serialized GenerateResponse has, beside its request's id, one field of this number
+    and nothing else; what is in it."""
     cdef ByteReader reader
-    cdef ByteReader inside
     cdef Field field
-    cdef uint32_t prompt = 0
-    cdef uint32_t cached = 0
-    cdef list tokens = None
+    cdef bint found = False
     reader.at = <const uint8_t*>PyBytes_AS_STRING(message)
     reader.end = reader.at + PyBytes_GET_SIZE(message)
     while reader.at < reader.end:
         if not read_field(&reader, &field) or field.wire != DELIMITED:
-            return None
+            return False
         if field.number == REQUEST_ID:
             continue
-        if field.number != CHUNK or tokens is not None:
-            return None
-        tokens = []
+        if field.number != number or found:
+            return False
+        found = True
         inside.at = field.start
         inside.end = field.start + field.value
-        if not read_chunk(inside, tokens, &prompt, &cached):
-            return None
-    return None if tokens is None else (tokens, prompt, cached)
+    return found
+
+
+def plain_chunk(bytes message not None):
+    """(token ids, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is a chunk
+    without logprobs; None of any other message, or of bytes that are none."""
+    cdef ByteReader inside
+    cdef uint32_t prompt = 0
+    cdef uint32_t cached = 0
+    cdef list tokens = []
+    if not find_only(message, CHUNK, &inside) or not read_chunk(inside, tokens, &prompt, &cached):
+        return None
+    return tokens, prompt, cached
 
 
 cdef bytes read_end(ByteReader reader, uint32_t* prompt, uint32_t* cached):
@@ -114,24 +121,10 @@ def plain_end(bytes message not None):
     """(finish reason, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is the
     whole answer, without logprobs, and without what stopped it; None of any other message, or of
     bytes that are none."""
-    cdef ByteReader reader
     cdef ByteReader inside
-    cdef Field field
     cdef uint32_t prompt = 0
     cdef uint32_t cached = 0
     cdef bytes reason = None
-    reader.at = <const uint8_t*>PyBytes_AS_STRING(message)
-    reader.end = reader.at + PyBytes_GET_SIZE(message)
-    while reader.at < reader.end:
-        if not read_field(&reader, &field) or field.wire != DELIMITED:
-            return None
-        if field.number == REQUEST_ID:
-            continue
-        if field.number != COMPLETE or reason is not None:
-            return None
-        inside.at = field.start
-        inside.end = field.start + field.value
+    if find_only(message, COMPLETE, &inside):
         reason = read_end(inside, &prompt, &cached)
-        if reason is None:
-            return None
     return None if reason is None else (reason, prompt, cached)

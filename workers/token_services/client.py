@@ -7,15 +7,14 @@ from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 
-from ...base.errors import InvalidRequestError, StatusCode, WorkerError
+from ...base.errors import InvalidRequestError, WorkerError
 from ...transport.security import ClientTls
 from ..channels import ConnectionPolicy, EngineCall, Metadata
 from ..dialects import DP_RANK_KEY, FailedCall, failure_of, with_stated
 from ..engine_facts import EngineFacts
-from ..failures import EngineCallError, Origin
 from ..registry import MAX_RANKS
 from ..transfer_facts import TransferFacts
-from ..trtllm_client import EngineIdentity, TrtllmClient
+from ..trtllm_client import EngineIdentity, TrtllmClient, read_answer
 from ..trtllm_proto import common_pb, pb
 from .answers import AnswerReader
 from .asked import Asked
@@ -110,7 +109,7 @@ class TokenServiceClient(TrtllmClient):
         asked = self.messages.EmbedRequest(request_id=message.request_id)
         asked.tokenized.input_ids.extend(message.tokenized.input_token_ids)
         answer = await super().embed(asked.SerializeToString(), timeout=timeout, metadata=metadata)
-        found = _read("Embed", self.messages.EmbedResponse, answer)
+        found = read_answer("Embed", self.messages.EmbedResponse, answer)
         data: bytes = pb.EmbedResponse(
             request_id=message.request_id,
             embedding=found.embedding,
@@ -163,26 +162,18 @@ class TokenServiceClient(TrtllmClient):
 
     async def ask(self, method: str, timeout: float) -> Any:
         """The answer to a question without words."""
-        request = getattr(self.messages, f"{method}Request")()
-        response = getattr(self.messages, f"{method}Response")
-        return (await self._ask(method, request, response, timeout))[1]
+        return (await self._ask(method, *self._words(method), timeout))[1]
 
     async def ask_if_known(self, method: str, timeout: float) -> Any:
         """The same; an empty answer of an engine that does not implement the method."""
-        try:
-            return await self.ask(method, timeout)
-        except EngineCallError as error:
-            if error.code() is StatusCode.UNIMPLEMENTED:
-                return getattr(self.messages, f"{method}Response")()
-            raise
+        request, response = self._words(method)
+        answer = (await self._ask_if_known(method, request, response, timeout))[1]
+        return response() if answer is None else answer
 
-
-def _read(method: str, response: Any, answer: bytes) -> Any:
-    try:
-        return response.FromString(answer)
-    except DecodeError:
-        text = f"the answer to {method} cannot be read"
-        raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, text) from None
+    def _words(self, method: str) -> tuple[Any, Any]:
+        """An empty question, and the type of its answer."""
+        messages = self.messages
+        return getattr(messages, f"{method}Request")(), getattr(messages, f"{method}Response")
 
 
 def _failure(error: Exception) -> Exception:
