@@ -28,7 +28,7 @@ from ...engines.outbox import StoredRun
 from ...engines.publisher import KvEventPublisher
 from ...indexer.hashing import block_hashes
 from ...process.logs import log_to_stderr
-from ...runtime.event_planes import EmbeddedNats, NatsPlane, PlaneState
+from ...runtime.event_planes import EmbeddedNats, NatsPlane
 from ...runtime.event_planes.jetstream import (
     EventStreamClient,
     JetStreamPlane,
@@ -146,11 +146,6 @@ class Engines:
             await publisher.start()
             self._publishers.append(publisher)
             self._held.append(held)
-            began = monotonic()
-            while plane.state is not PlaneState.CONNECTED:  # events before that are in no stream
-                if monotonic() - began > STANDSTILL_S:
-                    raise RouterError("an engine does not reach the nats-server")
-                await asyncio.sleep(LOOK_S)
 
     async def publish(self) -> None:
         """All blocks, in turn by engine, a message each."""
@@ -167,9 +162,13 @@ class Engines:
         await self._flush()
 
     async def _flush(self) -> None:
+        """Wait until NATS has all. One that connects, or is asked for all, announces that first."""
         for publisher in self._publishers:
-            if not await publisher.flush():
-                raise RouterError("the nats-server took no more events")
+            began = monotonic()
+            while not await publisher.flush():
+                if monotonic() - began > STANDSTILL_S:
+                    raise RouterError("the nats-server took no more events")
+                await asyncio.sleep(LOOK_S)
 
 
 def _engines(config: RestartBenchConfig) -> range:
