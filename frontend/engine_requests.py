@@ -286,6 +286,15 @@ def engine_request(
     """The trtllm.GenerateRequest of one choice. `salt` is its cache namespace; `streaming`: each
     token is wanted as it comes. None: as the client wants its own."""
     streaming = request.wants_stream if streaming is None else streaming
+    settings = engine_settings(request, choice, salt, streaming)
+    tokens, prompt = choice.prompt
+    longest = max(1, choice.max_tokens)  # engines make one token at least
+    body, largest = encode_generate(request_id, longest, settings, tokens)
+    return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
+
+
+def engine_settings(request: Sampling, choice: Choice, salt: int | None, streaming: bool) -> bytes:
+    """All fields of the same but the prompt and those that differ in each request."""
     key = None
     if salt is None and choice.seed is None and choice.guide is None:
         key = _common_settings(request, choice.adapter, streaming)
@@ -296,10 +305,7 @@ def engine_request(
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
             _kept[key] = settings
-    tokens, prompt = choice.prompt
-    longest = max(1, choice.max_tokens)  # engines make one token at least
-    body, largest = encode_generate(request_id, longest, settings, tokens)
-    return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
+    return settings
 
 
 _kept: dict[tuple[Any, ...], bytes] = {}
@@ -335,7 +341,6 @@ def _common_settings(
 
 
 def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bool) -> bytes:
-    """All fields but the prompt and those that differ in each request."""
     message = pb.GenerateRequest(
         streaming=streaming,
         stop=request.stop_strings,
