@@ -51,12 +51,17 @@ class CandidateSource:
         self.index = index
         self.slots = slots
         self._overlaps = Overlaps(0)
-        self._config = config
+        self.config = config
         self.expire_at = -math.inf
         self._peers: PeerLoad | None = None
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
             self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other routers' bookings are counted."""
+        return self._peers is not None
 
     def on_worker(self, entry: WorkerEntry, policy: Policy) -> None:
         """A worker was added or renewed, or has another source of events."""
@@ -77,11 +82,11 @@ class CandidateSource:
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
     ) -> "PeerLoad":
         """See KvRouter. ConfigError where the load is not shared."""
-        if not self._config.router_replica_sync:
+        if not self.config.router_replica_sync:
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
         from .replicas import PeerLoad  # only routers that share load need it
 
-        self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
+        self._peers = PeerLoad(self.registry, self.slots, self.config, learner, lock, clock)
         return self._peers
 
     def apply_event(self, event: bytes, worker_id: WorkerLike | None) -> None:

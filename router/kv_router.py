@@ -20,7 +20,7 @@ from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new
 from .config import KvRouterConfig
 from .explain import explain
 from .placement import Computed, Placement
-from .policies import PolicyChoice
+from .policies import PolicyChoice, plain_decisions
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, all_busy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .runners_up import rank_others
@@ -71,6 +71,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
+        self._plain = plain_decisions(
+            self._source, self._choice, self.limits, self._lock, self.clock, self._expire, self._rng
+        )
         self.registry.on_add.append(self._on_add)
         self.registry.on_remove.append(self._on_remove)
         self.registry.on_update.append(self._on_update)
@@ -254,8 +257,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         All that serve decide by this. A request of a session goes to the session's worker, which
         is bound to it. Raises what `decide` does.
         """
-        session, pinned, preferred = placement.session, placement.pinned, None
-        allowed = placement.allowed
+        if self._plain is not None and (plain := self._plain.place(placement)) is not None:
+            return plain
+        session, allowed = placement.session, placement.allowed
+        pinned, preferred = placement.pinned, None
         if session is not None and pinned is None:
             bound = self.sessions.wanted(session, placement.excluded)
             if bound is not None and (not allowed or bound.worker.worker_id in allowed):

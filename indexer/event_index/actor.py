@@ -105,6 +105,11 @@ class EventIndex:
         return self._predicted.records
 
     @property
+    def believes(self) -> bool:
+        """Whether anything is predicted now."""
+        return not self._predicted.is_empty
+
+    @property
     def predictions(self) -> PredictionCounts:
         return self._predicted.counts
 

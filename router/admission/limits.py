@@ -208,6 +208,8 @@ class LoadLimits:
         """whether a worker can be busy at all"""
         self.is_limited = self.caps or self.any_busy
         """whether a worker can have all that it may"""
+        self.sheds_all = config.sheds_all
+        """whether a request can be refused that names no objective itself"""
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
         """Use other thresholds from now on; ConfigError, and nothing changed, on a bad one."""
@@ -276,7 +278,7 @@ class LoadLimits:
         """
         config = self._config
         names_ttft = asked.ttft_ms is not None and not asked.is_default_ttft
-        if not (config.sheds_all or names_ttft) or config.shed is False or self._may_probe(now):
+        if not (self.sheds_all or names_ttft) or config.shed is False or self._may_probe(now):
             return None
         share = self.tenants.below_share(tenant, now)
         counts_itl = config.shed or config.slo_itl_ms is not None
