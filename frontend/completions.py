@@ -1,7 +1,7 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -190,10 +190,11 @@ class Completions:
 
     # Routes
 
-    async def _chat(self, call: HttpCall) -> None:
-        if self._plain is not None and (plain := self._plain.begin(call)) is not None:
-            await plain
-            return
+    def _chat(self, call: HttpCall) -> Awaitable[None]:
+        plain = None if self._plain is None else self._plain.begin(call)
+        return self._any_chat(call) if plain is None else plain
+
+    async def _any_chat(self, call: HttpCall) -> None:
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
         await self._answer_chat(call, request, CHAT)
 

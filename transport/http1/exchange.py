@@ -92,11 +92,13 @@ class Exchange:
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
         self.unread += len(data)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_body_end(self) -> None:
         self.body_ended = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_gone(self) -> None:
         """The connection is lost; what is still sent goes nowhere."""
@@ -162,7 +164,8 @@ class Exchange:
             self._transport.write(data)
         if not more:
             self.ended = True
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             self._carrier.on_answered(self)
 
     def begin(self, status: int, headers: Headers) -> None:
