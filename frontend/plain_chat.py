@@ -122,7 +122,7 @@ class PlainChats:
         self._about, self._dispatcher, self._monitor = about, dispatcher, monitor
         self._text, self._keep_alive_s = text, keep_alive_s
         self._settings: dict[tuple[Any, ...], bytes] = {}
-        self._head: tuple[str, str, bytes] = "", "", b""  # of this model and fingerprint
+        self._written: tuple[object, bytes] = None, b""  # of these facts of the engines
 
     def begin(self, call: HttpCall) -> Awaitable[None] | None:
         """The rest of the way of a call, if it is plain; None: nothing was done. ApiError 400 if
@@ -231,10 +231,10 @@ class PlainChats:
         return settings
 
     def _events(self, answer_id: str, created: int) -> PlainEvents:
-        name, fingerprint = self._about.name, self._about.fingerprint
-        if (name, fingerprint) != self._head[:2]:
-            self._head = name, fingerprint, chat_events_middle(name, fingerprint)
-        return chat_events(answer_id, created, self._head[2])
+        facts, about = self._monitor.facts, self._about
+        if facts is not self._written[0]:
+            self._written = facts, chat_events_middle(about.name, about.fingerprint)
+        return chat_events(answer_id, created, self._written[1])
 
 
 class _Written:

@@ -73,25 +73,48 @@ cdef class PlainDecisions:
         with self._lock:
             return self._placed(prompt, request_id, placement.expected_output_tokens)
 
-    cdef object _placed(self, prompt, str request_id, expected):
-        cdef object limits = self._limits, source = self._source, registry = self._registry
-        cdef object forecast = self._forecast, index = self._index, slots = self._slots
-        cdef int64_t number, overlap, cached, isl = prompt.isl
+    def seconds_until_free(self) -> float:
+        """Until a worker should get one more request that may go to any; 0: now, below 0: that
+        takes more steps."""
+        with self._lock:
+            now = self._current()
+            if not self._limits.policy_holds or not self._alone():
+                return -1.0
+            seconds = self._forecast.seconds_until_free(
+                self._registry.eligible(now), self._book.active_blocks(), now
+            )
+            return 0.0 if seconds <= 0.0 else -1.0
+
+    cdef object _current(self):
+        """The time, at which nothing is left that is too old."""
         now = self._now()
-        if now >= source.expire_at:
+        if now >= self._source.expire_at:
             self._expire()
+        return now
+
+    cdef bint _alone(self) except -1:
+        """Whether load and the forecast decide alone how many requests workers get."""
+        return not (
+            not self._watch.trusted
+            or self._limits.is_limited
+            or self._registry.is_weighted
+            or self._source.has_peers
+        )
+
+    cdef object _placed(self, prompt, str request_id, expected):
+        cdef object source = self._source, registry = self._registry
+        cdef object forecast = self._forecast, index = self._index
+        cdef int64_t number, overlap, cached, isl = prompt.isl
+        now = self._current()
         if (
             self._policy.temperature
-            or not self._watch.trusted
-            or limits.is_limited
-            or limits.sheds_all
+            or not self._alone()
+            or self._limits.sheds_all
             or self._tenants.enabled
-            or registry.is_weighted
             or index.lower_tiers
             or index.predicts
             or index.believes
-            or source.has_peers
-            or slots.listener is not None
+            or self._slots.listener is not None
             or self._book.worker_of(request_id) is not None
         ):
             return None

@@ -211,7 +211,9 @@ class ModelRoutes:
             if len(entries) > 1:
                 raise ApiError(400, "model is required: this server has several", param="model")
             name = entries[0].name if entries else ""
-        found = [pool for pool in self._directory.find(name) if pool.handlers]
+        found = self._directory.find(name)
+        if len(found) != 1 or not found[0].handlers:
+            found = [pool for pool in found if pool.handlers]
         record = current_record() or RequestRecord()
         record.asked_model = name
         if not found:

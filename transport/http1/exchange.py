@@ -131,6 +131,15 @@ class Exchange:
             self._carrier.want_body()  # more of the client: what comes next, or that it left
         return {"type": "http.request", "body": body, "more_body": not self.body_ended}
 
+    def whole_body(self) -> bytes | None:
+        """The body, if it has come in one piece and none of it was read; None: see `receive`."""
+        if not self.body_ended or self._taken or self.gone or self.ended or len(self._parts) > 1:
+            return None
+        parts, self._parts, self.unread = self._parts, [], 0
+        self._taken = True
+        self._carrier.want_body()
+        return parts[0] if parts else b""
+
     async def send(self, message: Message) -> None:
         """Waits while the client does not read."""
         if message["type"] == "http.response.start":

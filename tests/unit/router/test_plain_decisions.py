@@ -89,7 +89,7 @@ def walked(steps: list[Any], *, plain: bool) -> tuple[list[Any], list[Any]]:
                 router.registry.set_weight(first, second)
             else:
                 router.registry.inhibit(first, clock.now() + 0.5)
-            told.append(found)
+            told.append((found, router.seconds_until_free()))
             slots = router.slots
             arrays = slots.active_blocks(), slots.active_prefill_tokens(), slots.active_requests()
             loads.append([each.tolist() for each in arrays])
