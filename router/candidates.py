@@ -116,7 +116,7 @@ class CandidateSource:
             hashes = self._load_hashes(prompt, config)
         saved, weights_given = overlaps.device, False
         if overlaps.host is not None:
-            params = config.cost_params()
+            params = config.cost_params
             saved, weights_given = overlaps.saved(params), tier_weights_given(params)
         return Candidates(
             self.slots,
@@ -147,7 +147,7 @@ class CandidateSource:
 
     def _saved(self, overlaps: Overlaps, config: KvRouterConfig) -> Blocks:
         """Whole blocks of prefill that each worker is spared. Weights are read only if needed."""
-        return overlaps.device if overlaps.host is None else overlaps.saved(config.cost_params())
+        return overlaps.device if overlaps.host is None else overlaps.saved(config.cost_params)
 
     def potential_loads(self, prompt: Prompt, config: KvRouterConfig) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""

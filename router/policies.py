@@ -159,7 +159,7 @@ class PolicyChoice:
 
 
 def _dynamo(config: KvRouterConfig) -> Policy:
-    return DynamoCost(config.cost_params(), config.router_temperature)
+    return DynamoCost(config.cost_params, config.router_temperature)
 
 
 def _load(point: "EntryPoint", config: KvRouterConfig) -> Policy:
