@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 import numpy
 
-from .policy.decision import Decision
+from .policy import Decision
 
 cdef object new_decision = Decision
 cdef object new_array = numpy.zeros

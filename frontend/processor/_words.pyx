@@ -39,7 +39,7 @@ cdef class WordIds:
     cdef Py_ssize_t _most_chars  # of a word that is kept
     cdef Short* _short           # PLACES of them
     cdef uint8_t* _made          # ids of the text that is read
-    cdef Py_ssize_t _room        # bytes there
+    cdef Py_ssize_t _capacity        # bytes there
 
     def __cinit__(self, Cutter gaps not None, Py_ssize_t most, Py_ssize_t most_chars):
         if most < 1:
@@ -75,7 +75,7 @@ cdef class WordIds:
             place = &self._short[place_of(at + begin, end - begin)]
             if place.chars != end - begin or memcmp(place.text, at + begin, place.chars) != 0:
                 return None
-            if self._room < size + FEW_IDS * ID_BYTES:
+            if self._capacity < size + FEW_IDS * ID_BYTES:
                 self._grow()
             memcpy(self._made + size, place.made, FEW_IDS * ID_BYTES)  # those behind are overwritten
             size += place.ids * ID_BYTES
@@ -137,11 +137,11 @@ cdef class WordIds:
         return 0
 
     cdef int _grow(self) except -1:
-        cdef Py_ssize_t room = 2 * self._room + 1024
-        cdef void* made = PyMem_Realloc(self._made, room)
+        cdef Py_ssize_t capacity = 2 * self._capacity + 1024
+        cdef void* made = PyMem_Realloc(self._made, capacity)
         if made == NULL:
             raise MemoryError
-        self._made, self._room = <uint8_t*>made, room
+        self._made, self._capacity = <uint8_t*>made, capacity
         return 0
 
 
