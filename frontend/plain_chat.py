@@ -258,9 +258,10 @@ class _Written:
 
     def request(self) -> ChatRequest:
         """The request with all of its fields."""
-        if self._request is None:
-            self._request = read_request(self._call.body, ChatRequest)
-        return self._request
+        request = self._request
+        if request is None:
+            request = self._request = read_request(self._call.body, ChatRequest)
+        return request
 
     def form(self) -> Answer:
         """The form of what is not plain."""

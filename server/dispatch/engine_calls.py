@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import cast
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
@@ -90,8 +90,7 @@ class EngineCalls:
             if request.trace is not NO_TRACE:
                 request.trace.sent(request, attempt, metadata)
             call = attempt.call = request.carrier.send(request, attempt)
-            proxied: Any = aiter(call)
-            return proxied
+            return cast("Answers", aiter(call))
         if client is None:
             return None
         entry = self._registry.entry(worker.worker_id)
@@ -105,8 +104,7 @@ class EngineCalls:
             prefetcher.on_sent(request.request_id, body, decision)
         left = None if request.deadline == math.inf else request.deadline - attempt.sent_at
         call = attempt.call = client.generate(body, timeout=left, metadata=metadata)
-        answers: Any = aiter(call)
-        return answers
+        return cast("Answers", aiter(call))
 
     def failed(self, request: Request, attempt: Attempt, origin: Origin, details: str) -> Exception:
         """There was no answer, nor a status that says why."""
