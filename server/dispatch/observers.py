@@ -7,9 +7,16 @@ from ...router.kv_router import KvRouter
 from .generate_answer import output_tokens_of
 from .request import Attempt, Request
 
+MOST_GAPS = 1024
+
 
 class DispatchObserver(Protocol):
     """Observer of requests. Called on the event loop, for each of them: be quick."""
+
+    gaps_s: list[float] | None
+    """where seconds between two messages of a stream for one answer are put, in place of a call for
+    each message but the first; None: there are only calls. It is emptied at MOST_GAPS in it, and at
+    a request's end."""
 
     def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
         """A message came from the worker. Request and attempt still show the state before it."""
@@ -23,6 +30,8 @@ class DispatchObserver(Protocol):
 
 class NoObserver:
     """Observes nothing."""
+
+    gaps_s: list[float] | None = None
 
     def on_message(
         self, request: Request, attempt: Attempt, message: bytes, now: float
@@ -38,6 +47,8 @@ class OutputTracking:
 
     A request for several answers counts as long as the longest of them.
     """
+
+    gaps_s: list[float] | None = None
 
     def __init__(self, router: KvRouter, inner: DispatchObserver) -> None:
         self._router = router
