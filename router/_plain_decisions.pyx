@@ -28,7 +28,8 @@ cdef class PlainDecisions:
     cdef object _registry
     cdef object _limits
     cdef object _tenants
-    cdef object _index
+    cdef object _actor          # the kernel of its index
+    cdef object _predicted      # what of that is predicted
     cdef object _slots
     cdef object _policy
     cdef object _watch          # says whether the policy is to be trusted
@@ -42,10 +43,11 @@ cdef class PlainDecisions:
 
     def __init__(self, lock, clock, expire, source, limits, policy, rng):
         self._lock, self._now, self._expire, self._source = lock, clock.now, expire, source
-        self._registry, self._index, self._slots = source.registry, source.index, source.slots
+        self._registry, self._slots = source.registry, source.slots
+        self._actor, self._predicted = source.index.native, source.index.predicted
         self._limits, self._tenants, self._policy = limits, limits.tenants, policy
         self._forecast, self._watch = policy.parts
-        self._book, self._match = self._slots.native, self._index.native.match_bound
+        self._book, self._match = self._slots.native, self._actor.match_bound
         self._random = rng.random
         self._block_size = self._slots.block_size
         self._reach(0)
@@ -103,7 +105,7 @@ cdef class PlainDecisions:
 
     cdef object _placed(self, prompt, str request_id, expected):
         cdef object source = self._source, registry = self._registry
-        cdef object forecast = self._forecast, index = self._index
+        cdef object forecast = self._forecast
         cdef int64_t number, overlap, cached, isl = prompt.isl
         now = self._current()
         if (
@@ -111,9 +113,9 @@ cdef class PlainDecisions:
             or not self._alone()
             or self._limits.sheds_all
             or self._tenants.enabled
-            or index.lower_tiers
-            or index.predicts
-            or index.believes
+            or self._actor.lower_tiers
+            or self._predicted.records
+            or not self._predicted.is_empty
             or self._slots.listener is not None
             or self._book.worker_of(request_id) is not None
         ):

@@ -54,14 +54,11 @@ class CandidateSource:
         self.config = config
         self.expire_at = -math.inf
         self._peers: PeerLoad | None = None
+        self.has_peers = False
+        """whether other routers' bookings are counted"""
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
             self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether other routers' bookings are counted."""
-        return self._peers is not None
 
     def on_worker(self, entry: WorkerEntry, policy: Policy) -> None:
         """A worker was added or renewed, or has another source of events."""
@@ -86,6 +83,7 @@ class CandidateSource:
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
         from .replicas import PeerLoad  # only routers that share load need it
 
+        self.has_peers = True
         self._peers = PeerLoad(self.registry, self.slots, self.config, learner, lock, clock)
         return self._peers
 
