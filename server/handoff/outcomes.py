@@ -13,13 +13,13 @@ FORECAST_FACTOR = 10.0
 """A prefill may take this many times what the whole way to the first token was expected to."""
 PHASES: tuple[str, ...] = (
     "prefill", "prefill_timeout", "prefill_empty", "no_parcel", "decode", "decode_empty",
-    "handoff_timeout",
+    "handoff_timeout", "unread",
 )  # fmt: skip
 
 
 class HandoffOutcomes:
     """Of one pool. `failures` counts attempts that failed before the decode worker's first token,
-    by phase."""
+    by phase; and as `unread` prompts that stay with their prefill worker."""
 
     def __init__(
         self, rule: PairRule, limits: HandoffLimits, clock: Clock, block_size: int
