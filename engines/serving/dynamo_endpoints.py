@@ -86,6 +86,7 @@ class DynamoEndpoints:
 
     async def _parts(self, request: EngineRequest) -> AsyncGenerator[object, None]:
         sent = 0
+        first: dict[str, Any] = {"token_ids": []}
         async with aclosing(self._engine.generate(request)) as parts:
             async for part in parts:
                 if part.tokens:
@@ -96,9 +97,13 @@ class DynamoEndpoints:
                     if not sent:
                         said["completion_usage"] = _usage(request, part, len(part.tokens))
                     sent += len(part.tokens)
-                    yield annotated(said)
+                    if request.max_tokens > 1:
+                        yield annotated(said)
+                    else:
+                        # Of a prefill, Dynamo's frontend looks for a parcel in the first message.
+                        first = said
                 if part.finish_reason:
-                    last: dict[str, Any] = {"token_ids": [], "finish_reason": part.finish_reason}
+                    last: dict[str, Any] = {**first, "finish_reason": part.finish_reason}
                     if part.handoff is not None:
                         last["disaggregated_params"] = msgspec.json.decode(part.handoff)
                     yield annotated(last | {"completion_usage": _usage(request, part, sent)})

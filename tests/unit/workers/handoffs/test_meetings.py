@@ -48,6 +48,16 @@ def test_all_routers_that_are_counted_have_shares_of_their_own() -> None:
     assert max(share_of(each, many) for each in many) < 1 << SHARE_BITS
 
 
+def test_pools_of_one_process_never_make_the_same_number() -> None:
+    """Though they have the same share, of 2^13 numbers here."""
+    pools = [Meetings(), Meetings()]
+    for pool in pools:
+        pool.join(5, frozenset)
+    count = (1 << 12) - 1
+    found = [pool.new(0, 1, (1, 1), 13 + SHARE_BITS).number for _ in range(count) for pool in pools]
+    assert len(set(found)) == len(found)
+
+
 def test_a_router_that_joins_later_makes_other_numbers() -> None:
     ids: set[int] = set()
     one, two = Meetings(random.Random(4)), Meetings(random.Random(5))
