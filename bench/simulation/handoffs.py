@@ -204,7 +204,7 @@ class Handoffs:
             took = self.handoff_s[place] = time - self.prefilled_s[place]
             size = self._trace.requests[place].input_length - legs.cached_tokens
             self.rule.on_handed_over(
-                WorkerWithDpRank(legs.source, 0),
+                legs.source,
                 WorkerWithDpRank(legs.target, 0),
                 self.rule.handoff_bytes(size),
                 float(took),

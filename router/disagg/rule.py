@@ -5,7 +5,7 @@
     local  = waiting + prefill + delay + price * stalled  on the worker that would do both
     remote = waiting + prefill + delay                    on the prefill worker
              + hand-off                                   and to the decode worker
-    waiting = w + w * w / PATIENCE_S                      of w = wait + memory
+    waiting = w + w * w / LONG_WAIT_S                      of w = wait + memory
 
 and is remote where remote + margin < local. A long wait counts more than its seconds: prompts that
 come later share its steps, and a first token that is late of two ways is late for its objective.
@@ -33,7 +33,7 @@ from .links import LinkEstimate
 
 HARM = 0.1
 """What a second of an answer counts beside one of the prompt that is decided."""
-PATIENCE_S = 0.1
+LONG_WAIT_S = 0.1
 """A wait of so long counts twice, one of twice as long three times."""
 POWER = 6
 """How steeply the price of harm grows. Chosen on the traffic of the split `train`."""
@@ -91,7 +91,7 @@ class RemoteForecast(NamedTuple):
 
 def _waited(wait_s: float) -> float:
     """What a wait counts for."""
-    return wait_s * (1 + wait_s / PATIENCE_S)
+    return wait_s * (1 + wait_s / LONG_WAIT_S)
 
 
 class PairFacts(NamedTuple):
@@ -218,16 +218,16 @@ class PairRule:
 
     def on_handed_over(
         self,
-        source: WorkerWithDpRank,
+        source: int,
         target: WorkerWithDpRank,
         size: float,
         took_s: float,
         now: float,
     ) -> None:
-        """A hand-off of so many bytes ends now with its first token. One to a worker that computed
+        """A hand-off of `size` bytes ends now with its first token. One to a worker that computed
         a prompt meanwhile has waited for that, and says nothing of hand-offs."""
         if self._busy_until.get(target, -math.inf) <= now - took_s:
-            self.links.observe(source.worker_id, target.worker_id, size, took_s)
+            self.links.observe(source, target.worker_id, size, took_s)
 
     def note(self, verdict: Verdict) -> Verdict:
         """Count a verdict that was carried out."""

@@ -10,7 +10,8 @@ from ...workers.channels import EngineCall
 from ...workers.failures import EngineCallError, Origin
 
 Then = Callable[[list[bytes], EngineCallError | None, bool], Awaitable[None]]
-"""Told the messages that came, how the call failed if it did, and whether its client had left."""
+"""Called with the messages that came, how the call failed if it did, and whether its client had
+left."""
 
 
 class LastingCall:

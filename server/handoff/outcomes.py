@@ -52,8 +52,7 @@ class HandoffOutcomes:
         not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
         size = self._rule.handoff_bytes(self.tokens_to_come(pair))
-        source, target = leg.decision.worker, pair.decode.worker
-        self._rule.on_handed_over(source, target, size, took, self.now())
+        self._rule.on_handed_over(leg.worker_id, pair.decode.worker, size, took, self.now())
         for observe in self.on_handoff_s:
             observe(took)
 

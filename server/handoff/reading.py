@@ -1,9 +1,10 @@
 """Reading: sees to it that a prompt is read once whose engine keeps it until it is, without an end.
 
-Neither leg of such a pair is ended before its part is done, whoever leaves. What no decode worker
-has read for sure, as it refused it, is read by another one, which makes one token of it. Where it
-is not known whether a decode worker has read it nobody tries again: what an engine does about one
-that asks for a prompt twice is nowhere stated. Such a prompt stays with its engine, and is counted.
+Neither leg of such a pair is ended before its part is done, also without a client. A prompt that
+the decode worker refused, so that it is not read for sure, is read by another one, which makes one
+token of it. Where it is not known whether a decode worker has read it, none tries again: what an
+engine does about one that asks for a prompt twice is nowhere stated. Such a prompt stays with its
+engine, and is counted.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 MOST_READERS = 3
 """Decode workers that are asked to read a prompt which the first one has refused."""
-PATIENCE = 2.0
+LIMIT_FACTOR = 2.0
 """How many times its own limit a leg may take before it is ended although its part is not done."""
 _REFUSALS = frozenset(
     (StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED, StatusCode.NOT_FOUND,
@@ -65,7 +66,7 @@ class Reading:
         """`limits_s`: of the prefill, and from its end to the decode worker's first token."""
         self._readings, self._leg, self._decode, self._plan = readings, leg, decode, plan
         self._attempt_id = attempt_id
-        self._prefill_s, self._handoff_s = (PATIENCE * each for each in limits_s)
+        self._prefill_s, self._handoff_s = (LIMIT_FACTOR * each for each in limits_s)
         self._parcel = b""
 
     @property
@@ -74,7 +75,7 @@ class Reading:
         return max(self._prefill_s, self._handoff_s)
 
     def prefill(self, call: EngineCall, most_messages: int) -> EngineCall:
-        """The prefill worker's call, of at most so many messages, to be used in its place."""
+        """The prefill worker's call, to be used in its place; it has at most `most_messages`."""
         tasks = self._readings.tasks
         return LastingCall(call, most_messages, self._prefill_s, self._on_computed, tasks)
 
@@ -84,7 +85,7 @@ class Reading:
         return LastingCall(call, 1, self._handoff_s, self._on_read, self._readings.tasks)
 
     def give_up(self) -> None:
-        """There is a parcel, and nobody will read it."""
+        """There is a parcel, and no decode worker will read it."""
         if self._is_kept():
             self._readings.lost()
             log.warning("prompt is left at its prefill worker", worker=self._leg.worker_id)

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.engines.planned_words import words_for
 from support.fake_engine import prompt
 from support.polling import until
 from support.servers.discovered_fleet import (
@@ -24,7 +25,6 @@ from support.servers.discovered_fleet import (
 from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers
 from support.servers.etcd import EtcdServer
 from support.servers.jetstream import JetStreamServer
-from support.servers.planned_words import words_for
 
 from dynamo_router.bench.load.dynamo_peer import write_model
 from dynamo_router.engines.mocker.config import EngineConfig

@@ -12,11 +12,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.engines.planned_words import words_for
 from support.polling import until
 from support.servers.discovered_fleet import backend_of, registered
 from support.servers.dynamo_peer import PEER, DynamoFrontend, DynamoMockers
 from support.servers.model_serving import ModelClient, model_serving
-from support.servers.planned_words import words_for
 
 from dynamo_router.bench.load.dynamo_peer import write_model
 from dynamo_router.engines.mocker.config import EngineConfig

@@ -161,7 +161,7 @@ def test_a_slow_pair_is_known_as_such_until_a_worker_of_it_leaves() -> None:
 
 
 def test_a_hand_off_that_waited_for_a_prompt_teaches_nothing() -> None:
-    rule, source, target = PairRule(DisaggConfig()), WorkerWithDpRank(1), WorkerWithDpRank(2)
+    rule, source, target = PairRule(DisaggConfig()), 1, WorkerWithDpRank(2)
     rule.on_local(target, 0.2, 10.0)  # until 10.2
     rule.on_handed_over(source, target, 1e9, 0.3, 10.4)
     assert not rule.links.observed

@@ -90,6 +90,6 @@ def test_transfer_ids_and_processes_differ() -> None:
 
 def test_number_zero_is_an_engines_own() -> None:
     meetings = Meetings(random.Random(1))
-    meetings._at, meetings._step = (1 << 62) - 1, 1
+    meetings._walk._at, meetings._walk._step = (1 << 62) - 1, 1
     meetings.join(1 << SHARE_BITS, frozenset)
     assert meetings.new(0, 1, (1, 1)).number == 1
