@@ -15,8 +15,12 @@ BACKLOG = 4096
 """Connections that wait in the kernel, as far as it lets us."""
 ACCEPTED_AT_ONCE = 32
 """Some 3 ms of work at most."""
+UNSENT_BYTES = 128 << 10
+"""Of one connection, in the kernel: where its client does not read, the rest waits where it is
+made. It would be up to 4 MiB, and as many messages of engines. What is under way is not bounded."""
 ACCEPT_AGAIN_S = 0.5
 """When there was no descriptor left for a connection."""
+_UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Accepted = Callable[[socket.socket, str], None]
@@ -114,4 +118,6 @@ class Acceptor:
                 self._on_no_descriptors(error)
                 return
             connection.setblocking(False)
+            if _UNSENT_OPTION is not None and connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
             self._accepted(connection, str(address[0]) if address else "unix")

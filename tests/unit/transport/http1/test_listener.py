@@ -15,7 +15,7 @@ from support.security.certificates import Authority
 from support.servers.http1_server import answer, bodies, post
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.transport.http1 import HttpLimits, HttpListener, Receive, Scope, Send
+from dynamo_router.transport.http1 import Client, HttpLimits, HttpListener, Receive, Scope, Send
 from dynamo_router.transport.security import ServerTls, ServerTlsConfig
 
 
@@ -197,3 +197,42 @@ async def test_a_client_that_begins_no_tls_has_little_time(tmp_path: Path) -> No
     assert hits["client_violations"] == 1
     writer.close()
     await listener.close()
+
+
+class Talker:
+    """Answers without an end, as long as its client reads."""
+
+    def __init__(self) -> None:
+        self.sent, self.is_stuck = 0, False
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, *, client: Client, **more: Any
+    ) -> None:
+        client.begin(200, [])
+        while client.reads and self.sent < 64 * PART:
+            client.write_part(bytes(PART))
+            self.sent += PART
+            await asyncio.sleep(0)
+        self.is_stuck = not client.reads
+        await client.drained()
+
+    def route_of(self, scope: Mapping[str, Any]) -> str:
+        return ""
+
+
+PART = 64 << 10
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such bound")
+async def test_what_a_client_does_not_read_is_not_kept_by_the_megabyte_for_it() -> None:
+    application: Any = Talker()
+    listener = HttpListener(application)
+    port = await listener.start("127.0.0.1", 0, key="port")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        client.sendall(post(b""))
+        await until(lambda: application.is_stuck or application.sent >= 64 * PART)
+    assert application.is_stuck and application.sent < 16 * PART
+    await listener.close()
+    await until(lambda: not listener.open)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+import uvloop
 from grpc import aio
 from support.polling import until
 from support.servers import http2_frames as raw
@@ -377,6 +378,40 @@ async def test_answers_that_come_together_are_told_a_few_in_a_turn(closes: bool)
             await asyncio.sleep(0)
         assert [await task for task in reading] == [None] * count
     assert told.total() == count and max(told.values()) <= 2 * MOST_FRAMES
+
+
+def test_of_what_a_peer_sends_a_buffer_is_taken_in_a_turn() -> None:
+    """uvloop reads 32 of them in one, as long as there is more."""
+    uvloop.run(_read_much())
+
+
+async def _read_much() -> None:
+    count, size, turn, told = 60, 16_000, 0, Counter[int]()
+
+    def take(message: bytes) -> None:
+        told[turn] += len(message)
+
+    async def never(_: bytes) -> None:
+        raise AssertionError
+
+    async with peer() as (script, address), channel_to(address) as channel:
+        calls = [channel.call("/a/B", b"") for _ in range(count)]
+        reading = [asyncio.create_task(call.deliver(take, never)) for call in calls]
+        await until(lambda: script.got and len(script.streams(0)) == count)
+        connection = channel._connection
+        assert connection is not None and connection._transport is not None
+        connection._transport.pause_reading()
+        writer = script.connections[0]
+        for stream in script.streams(0):
+            writer.write(raw.headers(stream) + raw.data(stream, raw.message(bytes(size))))
+            writer.write(raw.headers(stream, ((b"grpc-status", b"0"),), end=True))
+        await until(lambda: writer.transport.get_write_buffer_size() == 0)
+        connection._transport.resume_reading()
+        while not all(task.done() for task in reading):
+            turn += 1
+            await asyncio.sleep(0)
+    assert told.total() == count * size
+    assert max(told.values()) <= 2 * len(connection._buffer)
 
 
 @pytest.mark.parametrize("stands", [True, False], ids=["uvloop", "asyncio"])
