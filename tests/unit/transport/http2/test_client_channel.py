@@ -445,6 +445,26 @@ async def test_calls_that_begin_in_one_turn_leave_together(
     assert at_once == (3 if stands else calls)
 
 
+async def test_a_call_that_was_not_sent_when_its_connection_was_aborted_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it would have left at the end of that turn of the loop, with others."""
+    loop = asyncio.get_running_loop()
+    async with peer() as (script, address), channel_to(address) as channel:
+        script.on_data = answers_well
+        assert [message async for message in channel.call("/a/B", b"")] == [b"yes"]
+        connection = channel._connection
+        assert connection is not None
+        script.on_data = lambda n, data: answers_well(n, data) if n else b""
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "loop", Clocked(loop, itertools.repeat(loop.time())))
+            sent, deferred = channel.call("/a/B", b""), channel.call("/a/B", b"")
+            connection.abort("for a test")
+        assert (await outcome(sent)).fault is Fault.BROKEN
+        assert [message async for message in deferred] == [b"yes"]
+        assert len(script.connections) == 2
+
+
 class Clocked:
     """A loop whose time is given."""
 
