@@ -90,18 +90,18 @@ class DynamoEndpoints:
         async with aclosing(self._engine.generate(request)) as parts:
             async for part in parts:
                 if part.tokens:
-                    said: dict[str, Any] = {"token_ids": part.tokens}
+                    message: dict[str, Any] = {"token_ids": part.tokens}
                     if part.logprobs:
-                        said["log_probs"] = [each.logprob for each in part.logprobs]
-                        said["top_logprobs"] = [_likeliest(each) for each in part.logprobs]
+                        message["log_probs"] = [each.logprob for each in part.logprobs]
+                        message["top_logprobs"] = [_likeliest(each) for each in part.logprobs]
                     if not sent:
-                        said["completion_usage"] = _usage(request, part, len(part.tokens))
+                        message["completion_usage"] = _usage(request, part, len(part.tokens))
                     sent += len(part.tokens)
                     if request.max_tokens > 1:
-                        yield annotated(said)
+                        yield annotated(message)
                     else:
                         # Of a prefill, Dynamo's frontend looks for a parcel in the first message.
-                        first = said
+                        first = message
                 if part.finish_reason:
                     last: dict[str, Any] = {**first, "finish_reason": part.finish_reason}
                     if part.handoff is not None:
