@@ -125,9 +125,9 @@ class _Walker:
             if goes_on:
                 turn = heappop(self._pending)
                 pool = self._repeats if turn.length else self._pools[turn_class(turn.number)]
-                room = self._longest - (0 if turn.length else turn.takes * self._block_size)
+                most_new = self._longest - (0 if turn.length else turn.takes * self._block_size)
                 balance = self._balances[turn.session.family]
-                record = pool.draw(turn.takes, turn.number, balance, room)
+                record = pool.draw(turn.takes, turn.number, balance, most_new)
                 if record is None:
                     continue  # the session ends
             else:

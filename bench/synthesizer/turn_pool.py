@@ -62,9 +62,9 @@ class TurnPool:
         for _ in range(pool_size(len(records))):
             self._refill()
 
-    def draw(self, takes: int, number: int, balance: Balance, room: int) -> Record | None:
+    def draw(self, takes: int, number: int, balance: Balance, most_new: int) -> Record | None:
         """A record of a turn of this number that takes over about `takes` blocks, with no more than
-        `room` new tokens; None if none of those has so few.
+        `most_new` new tokens; None if none of those has so few.
 
         If few are just alike, from those that take over no less while there is a surplus, else no
         more: long sessions are few, and their number alone would make the prompts of a short trace
@@ -91,8 +91,8 @@ class TurnPool:
             swap = also == ((balance.surplus > 0) == (takes < self._mean_takes))
         if swap:
             at = other
-        if self._new_tokens(at) > room:
-            fitting = [each for each in range(low, high) if self._new_tokens(each) <= room]
+        if self._new_tokens(at) > most_new:
+            fitting = [each for each in range(low, high) if self._new_tokens(each) <= most_new]
             if not fitting:
                 return None
             at = max(fitting, key=self._waits)

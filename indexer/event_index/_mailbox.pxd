@@ -47,8 +47,8 @@ cdef inline bint mailbox_open(Mailbox* box, uint32_t capacity, size_t max_bytes)
 
 
 cdef inline bint mailbox_add(Mailbox* box, const uint8_t* data, size_t size) noexcept nogil:
-    """Copy a message in; false, and counted, if it is closed, full, or there is no memory. Nobody is
-    woken (mailbox_wake)."""
+    """Copy a message in; false, and counted, if it is closed, full, or there is no memory. Wakes no
+    thread (mailbox_wake)."""
     cdef Message message
     cdef bint accepted
     message.size = size
