@@ -25,14 +25,6 @@ cdef enum:  # field numbers
     COMPLETE_CACHED_TOKENS = 7
     FINISH_REASON = 3          # of a complete one
 
-cdef struct Answer:
-    uint64_t tokens             # token ids in it
-    uint32_t completion_tokens
-    uint32_t cached_tokens
-    uint32_t kind               # CHUNK, COMPLETE, or 0 for neither
-    const uint8_t* reason       # why it ended, in the message; NULL: it does not say
-    uint64_t reason_bytes
-
 
 cdef bint read_part(ByteReader reader, Answer* answer) noexcept nogil:
     """A chunk or a complete answer, added to what was read of it before; false if it is none."""

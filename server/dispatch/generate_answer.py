@@ -34,13 +34,6 @@ def usage_of(message: bytes) -> Usage | None:
     return Usage(completion_tokens, cached_tokens) if whole else None
 
 
-def totals_of(message: bytes) -> Usage:
-    """Tokens so far by any message of an answer, also by one that should not have been the last; 0
-    where it does not say."""
-    _, _, completion_tokens, cached_tokens = _read(message)
-    return Usage(completion_tokens, cached_tokens)
-
-
 def is_blank(message: bytes) -> bool:
     """Whether an answer of this one message has no token at all."""
     if len(message) > BLANK_BYTES:

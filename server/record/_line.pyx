@@ -7,9 +7,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from ..dispatch._generate_answer cimport Answer, read_message
 from ._salting cimport Key, read_key, salted_bytes, siphash_bytes, write_array, write_number
-
-from ..dispatch import totals_of
 
 cdef enum:
     REST = 1024         # bytes, for all but hashes and status: 19 names, and numbers of at most 24 digits
@@ -137,7 +136,8 @@ def line_of(
 ):
     cdef Key salt = read_key(key)
     cdef double since = max(0.0, arrived - began_at)
-    cdef int64_t output, failures = len(request.failures.failed)
+    cdef int64_t output, cached, failures = len(request.failures.failed)
+    cdef Answer last
     cdef char* line
     cdef char* at
     facts, attempt, placement, first_at = (
@@ -150,7 +150,9 @@ def line_of(
         raise ValueError(f"{arrived} is no time")
     if step < 1:
         raise ValueError("a step is one block at least")
-    output, cached = totals_of(request.last_message)
+    output = cached = 0
+    if read_message(request.last_message, &last):
+        output, cached = last.completion_tokens, last.cached_tokens
     if not output and streams:
         output = request.messages  # of an engine that does not count in its chunks
     line = <char*>malloc(<size_t>(REST + len(status) + salted_bytes(len(hashes), step)))
