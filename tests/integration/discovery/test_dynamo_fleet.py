@@ -92,7 +92,7 @@ async def heals_a_gap(ports: Any, index: Any) -> None:
     await feed._subscriptions[0].close()
     blocks = [status.blocks for status in index.sources()]
     await asyncio.gather(*(complete(ports, 5000 + n) for n in range(12)))
-    await feed._plane.subscribe(feed._events, feed._on_message)
+    await feed._plane.subscribe_batches(feed._events, feed._on_messages)
     await asyncio.gather(*(complete(ports, 7000 + n) for n in range(12)))
     await until(lambda: exact(ports))
     for first in range(5000, 5012):
