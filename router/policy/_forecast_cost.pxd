@@ -321,12 +321,21 @@ cdef inline double stay_s(
     return min(1.0, <double>tokens * count / (blocks * model.block_size)) * model.answer
 
 
-cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
-    """Whether with `blocks` in use there an engine may have to wait for room, or to evict.
+cdef inline double filled_blocks(
+    const EngineTimeline* timeline, const Model* model, double blocks, double now
+) noexcept nogil:
+    """Blocks in use, those of answers added to `blocks`; INFINITY where the size is unknown."""
+    if timeline.blocks <= 0.0:
+        return INFINITY
+    return grown_blocks(model, blocks, held_tokens(timeline, model, now))
 
-    Answers take blocks too, which are not counted, and their end cannot be foreseen.
+
+cdef inline bint is_crowded(const EngineTimeline* timeline, double filled) noexcept nogil:
+    """Whether an engine with `filled` blocks in use may have had to wait for room, or to preempt.
+
+    When answers end cannot be foreseen, nor anything of room while a size is not known.
     """
-    return blocks > CROWDED * timeline.blocks > 0.0
+    return filled > CROWDED * timeline.blocks > 0.0
 
 
 cdef inline double felt_share(double requests, uint32_t workers) noexcept nogil:
@@ -378,11 +387,12 @@ cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
 
 cdef inline double seconds_until_free(
     EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
-    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, double now,
+    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, bint for_room,
+    double now,
 ) noexcept nogil:
     """Seconds until one of the eligible workers should get another request; 0 if there are none.
 
-    INFINITY if every cache is booked out. `leaves_some`: of a tenant that is to leave some of the
+    INFINITY if every cache is booked out; with `for_room` else 0. `leaves_some`: of a tenant that is to leave some of the
     cache to others, and no prompts for them to wait behind. A worker whose first token is overdue by more than the
     usual TTFT counts only where there is no other: the costs would not choose it.
     """
@@ -401,6 +411,8 @@ cdef inline double seconds_until_free(
             grown = grown_blocks(model, active_blocks[number], held_tokens(timeline, model, now))
             if grown >= most * timeline.blocks:
                 continue
+        if for_room:
+            return 0.0
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
         if (
             timeline.running == 0
