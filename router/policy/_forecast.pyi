@@ -150,9 +150,9 @@ class Forecast:
         active_blocks: npt.NDArray[np.int64],
         now: float,
         leaves_some: bool = False,
-        for_room: bool = False,
+        memory_only: bool = False,
     ) -> float:
-        """`for_room`: 0 or inf, by the blocks in use alone, and not by how long engines compute."""
+        """`memory_only`: 0 or inf, by the blocks in use alone, and not by how long engines compute."""
 
     def seconds_until_relief(self, eligible: npt.NDArray[np.bool_], now: float) -> float: ...
     def stay_s(self, tokens: int) -> float:

@@ -352,7 +352,7 @@ cdef class Forecast:
     @wraparound(False)
     def seconds_until_free(
         self, const uint8_t[::1] eligible not None, const int64_t[::1] active_blocks not None,
-        double now, bint leaves_some=False, bint for_room=False,
+        double now, bint leaves_some=False, bint memory_only=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         require_time(now)
@@ -362,7 +362,7 @@ cdef class Forecast:
             return 0.0
         return seconds_until_free(
             self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
-            leaves_some, for_room, now,
+            leaves_some, memory_only, now,
         )
 
     @boundscheck(False)  # an array of `n` entries; n <= size

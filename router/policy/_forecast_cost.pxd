@@ -387,12 +387,12 @@ cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
 
 cdef inline double seconds_until_free(
     EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
-    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, bint for_room,
+    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, bint memory_only,
     double now,
 ) noexcept nogil:
     """Seconds until one of the eligible workers should get another request; 0 if there are none.
 
-    INFINITY if every cache is booked out; with `for_room` else 0. `leaves_some`: of a tenant that is to leave some of the
+    INFINITY if every cache is booked out; with `memory_only` else 0. `leaves_some`: of a tenant that is to leave some of the
     cache to others, and no prompts for them to wait behind. A worker whose first token is overdue by more than the
     usual TTFT counts only where there is no other: the costs would not choose it.
     """
@@ -411,7 +411,7 @@ cdef inline double seconds_until_free(
             grown = grown_blocks(model, active_blocks[number], held_tokens(timeline, model, now))
             if grown >= most * timeline.blocks:
                 continue
-        if for_room:
+        if memory_only:
             return 0.0
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
         if (

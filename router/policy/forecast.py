@@ -262,8 +262,9 @@ class ForecastPolicy(Policy):
         learnt does not come true. inf: every cache is booked out, also then: in full engines
         requests would queue up in which no prediction can come true any more.
         """
-        for_room = not self._watch.trusted
-        return self._forecast.seconds_until_free(eligible, active_blocks, now, for_room=for_room)
+        memory_only = not self._watch.trusted
+        until_free = self._forecast.seconds_until_free
+        return until_free(eligible, active_blocks, now, memory_only=memory_only)
 
     def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """See Policy: what is left are part of a cache, and no prompts to wait behind."""

@@ -338,8 +338,8 @@ class ForecastMachine(RuleBasedStateMachine):
                     (blocks, np.int64),
                 )
             )
-            room = self.kernel.seconds_until_free(mask, count, self.now, for_room=True)
-            assert room == (np.inf if is_full else 0.0)
+            found = self.kernel.seconds_until_free(mask, count, self.now, memory_only=True)
+            assert found == (np.inf if is_full else 0.0)
             if len(self.ttfts) < 30 and not is_full:
                 assert alone[number] == 0
 
