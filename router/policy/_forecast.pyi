@@ -60,7 +60,8 @@ class Forecast:
         """(worker number, seconds foreseen when it was booked, seconds it took, whether its
         engine's cache was as good as full then, answers included, or became known since); None if
         it is not booked, or had its first token. `loaded`: it waited for blocks of lower tiers, so
-        that the latency model learns nothing from it."""
+        that the latency model learns nothing from it, as where a full cache makes it twice as late
+        as was foreseen."""
 
     def foreseen_s(self, request_id: str) -> float | None:
         """Seconds to its first token, as foreseen when it was booked; None if it is not."""
@@ -152,7 +153,7 @@ class Forecast:
         leaves_some: bool = False,
         memory_only: bool = False,
     ) -> float:
-        """`memory_only`: 0 or inf, by the blocks in use alone, and not by how long engines compute."""
+        """`memory_only`: 0 or inf, by the blocks in use alone, not by how long engines compute."""
 
     def seconds_until_relief(self, eligible: npt.NDArray[np.bool_], now: float) -> float: ...
     def stay_s(self, tokens: int) -> float:

@@ -14,7 +14,7 @@ from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, felt_share, filled_blocks, foresee
-from ._forecast_cost cimport is_crowded, seconds_until_free, seconds_until_relief, stay_s
+from ._forecast_cost cimport MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -174,7 +174,7 @@ cdef class Forecast:
         cdef uint32_t record
         cdef int64_t position, steps
         cdef double attended
-        cdef bint first, same_step, crowded
+        cdef bint first, same_step, crowded, held_up
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
@@ -190,6 +190,9 @@ cdef class Forecast:
             return None
         self.late_s = NAN
         crowded = is_crowded(timeline, booking.filled)
+        held_up = loaded or (
+            crowded and now - booking.booked_at > MUCH_LATER * booking.foreseen_s
+        )
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         position, steps = booking.step_end, booking.step
         if position < 0:  # sooner than forecast: the running step or a later one has done it
@@ -206,7 +209,7 @@ cdef class Forecast:
                     fade_speeds(self.timelines, self.size, self.workers)
                 steps = max(steps, 1)
                 self.late_s = learn_prefill(
-                    &self.model, timeline, booking, position, attended, steps, now, loaded, same_step
+                    &self.model, timeline, booking, position, attended, steps, now, held_up, same_step
                 )
             else:
                 timeline.sampled = False

@@ -29,6 +29,7 @@ cdef extern from *:
     #define FORECAST_LATE_SHARE 0.5
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
+    #define FORECAST_MUCH_LATER 2.0
     #define FORECAST_BOOKED_OUT 0.95
     #define FORECAST_LEFT_TO_OTHERS 0.85
     #define FORECAST_ITL_SPREAD 0.08
@@ -40,6 +41,7 @@ cdef extern from *:
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
+    const double MUCH_LATER "FORECAST_MUCH_LATER"   # times what was foreseen: it waited for memory
     const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which no request is sent there that can wait
     const double LEFT_TO_OTHERS "FORECAST_LEFT_TO_OTHERS"   # the same of who is to leave some to others
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts

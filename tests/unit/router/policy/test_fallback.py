@@ -175,3 +175,24 @@ def test_while_it_fails_requests_wait_for_room(router: KvRouter, clock: ManualCl
     assert router.seconds_until_free() == math.inf
     router.free("long 0", output_tokens=20)
     assert router.seconds_until_free() == 0.0
+
+
+@pytest.mark.parametrize(("blocks", "taught"), [(5.0, True), (90.0, False)])
+def test_what_waited_for_memory_teaches_nothing_of_steps(blocks: float, taught: bool) -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, 512, 100)
+
+    def serve_one(at: float, blocks: float, seconds: float) -> None:
+        kernel.book("r", 0, 100, 100, at, blocks)
+        kernel.first_token("r", at + seconds)
+        kernel.end("r", at + seconds, 0)
+
+    for turn in range(40):
+        serve_one(float(turn), 5.0, 0.02)
+    before = kernel.learnt()[0], kernel.slowness(0)
+    for turn in range(40, 60):
+        serve_one(10.0 * turn, blocks, 5.0)
+    assert ((kernel.learnt()[0], kernel.slowness(0)) != before) == taught
+    known = kernel.learnt()[0]
+    serve_one(1000.0, 90.0, 0.021)  # as foreseen, or nearly: it did not wait
+    assert kernel.learnt()[0] != known
