@@ -241,7 +241,7 @@ class Planner:
             objectives=self.objectives,
             constraints=self.constraints,
             proposals=self._proposals,
-            path=self.forecast.quantile(level),
+            path=self.forecast.quantile(level, self._dispersion),
             level=level,
             capacity=dict(self.capacity),
             oracle=self._oracle,
@@ -296,7 +296,7 @@ class Planner:
             for fleet, outcome in search.outcomes.items()
             if fleet.lowest(present) == fleet
         }
-        if self.forecast.seen >= KNOWN_BINS:
+        if self.forecast.seen >= KNOWN_BINS and steady_s:
             self._trials.append(_Trial(seen.at, kept))
         since = max(seen.at - min(steady_s, self.config.window_s), self._regret_at)
         trials = [each for each in self._trials if since < each.at <= seen.at]
@@ -311,6 +311,8 @@ class Planner:
             share, count = attainment(seen, self.objectives, self.config.plan_every_s)
             if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
                 return wanted  # what is measured is not outvoted
+            if 1 - _Trial(seen.at, kept).most(present) > 2 * allowed:
+                return wanted  # too much is at stake
             return present if missed[present] <= allowed else wanted
         if wanted == present and len(trials) < max(MANY_TRIALS, self._agreeing):
             return present

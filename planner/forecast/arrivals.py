@@ -37,6 +37,8 @@ CHANCE = 2.0
 """standard deviations of a bin that the season may have lost more: a few bins say little."""
 LONGEST_STRETCH = 40
 """Bins that are looked at for one rate."""
+JUMP_BINS = 3
+"""that are of another rate than those before: arrivals have jumped, and are not less than that."""
 LONGEST_JUMP = 240  # bins without data, after which what was seen before says nothing
 
 
@@ -112,9 +114,14 @@ class ArrivalForecast:
         }
         return Forecast(self.bin_s, weights @ paths, shown)
 
-    def quantile(self, level: float) -> Path:
-        """The path whose total counts stay below with this chance, block by block."""
+    def quantile(self, level: float, dispersion: float = 1.0) -> Path:
+        """The path whose total counts stay below with this chance, block by block. `dispersion`:
+        the variance of counts, of their mean, that is chance."""
         path = self._expected(self._paths())
+        last = steady_bins(self._counts, dispersion)
+        if last <= JUMP_BINS and last < len(self._counts):
+            # More than chance explains: smoother predictors would take minutes to believe it.
+            path = np.maximum(path, sum(islice(reversed(self._counts), last)) / last)
         for block, residuals in zip(self._blocks, self._residuals, strict=True):
             size, total = block.stop - block.start, float(path[block].sum())
             expected = max(1.0, total)

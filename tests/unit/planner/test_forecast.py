@@ -229,3 +229,15 @@ def test_a_day_begins_with_what_was_missed_by_on_the_day_before() -> None:
     first = [fed(ArrivalForecast(15.0, 14, each), [40.0]).quantile(0.9) for each in (calm, wild)]
     assert first[0].sum() < first[1].sum()
     assert first[0][0] == pytest.approx(40, rel=0.2)
+
+
+def test_arrivals_that_jump_are_believed_after_a_bin() -> None:
+    """Before, five times the arrivals were planned for two minutes later."""
+    rng = np.random.default_rng(3)
+    calm = list(rng.poisson(8, 40).astype(float))
+    forecast = fed(ArrivalForecast(15.0, 10), calm)
+    assert forecast.quantile(0.5, 3.0).max() < 16
+    forecast.update(40.0)
+    assert forecast.quantile(0.5, 3.0).min() >= 40
+    forecast.update(8.0)  # it was none
+    assert forecast.quantile(0.5, 3.0).max() < 24

@@ -26,6 +26,8 @@ from dynamo_router.planner import (
     choose_victims,
     search,
 )
+from dynamo_router.planner.fleet import Role
+from dynamo_router.planner.rules import alarms
 from dynamo_router.planner.what_if import Outcome, Scenario
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
@@ -581,3 +583,45 @@ def test_where_no_fleet_keeps_the_target_no_more_are_asked_for_than_help(
     monkeypatch.setattr(search, "simulate_candidate", judged)
     planner = new_planner(engines_max=32)
     assert planner.observe(observation(1000.0, 3.0, 2)).after.aggregated == 5
+
+
+def test_a_regret_is_forgotten_with_the_load_that_it_was_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, each rise after a removal doubled the plans that have to agree, for an hour: engines
+    of a morning stayed until the night."""
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner()
+    assert fleets_of(planner, 3, 4, [1.0])[-1] == 2
+    late = requests(1225.0, 1.0, 90.0, ttft_ms=9000.0)
+    assert planner.observe(observation(1225.0, 0.0, 2, requests=late)).after.aggregated == 3
+    there = 3
+    for n in range(16):  # from the sixth on five times as many come
+        seen = observation(1285.0 + 60 * n, 1.0 if n < 6 else 5.0, there)
+        there = planner.observe(seen).after.aggregated
+        if n == 2:
+            assert there == 3, "four plans have to agree"
+    assert there == 2
+    planner.observe(observation(1285.0 + 60 * 16, 5.0, 3))
+    following = planner.observe(observation(1285.0 + 60 * 16 + 30, 5.0, 3))
+    assert following.after.aggregated == 2, "two plans, half a minute apart"
+
+
+def test_a_plan_of_a_load_that_ends_does_not_count_for_the_one_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a rise of yesterday's that did not come held engines for ten minutes."""
+    judge_by(monkeypatch, (1.0,))
+    yesterday = [15.0] * 45 + [90.0] * 40
+    planner = new_planner(season=yesterday)
+    fleets_of(planner, 2, 10, [1.0])
+    assert planner.forecast.steady_s(1.0) == 0.0
+    assert len(planner._trials) < 9, "the first knew too little"
+
+
+def test_what_chance_explains_of_arrivals_of_sessions_is_no_alarm() -> None:
+    busy = observation(1000.0, 3.0, 1)
+    objectives = Objectives(objective_ttft_ms=5000, objective_itl_ms=200)
+    capacity: dict[Role, float] = {"aggregated": 1.2}
+    assert alarms(busy, objectives, capacity, Fleet(1))
+    assert not alarms(busy, objectives, capacity, Fleet(1), dispersion=4.0)
