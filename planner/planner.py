@@ -50,6 +50,8 @@ LEAST_BINS, KNOWN_BINS = 4, 8
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
+LEAST_PAUSE_S = 10.0
+"""from a plan to one that an alarm, or a jump of arrivals, calls for."""
 SOON_S = 15.0
 """from one look at a silence to the next: the first requests are planned for soon."""
 IDLE_S = 300.0
@@ -99,7 +101,7 @@ class Planner:
         self.forecast = ArrivalForecast(BIN_S, math.ceil(config.horizon_s / BIN_S) + 1, season)
         self.changes: deque[Change] = deque(maxlen=512)
         self.capacity: dict[Role, float] = {}
-        self._next_plan = -math.inf
+        self._next_plan = self._planned_at = -math.inf
         self._choices: deque[Fleet] = deque(maxlen=MOST_AGREEING)
         self._trials: deque[_Trial] = deque(maxlen=MOST_TRIALS)
         self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
@@ -116,7 +118,8 @@ class Planner:
         self._budget.begin()
         present = seen.fleet()
         reasons: list[str] = []
-        for count in self._bins.take(seen):
+        counts = self._bins.take(seen)
+        for count in counts:
             if count is None:
                 self.forecast.skip()
             else:
@@ -133,9 +136,12 @@ class Planner:
             self._next_plan = seen.at  # the clock went back
         kind: DecisionKind = "hold"
         wanted, scores, may_remove = present, tuple[Score, ...](), False
-        alarmed = bool(found) and seen.at >= self._next_plan - self.config.plan_every_s + 10
+        jump = self.forecast.jump(self._dispersion) / BIN_S if counts else 0.0
+        if jump:
+            reasons.append(f"arrivals have jumped to {jump:.1f} a second")
+        alarmed = (found or jump) and seen.at >= self._planned_at + LEAST_PAUSE_S
         if seen.at >= self._next_plan or alarmed:
-            self._next_plan = seen.at + self.config.plan_every_s
+            self._planned_at, self._next_plan = seen.at, seen.at + self.config.plan_every_s
             wanted, scores, may_remove, why = self._plan(seen, present, bool(found))
             reasons += why
             kind = "plan"

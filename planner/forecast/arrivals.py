@@ -118,10 +118,8 @@ class ArrivalForecast:
         """The path whose total counts stay below with this chance, block by block. `dispersion`:
         the variance of counts, of their mean, that is chance."""
         path = self._expected(self._paths())
-        last = steady_bins(self._counts, dispersion)
-        if last <= JUMP_BINS and last < len(self._counts):
-            # More than chance explains: smoother predictors would take minutes to believe it.
-            path = np.maximum(path, sum(islice(reversed(self._counts), last)) / last)
+        # Smoother predictors would take minutes to believe a jump.
+        path = np.maximum(path, self.jump(dispersion))
         for block, residuals in zip(self._blocks, self._residuals, strict=True):
             size, total = block.stop - block.start, float(path[block].sum())
             expected = max(1.0, total)
@@ -142,6 +140,15 @@ class ArrivalForecast:
                 if paths[-1][block].sum() > mean[block].sum():
                     mean[block] = paths[-1][block]
         return mean
+
+    def jump(self, dispersion: float) -> float:
+        """Arrivals a bin since they have jumped; 0 where chance explains the last bins."""
+        last = steady_bins(self._counts, dispersion)
+        if last > JUMP_BINS or last == len(self._counts):
+            return 0.0
+        now = sum(islice(reversed(self._counts), last)) / last
+        before = (sum(self._counts) - now * last) / (len(self._counts) - last)
+        return now if now > before else 0.0
 
     def steady_s(self, dispersion: float) -> float:
         """For how long arrivals have been of one rate; 0 where the season says that it ends.

@@ -625,3 +625,13 @@ def test_what_chance_explains_of_arrivals_of_sessions_is_no_alarm() -> None:
     capacity: dict[Role, float] = {"aggregated": 1.2}
     assert alarms(busy, objectives, capacity, Fleet(1))
     assert not alarms(busy, objectives, capacity, Fleet(1), dispersion=4.0)
+
+
+def test_a_jump_of_arrivals_is_planned_for_at_once() -> None:
+    """Before, the next plan came within a minute, and late answers as late."""
+    planner = new_planner()
+    decide(planner, 0.6, 2, plans=4)
+    begun = [*requests(1180.0, 0.6, 90.0), *requests(1195.0, 5.0, 15.0)]
+    decision = planner.observe(observation(1195.0, 0.0, 2, requests=begun, window_s=105.0))
+    assert "arrivals have jumped to 5.0 a second" in decision.reasons
+    assert decision.kind == "plan" and decision.after.aggregated >= 4
