@@ -35,6 +35,8 @@ from .parsers import ChatOutput, Parsed
 from .processor import ByteText, ModelText, StopStrings
 from .shared_prefill import ALONE, Leader, Part, parts_of
 
+RESUMED_S = 0.001
+"""What waited for a client that reads again, about: it may be as much as a stream's window."""
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
 Begin = Callable[[Choice, PlainStream, ByteText], None]
@@ -326,8 +328,9 @@ async def _answer_one(
         return True
 
     async def respond(message: bytes) -> None:
-        if client is not None:
+        if client is not None and not client.reads:
             await client.drained()
+            await workers.turns.take(RESUMED_S)  # one of many, if many clients read again together
         if scores and not is_finished():  # it has a list for each token of the prompt
             off_loop = dispatcher.reader.off_loop
             delta = shown(await off_loop.run(partial(read, message), size=len(message)))

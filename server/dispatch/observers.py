@@ -4,15 +4,17 @@ from typing import Protocol
 
 from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
-from .generate_answer import output_tokens_of
 from .request import Attempt, Request
 
 
 class DispatchObserver(Protocol):
     """Observer of requests. Called on the event loop, for each of them: be quick."""
 
-    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
-        """A message came from the worker. Request and attempt still show the state before it."""
+    def on_message(
+        self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
+    ) -> None:
+        """A message came from the worker. Request and attempt still show the state before it.
+        `generated`: tokens that are out in all by it; 0: not reported."""
 
     def on_retry(self, request: Request, error: BaseException) -> None:
         """Another worker is tried, because the one before failed with this error."""
@@ -25,7 +27,7 @@ class NoObserver:
     """Observes nothing."""
 
     def on_message(
-        self, request: Request, attempt: Attempt, message: bytes, now: float
+        self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
     ) -> None: ...
 
     def on_retry(self, request: Request, error: BaseException) -> None: ...
@@ -34,7 +36,7 @@ class NoObserver:
 
 
 class OutputTracking:
-    """A DispatchObserver before another one. Reads every message, which costs a microsecond.
+    """A DispatchObserver before another one: counts the tokens of each message.
 
     A request for several answers counts as long as the longest of them.
     """
@@ -43,10 +45,12 @@ class OutputTracking:
         self._router = router
         self._inner = inner
 
-    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
-        if generated := output_tokens_of(message):
+    def on_message(
+        self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
+    ) -> None:
+        if generated:
             self._router.add_output_tokens(attempt.booking_id, generated)
-        self._inner.on_message(request, attempt, message, now)
+        self._inner.on_message(request, attempt, message, generated, now)
 
     def on_retry(self, request: Request, error: BaseException) -> None:
         self._inner.on_retry(request, error)

@@ -60,8 +60,8 @@ class Relay:
             at = now()
             if attempt.taken_back is TakenBack.OVERTAKEN:
                 raise OvertakenError(TakenBack.OVERTAKEN.text)
-            check_finish(message)
-            on_message(request, attempt, message, at)
+            generated = check_finish(message)
+            on_message(request, attempt, message, generated, at)
             if not attempt.messages:
                 self._on_first_message(request, attempt, message, at)
             attempt.messages += 1
