@@ -31,6 +31,8 @@ from .process.settings import (
 
 CONFIG_FILE = "dynamo-router.toml"
 """What `config --init` writes where it gets no name."""
+BUILDS = ("DEBUG", "GENERATED", "SANITIZE", "TRACE")
+"""What builds of the kernels read, with our prefix."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
@@ -282,7 +284,7 @@ def _strange_names(specs: list[OptionSpec], env_prefix: str) -> list[str]:
     others: set[str] = set()
     if env_prefix == ENV_PREFIX:  # all other prefixes begin with it
         others = {f"{ENV_PREFIX}{name.upper()}_" for name in NAMES}
-        known |= {f"{ENV_PREFIX}{name}" for name in ("DEBUG", "SANITIZE", "TRACE")}  # of builds
+        known |= {f"{ENV_PREFIX}{name}" for name in BUILDS}
     return unknown_names(os.environ, known, prefix=env_prefix, others=others)
 
 

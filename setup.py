@@ -49,18 +49,24 @@ SHARED = "base.native._memoryview"
 TRACE = environ.get("DYNAMO_ROUTER_TRACE") == "1"
 DEBUG = environ.get("DYNAMO_ROUTER_DEBUG") == "1"
 SANITIZE = environ.get("DYNAMO_ROUTER_SANITIZE") == "1"
+# A folder that keeps generated C, for several builds of the same sources.
+GENERATED = environ.get("DYNAMO_ROUTER_GENERATED") or False
 CIMPORT = re.compile(r"^from\s+(\.[\w.]+)\s+cimport", re.MULTILINE)
 
 
 def link_tree() -> str:
-    """Lay the checkout out as build/tree/dynamo_router; return build/tree."""
-    package = HERE / "build" / "tree" / "dynamo_router"
+    """Lay the checkout out as build/tree/dynamo_router; return build/tree.
+
+    Relative, so that generated C is the same wherever the checkout is.
+    """
+    tree = Path("build", "tree")
+    package = HERE / tree / "dynamo_router"
     package.mkdir(parents=True, exist_ok=True)
     for name in LINKED:
         link = package / name
         if not link.is_symlink():
             link.symlink_to(HERE / name)
-    return str(package.parent)
+    return str(tree)
 
 
 @cache
@@ -92,7 +98,7 @@ def drop_stale_sources() -> None:
 
 def compile_args() -> list[str]:
     if SANITIZE:
-        return ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+        return ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
     if DEBUG:
         return ["-O0", "-g", "-UNDEBUG"]
     # No fused multiply-add: a simulation gives the same numbers on every machine.
@@ -128,6 +134,7 @@ setup(
         nthreads=cpu_count() or 1,
         shared_utility_qualified_name=f"dynamo_router.{SHARED}",
         include_path=[link_tree()],
+        cache=GENERATED,
         force=TRACE,  # cythonize does not see a changed directive
         compiler_directives={"language_level": 3, "linetrace": TRACE},
     ),

@@ -36,6 +36,8 @@ from .parsers import ChatOutput, Parsed
 from .processor import ByteText, ModelText, StopStrings
 from .shared_prefill import ALONE, Leader, Part, parts_of
 
+RESUMED_S = 0.001
+"""What waited for a client that reads again, about: it may be as much as a stream's window."""
 Take = Callable[[int, Delta], None]
 """Takes what comes of a choice, by its index."""
 Begin = Callable[[Choice, PlainStream, ByteText], None]
@@ -277,7 +279,6 @@ class ChoiceMessages:
     __slots__ = (
         "_choice",
         "_client",
-        "_dispatcher",
         "_of_caller",
         "_one_by_one",
         "_part",
@@ -285,13 +286,14 @@ class ChoiceMessages:
         "_request",
         "_take",
         "_text",
+        "_workers",
         "plain",
         "plain_text",
     )
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        workers: "Workers",
         text: ModelText,
         request: Callable[[], Sampling],
         choice: Choice,
@@ -303,7 +305,7 @@ class ChoiceMessages:
     ) -> None:
         """`of_caller`: the id of the request and whose it is. `one_by_one`: none is taken at once,
         as reading them may end the request."""
-        self._dispatcher, self._text, self._request = dispatcher, text, request
+        self._workers, self._text, self._request = workers, text, request
         self._choice, self._take, self._client = choice, take, client
         self._of_caller, self._part, self._one_by_one = of_caller, part, one_by_one
         self._reader: AnswerReader | None = None
@@ -325,11 +327,13 @@ class ChoiceMessages:
 
     async def respond(self, message: bytes) -> None:
         """Take one that `put` did not."""
-        if self._client is not None:
+        if self._client is not None and not self._client.reads:
             await self._client.drained()
+            # One of many, if many clients read again together.
+            await self._workers.turns.take(RESUMED_S)
         if self._one_by_one and not self.finished and self._request().scores_prompt:
             off_loop = (
-                self._dispatcher.reader.off_loop
+                self._workers.dispatcher.reader.off_loop
             )  # it has a list for each token of the prompt
             work = partial(self._read, message)
             delta = self._shown(await off_loop.run(work, size=len(message)))
@@ -337,11 +341,11 @@ class ChoiceMessages:
             delta = self._show(message)
         if delta is not None and delta.finish_reason is not None and delta.stop_reason is not None:
             # The engine may not know of the stop string; no client would read the rest.
-            await self._dispatcher.abort(*self._of_caller)
+            await self._workers.dispatcher.abort(*self._of_caller)
 
     def _show(self, message: bytes) -> "Delta | None":
         if (leader := self._part.leads) is not None:
-            leader.begin(self._dispatcher.decision_of(*self._of_caller))
+            leader.begin(self._workers.dispatcher.decision_of(*self._of_caller))
         return None if self.finished else self._shown(self._read(message))
 
     def _read(self, message: bytes) -> "Delta | None":
@@ -393,7 +397,7 @@ async def _answer_one(
     request_id, scores = f"{origin.answer_id}-{choice.index}", request.scores_prompt
     of_caller, one_by_one = (request_id, origin.caller), bool(request.stop_strings) or scores
     messages = ChoiceMessages(
-        workers.dispatcher, text, lambda: request, choice, take, client, of_caller, part, one_by_one
+        workers, text, lambda: request, choice, take, client, of_caller, part, one_by_one
     )
     plain = messages.plain
     if begin is not None and part.leads is None:  # what leads is noted with each message

@@ -19,14 +19,14 @@ from ..base.account import current_account
 from ..base.errors import InvalidRequestError
 from ..base.request_record import Generation, current_record
 from ..router.prompt import Prompt
-from ..server.dispatch import Dispatcher, GenerateFacts, ReadRequest
+from ..server.dispatch import GenerateFacts, ReadRequest
 from ..transport.http1 import HttpCall
 from ..workers.dialects import encode_generate
 from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from .answer_form import CHAT
 from .engine_requests import FEW, PASSED_ON, Choice, HashedPrompt, engine_settings
-from .generation import ChoiceMessages
+from .generation import ChoiceMessages, Workers
 from .openai import (
     BAD_BODY,
     LAST_CHUNK,
@@ -114,12 +114,12 @@ class PlainChats:
     def __init__(
         self,
         about: AboutModel,
-        dispatcher: Dispatcher,
+        workers: Workers,
         monitor: HealthMonitor,
         text: ModelText,
         keep_alive_s: float,
     ) -> None:
-        self._about, self._dispatcher, self._monitor = about, dispatcher, monitor
+        self._about, self._workers, self._monitor = about, workers, monitor
         self._text, self._keep_alive_s = text, keep_alive_s
         self._settings: dict[tuple[Any, ...], bytes] = {}
         self._written: tuple[object, bytes] = None, b""  # of these facts of the engines
@@ -153,7 +153,7 @@ class PlainChats:
         if ids is None:
             return None
         tokens = np.frombuffer(ids, np.uint32)
-        size, reader = len(tokens), self._dispatcher.reader
+        size, reader = len(tokens), self._workers.dispatcher.reader
         if not 0 < size <= min(reader.limits.max_prompt_tokens, FEW_TOKENS):
             return None
         choice = Choice(
@@ -182,7 +182,7 @@ class PlainChats:
         events = self._events(answer_id, created)
         answer = _Written(self._about, call, stream, answer_id, created, events.begun)
         messages = ChoiceMessages(
-            self._dispatcher,
+            self._workers,
             self._text,
             answer.request,
             choice,
@@ -194,7 +194,7 @@ class PlainChats:
         plain.begin_with(detokenizer, choice, call.client, stream, events)
         try:
             try:
-                await self._dispatcher.generate(
+                await self._workers.dispatcher.generate(
                     ReadRequest(body, facts),
                     messages.respond,
                     put=plain,

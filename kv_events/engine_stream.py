@@ -4,6 +4,7 @@ stream_cursor.py decides what to do with each batch.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -240,13 +241,11 @@ class EngineStream:
             except TimeoutError:
                 why = await call.why_silent() if isinstance(call, PulledCall) else ""
                 raise EventsEnded(why or f"no answer in {HEADERS_S:g} s") from None
-            message = await self._first(call)
-            while True:
-                self._take(message)
-                await self._flush()
-                message = await call.read()
-        except StopAsyncIteration:
-            raise EventsEnded("the engine ended the stream of events (OK)") from None
+            with contextlib.suppress(StopAsyncIteration):
+                if self._take(await self._first(call)) is not None:
+                    await self._flush()
+                await call.deliver(self._take, self._flush)
+            raise EventsEnded("the engine ended the stream of events (OK)")
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
@@ -295,8 +294,8 @@ class EngineStream:
             return read_grpc_batch(message, self._block_size)
         return message
 
-    def _take(self, message: Message) -> None:
-        """Hand a batch to the index. No coroutine: that would cost as much as half of the rest."""
+    def _take(self, message: Message) -> bytes | None:
+        """Hand a batch to the index; not None if that has no room for it now (`_flush`)."""
         batch = self._batch(message)
         if batch is None:
             self._counts.undecodable += 1
@@ -310,12 +309,12 @@ class EngineStream:
         if not self._believed:
             self._passed_over = True
             self._cursor.forget()
-            return
+            return None
         gaps = self._cursor.gaps
         step = self._cursor.take(head)
         self._counts.gaps += self._cursor.gaps - gaps
         if step is StreamStep.IGNORE:
-            return
+            return None
         if step is StreamStep.RESUBSCRIBE:
             raise _AskAgain
         self._counts.batches += 1
@@ -330,6 +329,7 @@ class EngineStream:
             self._post(number, batch, clears=clears)
         else:
             self._counts.strange_ranks += 1
+        return self._unposted[0] if self._unposted else None
 
     def _post(self, number: int, batch: EngineBatch, *, clears: bool) -> None:
         events = batch.head.events
@@ -354,7 +354,7 @@ class EngineStream:
         if self._unposted or not self._index.post(frame):
             self._unposted.append(frame)
 
-    async def _flush(self) -> None:
+    async def _flush(self, _: bytes = b"") -> None:
         """Wait until the index had room for all."""
         while self._unposted:
             await asyncio.sleep(FULL_WAIT_S)

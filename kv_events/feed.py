@@ -85,7 +85,9 @@ class EventFeed:
             self._on_worker(entry)
         await self._plane.offer(self._resync)
         for subject in (self._events, self._heartbeats):
-            self._subscriptions.append(await self._plane.subscribe(subject, self._on_message))
+            self._subscriptions.append(
+                await self._plane.subscribe_batches(subject, self._on_messages)
+            )
         self._ticker = supervise("event feed", self._run)
 
     async def close(self) -> None:
@@ -146,9 +148,8 @@ class EventFeed:
         else:
             believe_announced(self._index, entry)
 
-    def _on_message(self, subject: str, payload: bytes) -> None:
-        if not self._index.post(payload):
-            self.refused += 1
+    def _on_messages(self, payloads: list[bytes]) -> None:
+        self.refused += self._index.post_all(payloads)
         self._schedule.on_message()
 
     def _on_plane_state(self, state: PlaneState) -> None:

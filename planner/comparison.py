@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..bench.simulation import SampledRequest
 from .bounds import Course, Needs, reach
 from .constraints import Constraints
-from .day import MINUTE_S, Autoscaler, DayRun, DayTrace, run_day
+from .day import MINUTE_S, Autoscaler, DayRun, DayTrace, HopelessError, run_day
 from .decision import Decision
 from .fleet import Fleet, Role
 from .objectives import Objectives
@@ -120,6 +120,12 @@ class Comparison:
         return self._needs_of(self.day)
 
     @cached_property
+    def train_needs(self) -> Needs:
+        """Of the day to tune on."""
+        assert self.train is not None
+        return self._needs_of(self.train)
+
+    @cached_property
     def start(self) -> Fleet:
         """The fleet that every policy begins with: what the first minute needs."""
         return self.needs.fleets[0]
@@ -159,7 +165,11 @@ class Comparison:
         return self._peer(name, GRIDS.get(name, (0.0,))[0], self.day, self.start)
 
     def _day(
-        self, policy: Autoscaler, day: DayTrace | None = None, start: Fleet | None = None
+        self,
+        policy: Autoscaler,
+        day: DayTrace | None = None,
+        start: Fleet | None = None,
+        most_missed: float = math.inf,
     ) -> DayRun:
         setting = self.setting
         return run_day(
@@ -171,6 +181,7 @@ class Comparison:
             setting.objectives,
             budget=setting.constraints.engines_max,
             places=self.places,
+            most_missed=most_missed,
         )
 
     def _planner(self, *, oracle: Oracle | None = None, perfect: bool = False) -> PlanPolicy:
@@ -256,12 +267,14 @@ class Comparison:
 
     # Peers
 
-    def _peer(self, name: str, value: float, day: DayTrace, start: Fleet) -> DayRun:
+    def _peer(
+        self, name: str, value: float, day: DayTrace, start: Fleet, most_missed: float = math.inf
+    ) -> DayRun:
         rule, window_s, settings = self._rule(name, value)
         scaler = Scaler(rule, self.setting.constraints, window_s=window_s)
         if isinstance(rule, Static):
             start = rule.fleet
-        run = self._day(scaler, day, start)
+        run = self._day(scaler, day, start, most_missed)
         run.settings = settings
         return run
 
@@ -294,8 +307,16 @@ class Comparison:
             run.settings = str(fleet)
             return run
         tried: list[tuple[float, DayRun]] = []
+        requests, limit = len(self.train.requests), math.inf
         for value in GRIDS[name]:
-            tried.append((value, self._peer(name, value, self.train, self.start)))
+            try:
+                run = self._peer(name, value, self.train, self.start, limit)
+            except HopelessError:
+                continue
+            tried.append((value, run))
+            # Who misses more neither keeps the target nor comes nearest to it.
+            missed = (1 - max(each.attainment for _, each in tried)) * requests
+            limit = max((1 - self.setting.objectives.target) * requests, missed) + 0.5
         value = best_value(tried, self.setting.objectives.target)
         return self._peer(name, value, self.day, self.start)
 
@@ -303,7 +324,7 @@ class Comparison:
         """Of the peak: the smallest static fleet that keeps the target on the day to tune on. Of
         the mean: what its minutes need in the mean."""
         assert self.train is not None
-        needs = self._needs_of(self.train)
+        needs = self.train_needs
         if mean:
             return needs.mean()
         fleet, peak = needs.mean(), needs.peak()

@@ -101,6 +101,10 @@ class DayRun:
     cpu_s: float = 0.0
 
 
+class HopelessError(Exception):
+    """A policy has missed more answers than it may on its day."""
+
+
 class _Control:
     """Asks the policy every LOOK_S, and makes its changes."""
 
@@ -112,6 +116,8 @@ class _Control:
         model: EngineModel,
         run: DayRun,
         budget: int,
+        objectives: Objectives,
+        most_missed: float,
     ) -> None:
         engines = simulation.engines
         assert engines is not None
@@ -125,6 +131,7 @@ class _Control:
         self._before: dict[int, tuple[float, int]] = {}
         self.seconds = 0.0
         self._last = 0.0
+        self._objectives, self._most_missed = objectives, most_missed
 
     def act(self, now: float) -> None:
         run, engines = self._run, self._engines
@@ -134,6 +141,8 @@ class _Control:
         if now >= self._day.end_s:
             self.seconds, self.next_time = engines.engine_seconds(now), math.inf
             return
+        if self._missed(now) > self._most_missed:
+            raise HopelessError
         self.next_time = min(now + LOOK_S, self._day.end_s)
         seen = self._observe(now)
         decision = self._policy.observe(seen)
@@ -149,6 +158,15 @@ class _Control:
         run.peak_engines = max(run.peak_engines, len(engines.engines))
         if not run.moments or run.moments[-1][1:] != tuple(counts):
             run.moments.append((now, counts[0], counts[1], counts[2]))
+
+    def _missed(self, now: float) -> int:
+        """Answers that have ended, and are not good; 0 where none is too many."""
+        if self._most_missed == math.inf:
+            return 0
+        log = self._simulation.log()
+        ended = log.served & (log.last_s <= now)
+        ttft, itl = latencies(log, self._outputs)
+        return int((ended & ~self._objectives.good(ttft, itl)).sum())
 
     def _execute(self, seen: Observation, decision: Decision, now: float) -> None:
         engines = self._engines
@@ -234,9 +252,11 @@ def run_day(
     *,
     budget: int,
     places: Fleet,
+    most_missed: float = math.inf,
 ) -> DayRun:
     """The day under a policy, from a fleet that serves at once. `model` is what the engines are
-    really like, `places` the most engines of each role at a time."""
+    really like, `places` the most engines of each role at a time. HopelessError once more than
+    `most_missed` answers were not good."""
     trace = SampledTrace(
         day.requests,
         day.arrivals_s,
@@ -250,7 +270,7 @@ def run_day(
         for _ in range(count):
             engines.start(role, 0.0, 0.0)
     run = DayRun(name)
-    control = _Control(day, simulation, policy, model, run, budget)
+    control = _Control(day, simulation, policy, model, run, budget, objectives, most_missed)
     log = simulation.run(control=control)
     ttft, itl = latencies(log, np.array([each.output_tokens for each in day.requests], np.int64))
     run.good = objectives.good(ttft, itl)

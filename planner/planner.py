@@ -20,7 +20,7 @@ from .candidates import roles_of
 from .constraints import Change, Constraints, constrain
 from .decision import Decision, DecisionKind, Score
 from .fleet import ROLES, Fleet, Role
-from .forecast import ArrivalForecast
+from .forecast import LONGEST_STRETCH, ArrivalForecast
 from .objectives import Objectives
 from .observation import Observation, choose_victims
 from .planning import CpuBudget, Oracle, PlanningConfig
@@ -39,14 +39,19 @@ CORRECTION = 0.3  # weight of the newest comparison
 AGREEING_PLANS = 2
 """that have to find a fleet enough before it may shrink to that."""
 MOST_AGREEING = 24
-REGRET_S = 900.0
+REGRET_S = 300.0
 """after a removal, in which an engine that is added says that it was wrong: from then on twice as
-many plans have to agree, and half as many again after an hour without."""
-LEAST_TRIALS, MOST_TRIALS = 3, 64
-"""Plans of a steady load that fleets are judged by."""
+many plans have to agree, half as many again after an hour without, and AGREEING_PLANS once
+arrivals are no longer those of that time."""
+LEAST_TRIALS, MANY_TRIALS, MOST_TRIALS = 3, 8, 64
+"""Plans of a steady load: from how many on their mean may keep a fleet, and change it."""
+LEAST_BINS, KNOWN_BINS = 4, 8
+"""Bins of arrivals that are known to a plan at least, and to one whose fleets count in a mean."""
 SPARE = 0.1, 0.5
 """Of the misses that the target allows: how many have to be left until less than the wanted chance
 is planned for, and from where on the median is."""
+LEAST_PAUSE_S = 10.0
+"""from a plan to one that an alarm, or a jump of arrivals, calls for."""
 SOON_S = 15.0
 """from one look at a silence to the next: the first requests are planned for soon."""
 IDLE_S = 300.0
@@ -96,10 +101,11 @@ class Planner:
         self.forecast = ArrivalForecast(BIN_S, math.ceil(config.horizon_s / BIN_S) + 1, season)
         self.changes: deque[Change] = deque(maxlen=512)
         self.capacity: dict[Role, float] = {}
-        self._next_plan = -math.inf
+        self._next_plan = self._planned_at = -math.inf
         self._choices: deque[Fleet] = deque(maxlen=MOST_AGREEING)
         self._trials: deque[_Trial] = deque(maxlen=MOST_TRIALS)
         self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
+        self._dispersion = 1.0  # of arrivals, as the last plan found
         self._enough: Fleet | None = None  # by the last plan, if engines may be removed
         self._number = self._plans = 0
         self._compared = False
@@ -112,7 +118,8 @@ class Planner:
         self._budget.begin()
         present = seen.fleet()
         reasons: list[str] = []
-        for count in self._bins.take(seen):
+        counts = self._bins.take(seen)
+        for count in counts:
             if count is None:
                 self.forecast.skip()
             else:
@@ -124,15 +131,18 @@ class Planner:
         failed = seen.fleet("failed")
         if failed.engines:
             reasons.append(f"given up, as they do not get ready: {failed}")
-        found = alarms(seen, self.objectives, self.capacity, present)
+        found = alarms(seen, self.objectives, self.capacity, present, self._dispersion)
         if self._bins.trouble and seen.at < self._next_plan - 2 * self.config.plan_every_s:
             self._next_plan = seen.at  # the clock went back
         kind: DecisionKind = "hold"
         wanted, scores, may_remove = present, tuple[Score, ...](), False
-        alarmed = bool(found) and seen.at >= self._next_plan - self.config.plan_every_s + 10
+        jump = self.forecast.jump(self._dispersion) / BIN_S if counts else 0.0
+        if jump:
+            reasons.append(f"arrivals have jumped to {jump:.1f} a second")
+        alarmed = (found or jump) and seen.at >= self._planned_at + LEAST_PAUSE_S
         if seen.at >= self._next_plan or alarmed:
-            self._next_plan = seen.at + self.config.plan_every_s
-            wanted, scores, may_remove, why = self._plan(seen, present)
+            self._planned_at, self._next_plan = seen.at, seen.at + self.config.plan_every_s
+            wanted, scores, may_remove, why = self._plan(seen, present, bool(found))
             reasons += why
             kind = "plan"
             self._enough = wanted if may_remove and not found else None
@@ -167,9 +177,9 @@ class Planner:
     def _note(self, seen: Observation, before: Fleet, after: Fleet) -> None:
         for role, count in after:
             by = count - before.count(role)
+            since = max(seen.at - REGRET_S, self._regret_at)
             if by > 0 and any(
-                each.role == role and each.by < 0 and seen.at - each.at < REGRET_S
-                for each in self.changes
+                each.role == role and each.by < 0 and each.at > since for each in self.changes
             ):
                 self._agreeing = min(MOST_AGREEING, 2 * self._agreeing)
                 self._regret_at = seen.at
@@ -217,7 +227,7 @@ class Planner:
     # A plan
 
     def _plan(
-        self, seen: Observation, present: Fleet
+        self, seen: Observation, present: Fleet, alarmed: bool
     ) -> tuple[Fleet, tuple[Score, ...], bool, list[str]]:
         """(the fleet wanted, what candidates were worth, whether engines may be removed, why)."""
         self._plans += 1
@@ -227,6 +237,9 @@ class Planner:
         if not seen.requests:
             self._next_plan = seen.at + SOON_S
             return self._plan_silence(seen, present)
+        if self.forecast.seen < LEAST_BINS and not alarmed:
+            self._next_plan = seen.at + SOON_S
+            return present, (), False, ["too little is known of arrivals"]
         level = self.level(seen)
         problem = Problem(
             config=self.config,
@@ -234,7 +247,7 @@ class Planner:
             objectives=self.objectives,
             constraints=self.constraints,
             proposals=self._proposals,
-            path=self.forecast.quantile(level),
+            path=self.forecast.quantile(level, self._dispersion),
             level=level,
             capacity=dict(self.capacity),
             oracle=self._oracle,
@@ -246,6 +259,10 @@ class Planner:
         self._compare(seen, search)
         self.planned_s += self._budget.spent_s
         self._choices.append(chosen)
+        self._dispersion = search.dispersion
+        steady_s = self.forecast.steady_s(self._dispersion)
+        if steady_s < min(LONGEST_STRETCH * BIN_S, seen.at - self._regret_at - REGRET_S):
+            self._agreeing = AGREEING_PLANS  # what was missed then was of another load
         if seen.at - self._regret_at > 3600 and self._agreeing > AGREEING_PLANS:
             self._agreeing, self._regret_at = self._agreeing // 2, seen.at
         wanted, may_remove = chosen, not self.mismatch and not self._bins.trouble
@@ -255,54 +272,82 @@ class Planner:
                 shrunk = shrunk.highest(each.lowest(present))
             if len(self._choices) < self._agreeing:
                 shrunk = present
+            if shrunk == present and self._agreeing == AGREEING_PLANS:
+                self._next_plan = seen.at + self.config.plan_every_s / AGREEING_PLANS
             if shrunk != chosen:
                 why.append(f"{chosen} is enough: {self._agreeing} plans have to find that")
             wanted = shrunk
-        steady_s = self.forecast.steady_s(search.dispersion)
-        steady = self._of_steady_load(seen, present, wanted, search, steady_s)
+        steady = self._of_steady_load(seen, present, chosen, wanted, search, steady_s)
         if steady != wanted:
-            why.append(f"{present} stays: arrivals have been steady for {steady_s:.0f} s")
+            why.append(f"{steady} it is: arrivals have been steady for {steady_s:.0f} s")
             wanted = steady
         if self.mismatch:
             why.append(f"model mismatch: {self.mismatch}")
         return wanted, search.scores(), may_remove, why
 
     def _of_steady_load(
-        self, seen: Observation, present: Fleet, wanted: Fleet, search: Search, steady_s: float
+        self,
+        seen: Observation,
+        present: Fleet,
+        chosen: Fleet,
+        wanted: Fleet,
+        search: Search,
+        steady_s: float,
     ) -> Fleet:
-        """`wanted`, or the present fleet: while arrivals are of one rate, what moves the forecast
-        is chance, and a fleet is judged by the mean of what the plans of that time found of it."""
+        """What is wanted while arrivals are of one rate: then what moves the forecast is chance,
+        and fleets, though none below the `chosen` one, are judged by the mean of what the plans of
+        that time found of them."""
         kept = {
             fleet: outcome.attainment
             for fleet, outcome in search.outcomes.items()
             if fleet.lowest(present) == fleet
         }
-        self._trials.append(_Trial(seen.at, kept))
-        since = seen.at - min(steady_s, self.config.window_s)
+        if self.forecast.seen >= KNOWN_BINS and steady_s:
+            self._trials.append(_Trial(seen.at, kept))
+        since = max(seen.at - min(steady_s, self.config.window_s), self._regret_at)
         trials = [each for each in self._trials if since < each.at <= seen.at]
-        costs = self.constraints.costs
-        if len(trials) < LEAST_TRIALS or wanted == present:
+        if len(trials) < LEAST_TRIALS:
             return wanted
-        allowed = 1 - self.objectives.target
-        if wanted.cost(costs) < present.cost(costs):
-            missed = 1 - float(np.mean([each.most(wanted) for each in trials]))
-            return wanted if missed <= SHRINK_MARGIN * allowed else present
-        share, count = attainment(seen, self.objectives, self.config.plan_every_s)
-        if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
-            return wanted  # what is measured is not outvoted
-        missed = 1 - float(np.mean([each.most(present) for each in trials]))
-        return present if missed <= allowed else wanted
+        costs, allowed = self.constraints.costs, 1 - self.objectives.target
+        missed = {
+            fleet: 1 - float(np.mean([each.most(fleet) for each in trials]))
+            for fleet in {*kept, present}
+        }
+        if wanted.cost(costs) > present.cost(costs):
+            share, count = attainment(seen, self.objectives, self.config.plan_every_s)
+            if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
+                return wanted  # what is measured is not outvoted
+            if 1 - _Trial(seen.at, kept).most(present) > 2 * allowed:
+                return wanted  # too much is at stake
+            return present if missed[present] <= allowed else wanted
+        if wanted == present and len(trials) < max(MANY_TRIALS, self._agreeing):
+            return present
+        enough = [
+            fleet
+            for fleet in kept
+            if missed[fleet] <= SHRINK_MARGIN * allowed and fleet.lowest(chosen) == chosen
+        ]
+        return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
 
     def _plan_silence(
         self, seen: Observation, present: Fleet
     ) -> tuple[Fleet, tuple[Score, ...], bool, list[str]]:
-        """No request in the window: that is silence, if records can be read."""
+        """No request in the window: that is silence, if records can be read. Where the season ends
+        it there are engines in time, of the capacity that was known before."""
         if seen.window_s < min(IDLE_S, self.config.window_s):
             return present, (), False, [f"no request in {seen.window_s:.0f} s: too short a silence"]
         least = max(1, self.constraints.engines_min)
         smallest = Fleet(*(least if role in self._smallest_roles(present) else 0 for role in ROLES))
         self._choices.clear()
-        return smallest, (), True, [f"no request in {seen.window_s:.0f} s"]
+        why = [f"no request in {seen.window_s:.0f} s"]
+        path = self.forecast.quantile(self.objectives.confidence)
+        rate = float(path[int(self.config.start_up_s // BIN_S) :].mean()) / BIN_S
+        for role, count in smallest:
+            capacity = self.capacity.get(role, math.inf)
+            if count and (needed := math.ceil(rate / capacity - 1e-9)) > count:
+                smallest = smallest.replaced(role, needed)
+                why.append(f"the day before {rate:.1f} requests a second came now")
+        return smallest, (), True, why
 
     def _smallest_roles(self, present: Fleet) -> tuple[Role, ...]:
         if self.config.roles == "disaggregated":

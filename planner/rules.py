@@ -11,7 +11,8 @@ RECENT_S = 15.0
 """What a rule looks back on."""
 LEAST_REQUESTS = 8
 """Answers to fewer requests raise no alarm."""
-SURE = 2.0  # standard deviations of arrivals by chance
+SURE = 2.0  # standard deviations of answers by chance
+SURELY_MORE = 3.0  # of arrivals: they are looked at some hundred times an hour
 
 
 class Alarm(NamedTuple):
@@ -50,18 +51,23 @@ def attainment(
 
 
 def alarms(
-    seen: Observation, objectives: Objectives, capacity: dict[Role, float], fleet: Fleet
+    seen: Observation,
+    objectives: Objectives,
+    capacity: dict[Role, float],
+    fleet: Fleet,
+    dispersion: float = 1.0,
 ) -> list[Alarm]:
     """What calls for more engines at once.
 
     `capacity`: requests a second that an engine of a role was found to serve in good time. Arrivals
-    of the last seconds count for what they are at least, chance taken off.
+    of the last seconds count for what they are at least, chance taken off; `dispersion` is the
+    variance of counts, of their mean, that is chance.
     """
     found: list[Alarm] = []
     if seen.requests is None:
         return found
     recent = sum(each.arrival_s > seen.at - RECENT_S for each in seen.requests)
-    sure = max(0.0, recent - SURE * math.sqrt(recent)) / RECENT_S
+    sure = max(0.0, recent - SURELY_MORE * math.sqrt(dispersion * recent)) / RECENT_S
     for role, rate in capacity.items():
         least = math.ceil(sure / rate - 1e-9) if rate > 0 else 0
         if least > fleet.count(role):

@@ -109,10 +109,13 @@ class Search:
         # One that is dated after what is seen, by a router's clock, is past as well.
         self._lead_s = np.minimum([each.arrival_s - self._seen.at for each in self.lead], -1e-6)
         horizon_s = problem.config.horizon_s
-        coming = _arrivals(problem.path, BIN_S, horizon_s, problem.number)
+        self._coming = coming = _arrivals(problem.path, BIN_S, horizon_s, problem.number)
         self.rate = len(coming) / horizon_s
         if problem.oracle is not None:
-            _, coming = problem.oracle.requests(self._seen.at, self._seen.at + horizon_s)
+            self._foreseen, self._coming = problem.oracle.requests(
+                self._seen.at, self._seen.at + horizon_s
+            )
+            coming = self._coming
         late_s = horizon_s - problem.config.start_up_s
         self.late_rate = float((coming >= problem.config.start_up_s).sum()) / late_s
         """requests a second that come once new engines could serve"""
@@ -154,8 +157,10 @@ class Search:
                 return start, [f"{start} keeps {self.outcomes[start].attainment:.1%}"]
             outcome = self.outcomes[chosen]
             return chosen, [f"{chosen} is enough: {outcome.attainment:.1%} of answers are good"]
-        if roles == "aggregated" and (enough := self._climb(start, proposals)) is not None:
-            return enough, [self._gain(start, enough)]
+        if roles == "aggregated":
+            if (enough := self._climb(start, proposals)) is not None:
+                return enough, [self._gain(start, enough)]
+            self._look_between(start)
         tried, base = set(self.outcomes), start
         while roles != "aggregated" and not self._spent():
             field = [*proposals, *neighbours(base, roles, constraints)]
@@ -276,6 +281,17 @@ class Search:
             return Fleet(aggregated=passed)
         return None
 
+    def _look_between(self, start: Fleet) -> None:
+        """Where no fleet keeps the target: whether fewer engines than the most are as good."""
+        fewer, most = start.aggregated, max(each.aggregated for each in self.outcomes)
+        enough = WORTH * (1 - self._late(Fleet(aggregated=most))) + 1e-9
+        while most - fewer > 1 and not self._spent():
+            middle = (fewer + most) // 2
+            if 1 - self._outcome(Fleet(aggregated=middle)).late <= enough:
+                most = middle
+            else:
+                fewer = middle
+
     def _descend(self, start: Fleet, proposals: list[Fleet]) -> Fleet:
         """A cheaper fleet that keeps more than the target: the plans after this one, of other
         arrivals, have to find so too. Where engines have one role: one less, then thrice as many,
@@ -370,14 +386,10 @@ class Search:
         if self._scenario is None:
             problem = self._problem
             horizon_s, number = problem.config.horizon_s, problem.number
+            kept, times = self.excerpt.shortened(self._coming)
             if problem.oracle is not None:
-                at = self._seen.at
-                requests, times = problem.oracle.requests(at, at + horizon_s)
-                kept, times = self.excerpt.shortened(times)
-                requests = [requests[place] for place in kept.tolist()]
+                requests = [self._foreseen[place] for place in kept.tolist()]
             else:
-                times = _arrivals(problem.path, BIN_S, horizon_s, number)
-                _, times = self.excerpt.shortened(times)
                 requests = self._bodies.draw(len(times), number)
             lead = self._bodies.as_seen(len(self._bodies) - len(self.lead))
             self._scenario = Scenario(

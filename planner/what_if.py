@@ -207,7 +207,11 @@ def simulate_candidate(
     objectives: Objectives,
     watch: Watch | None = None,
 ) -> Outcome:
-    """The candidate `target` from the workers that are there, over a scenario."""
+    """The candidate `target` from the workers that are there, over a scenario; one without requests
+    is kept by any fleet."""
+    if not len(scenario.requests):
+        none, seconds = np.zeros(0), target.engines * scenario.horizon_s
+        return Outcome(1.0, 1.0, 0.0, 0.0, seconds, none, none)
     start_up_s = scenario.excerpt.at(model.start_up_s)
     horizon_s = scenario.excerpt.at(scenario.horizon_s)
     lead_s = -float(min(0.0, scenario.arrivals_s.min(initial=0.0)))

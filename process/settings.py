@@ -18,6 +18,7 @@ import re
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -154,11 +155,14 @@ def is_finite(value: float) -> bool:
         return False
 
 
-def options_of(
-    cls: type, prefix: str = "", env_prefix: str = ENV_PREFIX, packed: str | None = None
-) -> list[OptionSpec]:
+def options_of(cls: type, env_prefix: str = ENV_PREFIX) -> list[OptionSpec]:
     """The leaves of a settings dataclass and of the sections inside it, in declaration order."""
-    hints = typing.get_type_hints(cls)
+    return list(_leaves(cls, "", env_prefix, None))
+
+
+@cache
+def _leaves(cls: type, prefix: str, env_prefix: str, packed: str | None) -> tuple[OptionSpec, ...]:
+    hints = _hints(cls)
     specs: list[OptionSpec] = []
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -167,7 +171,7 @@ def options_of(
         option_for_all = meta.get("packed", packed)
         if dataclasses.is_dataclass(hint):
             inner = prefix if meta.get("inline") else key + "."
-            specs += options_of(typing.cast(type, hint), inner, env_prefix, option_for_all)
+            specs += _leaves(typing.cast(type, hint), inner, env_prefix, option_for_all)
             continue
         kind, optional, repeated = _shape(hint)
         env, old_env = _env_names(env_prefix, key, meta.get("env_key", key))
@@ -192,7 +196,10 @@ def options_of(
                 old_env=old_env,
             )
         )
-    return specs
+    return tuple(specs)
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def old_names_used(
@@ -315,7 +322,7 @@ def _is_given(value: str | None) -> bool:
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     arguments = {}
     for field in dataclasses.fields(cls):
         if not field.init:

@@ -326,7 +326,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             decode = decode._replace(runners_up=others)
         if placement.session is not None:
             self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
-        return PairDecision(decode, first, verdict.reason, verdict.local_s, verdict.remote_s)
+        return PairDecision(decode, first, *verdict[1:])
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""

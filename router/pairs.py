@@ -42,6 +42,8 @@ class PairDecision(NamedTuple):
     local_s: float | None = None
     """the sums that were compared, where they were"""
     remote_s: float | None = None
+    first_token_s: float | None = None
+    """after the decision, as it was forecast of the way that was chosen"""
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -234,9 +236,9 @@ def _forecasts(
     here, there, landing = chosen.foreseen, source.foreseen, target.foreseen
     if here is None or there is None or landing is None:
         return None, None
-    harm_s = here.stalled_s + here.delay_s
+    own_s = here.wait_s, here.prefill_s, here.memory_s
     return (
-        LocalForecast(here.wait_s, here.prefill_s, here.memory_s, harm_s, here.step_s, price),
+        LocalForecast(*own_s, here.delay_s, here.stalled_s, here.step_s, price),
         RemoteForecast(there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s),
     )
 

@@ -54,7 +54,9 @@ class CallerLimits:
         8192, "Most gRPC connections of callers; less if there are not enough descriptors."
     )
     max_http_connections: int = option(
-        512, "Most HTTP connections; a further one ends the one that was silent longest."
+        512,
+        "Most HTTP connections; a further one ends the one that was silent longest, of the address "
+        "that has most.",
     )
     max_connection_share: float = option(
         0.5,
@@ -62,7 +64,7 @@ class CallerLimits:
         "1 is no bound.",
     )
     connection_handshake_s: float = option(
-        5.0, "How long a client may take to begin to speak gRPC, TLS included."
+        5.0, "How long a client may take to begin to speak gRPC, TLS included, or TLS of HTTP."
     )
     connection_idle_s: float = option(600.0, "How long a connection without a call may stay open.")
     connection_age_s: float | None = option(

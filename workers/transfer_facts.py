@@ -11,6 +11,8 @@ NIXL, NIXL_PUSH, MOONCAKE = "nixl", "nixl_push", "mooncake"
 """vLLM's connectors: NixlConnector, NixlPushConnector, MooncakeConnector."""
 TRTLLM_SERVE = "trtllm_serve"
 """TensorRT-LLM's HTTP server: `disaggregated_params` of OpenAI's completions."""
+OPENENGINE = "openengine"
+"""OpenEngine's services: the session that a prefill's answer names."""
 NONE = "none"
 """It has no words for it."""
 
@@ -37,5 +39,5 @@ class TransferFacts:
     @property
     def runs_whole(self) -> bool:
         """Whether it runs a whole request, as far as is known: SGLang's engines that have a
-        disaggregation mode do not."""
-        return self.connector != BOOTSTRAP
+        disaggregation mode do not, and OpenEngine has a failure for a role that does not fit."""
+        return self.connector != BOOTSTRAP and not (self.connector == OPENENGINE and self.role)

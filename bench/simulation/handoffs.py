@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import Emitted, Handoff, VirtualFleet
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
@@ -202,8 +203,12 @@ class Handoffs:
             legs = self._legs.pop(place)
             took = self.handoff_s[place] = time - self.prefilled_s[place]
             size = self._trace.requests[place].input_length - legs.cached_tokens
-            self.rule.links.observe(
-                legs.source, legs.target, self.rule.handoff_bytes(size), float(took)
+            self.rule.on_handed_over(
+                legs.source,
+                WorkerWithDpRank(legs.target, 0),
+                self.rule.handoff_bytes(size),
+                float(took),
+                time,
             )
         return False
 

@@ -104,6 +104,11 @@ class _Walker:
         self._repeats = TurnPool(list_records(model.repeats), streams["repeats"], block_size)
         self._stem_ids: dict[tuple[int, int], list[int]] = {}
         self._stem_depths = chain_depths(model.stem_parents, model.stem_lengths)
+        # What sessions end at, such as a model's context, is not learned: but that none was longer.
+        longest = [self._depth(each) * block_size + each.new_tokens for each in openings]
+        for records in model.turns[1:]:
+            longest += (records.takes * block_size + records.new_tokens).tolist()
+        self._longest = max(longest)
         self._pending: list[Turn] = []
         self._order = 0
         # Stretched pauses are meant to have another number of sessions under way.
@@ -111,6 +116,8 @@ class _Walker:
 
     def draw(self, now_ms: float, due_ms: float) -> tuple[int, int, list[int]]:
         """Input length, output as learned, and ids of the request now; turns are due until then."""
+        if self._course is not None:
+            self._course.begin_request()
         for _ in range(MAX_REJECTED):
             goes_on = bool(self._pending) and self._pending[0].due_ms <= due_ms
             if self._course is not None:
@@ -118,12 +125,18 @@ class _Walker:
             if goes_on:
                 turn = heappop(self._pending)
                 pool = self._repeats if turn.length else self._pools[turn_class(turn.number)]
-                record = pool.draw(turn.takes, turn.number, self._balances[turn.session.family])
+                most_new = self._longest - (0 if turn.length else turn.takes * self._block_size)
+                balance = self._balances[turn.session.family]
+                record = pool.draw(turn.takes, turn.number, balance, most_new)
+                if record is None:
+                    continue  # the session ends
             else:
                 record = next(self._openings)
                 turn = self._open(record)
             drawn = self._write(turn, record, now_ms)
             if drawn is not None:
+                if self._course is not None and goes_on:
+                    self._course.went_on()
                 return drawn
         raise self._scaling.nothing_fits()
 
@@ -135,9 +148,13 @@ class _Walker:
             self._families[kind] = passes(families, self._family_stream)
         family = next(self._families[kind])
         ids = [] if record.takes == START else self._ids_of_stem(family, record.takes)
-        depth = 0 if record.takes == START else self._stem_depths[record.takes]
+        depth = self._depth(record)
         session = Session(family, depth, len(ids), self._phase())
         return Turn(0.0, 0, 0, session, depth, (), ids, 0)
+
+    def _depth(self, opening: Record) -> int:
+        """How many blocks an opening turn takes over, as learned."""
+        return 0 if opening.takes == START else self._stem_depths[opening.takes]
 
     def _write(
         self, turn: Turn, record: Record, now_ms: float
@@ -161,7 +178,7 @@ class _Walker:
                 number=turn.number + 1,
                 session=turn.session,
                 takes=share,
-                levels=tuple(level for level in (*turn.levels, turn.takes) if level < share),
+                levels=tuple(level for level in (*turn.levels, turn.takes) if 0 < level < share),
                 ids=ids if whole else ids[:made],
                 length=length if whole else 0,
             )
@@ -213,21 +230,24 @@ class _Course:
         self._missing = 0  # turns, negative: too many
         self._slack = len(self._opens) // SLACK_PART
 
+    def begin_request(self) -> None:
+        """The next request is to be drawn."""
+        self._missing += not self._opens[self._place % len(self._opens)]
+        self._place += 1
+
     def goes_on(self, *, due: bool, pending: bool) -> bool:
-        """Whether the next request goes on with a session: if a turn is due, mostly.
+        """Whether the request goes on with a session: if a turn is due, mostly.
 
         Where too few did by now, the turn that is due first comes early; where too many did, it
         waits. Beyond the learned length nothing waits: sessions are under way there from the start.
         """
-        first_pass = self._place < len(self._opens)
-        self._missing += not self._opens[self._place % len(self._opens)]
-        self._place += 1
         if self._missing > self._slack:
-            turn = pending
-        else:
-            turn = due and (not first_pass or self._missing > -self._slack)
-        self._missing -= turn
-        return turn
+            return pending
+        return due and (self._place > len(self._opens) or self._missing > -self._slack)
+
+    def went_on(self) -> None:
+        """The request was a turn, which fitted the limits."""
+        self._missing -= 1
 
 
 def _share(turn: Turn, kind: int, value: float, full: int) -> int:
@@ -238,4 +258,4 @@ def _share(turn: Turn, kind: int, value: float, full: int) -> int:
         return min(turn.takes + int(value), full)
     if kind == LEVEL:
         return turn.levels[max(-int(value), -len(turn.levels))] if turn.levels else turn.takes
-    return max(turn.session.stem, round(value * turn.takes))
+    return max(turn.session.stem, 1, round(value * turn.takes))

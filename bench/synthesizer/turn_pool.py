@@ -18,6 +18,8 @@ POOL_PART = 3  # and never more than this part: else turns of a short trace lose
 DEEP = 64  # blocks; deviations count the more the deeper they are, doubly from about here
 ALIKE = 2  # this many that are just alike are enough to choose from
 
+STEERED = 4  # turns of a session before which ones go on is steered
+
 LEAST_FITTED = 12  # records to say how new tokens depend on those taken over,
 DEPENDS = 0.5  # and the share of their variance that this explains at least
 
@@ -54,13 +56,15 @@ class TurnPool:
         self._records = records
         self._slope = new_by_taken(records, block_size)
         self._index = stream.index
+        self._mean_takes = sum(record.takes for record in records) / max(1, len(records))
         self._next = 0
         self._pool: list[int] = []  # sorted by TAKES, TURN, and index
         for _ in range(pool_size(len(records))):
             self._refill()
 
-    def draw(self, takes: int, number: int, balance: Balance) -> Record:
-        """A record of a turn of this number that takes over about `takes` blocks.
+    def draw(self, takes: int, number: int, balance: Balance, most_new: int) -> Record | None:
+        """A record of a turn of this number that takes over about `takes` blocks, with no more than
+        `most_new` new tokens; None if none of those has so few.
 
         If few are just alike, from those that take over no less while there is a surplus, else no
         more: long sessions are few, and their number alone would make the prompts of a short trace
@@ -77,10 +81,21 @@ class TurnPool:
         else:
             high = max(high, 1)
             low = max(0, min(low, high - NEAREST))
-        # The one of two that is longer in the pool, so that few stay behind in it.
         at, other = low + index(high - low), low + index(high - low)
-        if self._waits(other) > self._waits(at):
+        goes, also = self._goes_on(at), self._goes_on(other)
+        if goes == also or number < STEERED:
+            # The one that is longer in the pool, so that few stay behind in it.
+            swap = self._waits(other) > self._waits(at)
+        else:
+            # Deep sessions go on while too little is taken over, shallow ones while too much is.
+            swap = also == ((balance.surplus > 0) == (takes < self._mean_takes))
+        if swap:
             at = other
+        if self._new_tokens(at) > most_new:
+            fitting = [each for each in range(low, high) if self._new_tokens(each) <= most_new]
+            if not fitting:
+                return None
+            at = max(fitting, key=self._waits)
         record = self._records[pool.pop(at) % TURN]
         # Each record is drawn once a pass, so what turns take over beyond their records is just
         # what the trace's shared context has too much.
@@ -90,6 +105,12 @@ class TurnPool:
             tokens = record.new_tokens + round(self._slope * (takes - record.takes))
             record = record._replace(new_tokens=max(tokens, 0))
         return record
+
+    def _goes_on(self, at: int) -> bool:
+        return bool(self._records[self._pool[at] % TURN].children)
+
+    def _new_tokens(self, at: int) -> int:
+        return self._records[self._pool[at] % TURN].new_tokens
 
     def _waits(self, at: int) -> int:
         """How many records were taken in since this one."""

@@ -32,7 +32,7 @@ from ..evaluation import (
 from ..results import Output, require_matplotlib, settings_of
 from ..simulation import CapacityConfig, Experiment, Load, SimulationConfig, parse_policies
 from ..traces import TRACE_BLOCK_SIZE
-from .grid_cells import MODEL_ERRORS, Cell, Kept, read_kept
+from .grid_cells import MODEL_ERRORS, Cell, Kept, read_runs
 from .grid_picture import draw_grid
 
 BASE_WORKERS = 8
@@ -202,7 +202,7 @@ def run(config: GridConfig) -> int:
     output = Output(config.json, width=200)
     if config.plot is not None:
         require_matplotlib()
-    kept = read_kept(config.out)
+    kept = read_runs(config.out)
     interrupted = False
     if not config.report:
         try:

@@ -1,13 +1,11 @@
 """The cells of a grid of fleets: what varies from one to the next, and what is kept of runs."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base.errors import ConfigError
 from ...engines.mocker import TierConfig
 from ..evaluation import Figures
+from ..results import read_kept
 
 MODEL_ERRORS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"attention_us_per_ktoken2": 500.0},
@@ -45,15 +43,10 @@ class Cell(NamedTuple):
 Kept = dict[tuple[Cell, str, int], Figures]  # by cell, policy, seed
 
 
-def read_kept(path: str) -> Kept:
+def read_runs(path: str) -> Kept:
     """The runs in a file; ConfigError if it has anything else. No file: none."""
-    kept: Kept = {}
-    if not Path(path).exists():
-        return kept
-    for place, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            kept[Cell(*row["cell"]), row["policy"], row["seed"]] = row["figures"]
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"out: {path}, line {place} is no run of a grid", key="out") from None
-    return kept
+
+    def parse(row: Any) -> tuple[tuple[Cell, str, int], Figures]:
+        return (Cell(*row["cell"]), row["policy"], row["seed"]), row["figures"]
+
+    return dict(read_kept(path, parse))

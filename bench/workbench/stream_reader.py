@@ -61,6 +61,9 @@ class WatchedIndex(EventIndex):
             self.seen.append((monotonic_ns(), message))
         return taken
 
+    def post_all(self, messages: list[bytes]) -> int:
+        return sum(not self.post(message) for message in messages)
+
     def lags_ms(self) -> list[float]:
         """From the engine's word to the index, of the first stored event of each message seen."""
         lags = []

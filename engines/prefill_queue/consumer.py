@@ -75,8 +75,8 @@ class _Target(NamedTuple):
     """Where the blocks of a prompt go."""
 
     grant: Grant
-    left_s: float
-    """how long its decode engine waits"""
+    ends_at: float
+    """by the loop's clock, when its decode engine takes it back: not later"""
     metadata: list[bytes]
     """of that: what the store has, if anything, and its own word, which is newer"""
 
@@ -278,11 +278,13 @@ class PrefillConsumer:
 
     async def _take(self, request: RemotePrefillRequest, *, is_first: bool) -> "_Target | None":
         """Where its blocks go; None if its attempt is over."""
+        asked_at = asyncio.get_running_loop().time()
         reply = await self._ask(request, "take", is_first=is_first)
         if reply.s != "go" or reply.grant is None:
             return None
         metadata = [await self._stored(request.engine_id), reply.metadata]
-        return _Target(reply.grant, reply.left_s, [each for each in metadata if each is not None])
+        known = [each for each in metadata if each is not None]
+        return _Target(reply.grant, asked_at + reply.left_s, known)
 
     async def _stored(self, engine_id: str) -> bytes | None:
         """What the store has of an engine. It is asked once: an id is that of one incarnation."""
@@ -319,7 +321,7 @@ class PrefillConsumer:
                     prompt.blocks[first:],
                     target.grant,
                     request.request_id,
-                    deadline_s=max(0.0, target.left_s),
+                    deadline_s=max(0.0, target.ends_at - asyncio.get_running_loop().time()),
                 )
                 try:
                     await prompt.transfer.finished(ticket)

@@ -86,19 +86,24 @@ class DynamoEndpoints:
 
     async def _parts(self, request: EngineRequest) -> AsyncGenerator[object, None]:
         sent = 0
+        first: dict[str, Any] = {"token_ids": []}
         async with aclosing(self._engine.generate(request)) as parts:
             async for part in parts:
                 if part.tokens:
-                    said: dict[str, Any] = {"token_ids": part.tokens}
+                    message: dict[str, Any] = {"token_ids": part.tokens}
                     if part.logprobs:
-                        said["log_probs"] = [each.logprob for each in part.logprobs]
-                        said["top_logprobs"] = [_likeliest(each) for each in part.logprobs]
+                        message["log_probs"] = [each.logprob for each in part.logprobs]
+                        message["top_logprobs"] = [_likeliest(each) for each in part.logprobs]
                     if not sent:
-                        said["completion_usage"] = _usage(request, part, len(part.tokens))
+                        message["completion_usage"] = _usage(request, part, len(part.tokens))
                     sent += len(part.tokens)
-                    yield annotated(said)
+                    if request.max_tokens > 1:
+                        yield annotated(message)
+                    else:
+                        # Of a prefill, Dynamo's frontend looks for a parcel in the first message.
+                        first = message
                 if part.finish_reason:
-                    last: dict[str, Any] = {"token_ids": [], "finish_reason": part.finish_reason}
+                    last: dict[str, Any] = {**first, "finish_reason": part.finish_reason}
                     if part.handoff is not None:
                         last["disaggregated_params"] = msgspec.json.decode(part.handoff)
                     yield annotated(last | {"completion_usage": _usage(request, part, sent)})

@@ -13,4 +13,5 @@ cdef class ByteText:
     cdef char[4] pending     # the first bytes of a character
     cdef Py_ssize_t left     # how many they are
 
+    cdef str feed_many(self, const uint32_t[::1] ids)
     cdef str decode(self, const char* data, Py_ssize_t size)

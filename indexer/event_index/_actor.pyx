@@ -27,7 +27,14 @@ from ..tree._ops cimport (
 )
 from ..tree._radix cimport RadixTree
 from ..wire._wire cimport batch_free, batch_init
-from ._mailbox cimport mailbox_close, mailbox_destroy, mailbox_open, mailbox_put
+from ._mailbox cimport (
+    Mailbox,
+    mailbox_add,
+    mailbox_close,
+    mailbox_destroy,
+    mailbox_open,
+    mailbox_wake,
+)
 from ._rwlock cimport (
     rwlock_admit_readers,
     rwlock_destroy,
@@ -197,8 +204,24 @@ cdef class IndexActor:
     # Writing -------------------------------------------------------------------------------------
 
     def post(self, bytes message not None):
+        cdef Mailbox* box = &(<SharedState*>self.state).mailbox
         cdef const uint8_t* data = message
-        return mailbox_put(&(<SharedState*>self.state).mailbox, data, len(message))
+        cdef bint accepted = mailbox_add(box, data, len(message))
+        if accepted:
+            mailbox_wake(box)
+        return accepted
+
+    def post_all(self, list messages not None):
+        cdef Mailbox* box = &(<SharedState*>self.state).mailbox
+        cdef const uint8_t* data
+        cdef bytes message
+        cdef int accepted = 0
+        for message in messages:
+            data = message
+            accepted += mailbox_add(box, data, len(message))
+        if accepted:
+            mailbox_wake(box)
+        return len(messages) - accepted
 
     def apply(self, bytes message not None):
         cdef SharedState* state = <SharedState*>self.state

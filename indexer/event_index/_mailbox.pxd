@@ -46,8 +46,9 @@ cdef inline bint mailbox_open(Mailbox* box, uint32_t capacity, size_t max_bytes)
     return box.ring != NULL
 
 
-cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noexcept nogil:
-    """Copy a message in; false, and counted, if it is closed, full, or there is no memory."""
+cdef inline bint mailbox_add(Mailbox* box, const uint8_t* data, size_t size) noexcept nogil:
+    """Copy a message in; false, and counted, if it is closed, full, or there is no memory. Wakes no
+    thread (mailbox_wake)."""
     cdef Message message
     cdef bint accepted
     message.size = size
@@ -68,11 +69,14 @@ cdef inline bint mailbox_put(Mailbox* box, const uint8_t* data, size_t size) noe
     else:
         box.refused += 1
     pthread_mutex_unlock(&box.lock)
-    if accepted:
-        pthread_cond_signal(&box.filled)  # unlocked: the thread that wakes need not wait for the lock
-    else:
+    if not accepted:
         free(message.data)
     return accepted
+
+
+cdef inline void mailbox_wake(Mailbox* box) noexcept nogil:
+    """Without the lock, so that the thread that wakes need not wait for it."""
+    pthread_cond_signal(&box.filled)
 
 
 cdef inline bint mailbox_pop(Mailbox* box, Message* message) noexcept nogil:

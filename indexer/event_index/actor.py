@@ -135,6 +135,10 @@ class EventIndex:
         """Queue one message of the event plane; False if the mailbox is full."""
         return self._actor.post(message)
 
+    def post_all(self, messages: list[bytes]) -> int:
+        """Queue messages that came together; how many of them the mailbox had no room for."""
+        return self._actor.post_all(messages)
+
     def apply(self, message: bytes) -> None:
         """Apply one message of the event plane after all that was posted before it.
 

@@ -1,6 +1,7 @@
 """PulledCall: a subscription to an engine's events that is read as a gRPC stream is."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 Message = TypeVar("Message")
@@ -52,6 +53,19 @@ class PulledCall(Generic[Message]):
             return await self._reading
         finally:
             self._reading = None
+
+    async def deliver(
+        self, take: Callable[[Message], bytes | None], wait: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Give all further messages to `take`, those that are here without waiting; what it returns
+        is given to `wait` before the next one. Fails as they do, and as `read`."""
+        while True:
+            message: Message | None = await self.read()
+            while message is not None:
+                rest = take(message)
+                if rest is not None:
+                    await wait(rest)
+                message = None if self._cancelled else self._pull_now()
 
     def cancel(self) -> None:
         """End it: a read that waits is cancelled."""

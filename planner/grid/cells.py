@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...bench.traces import TRACE_BLOCK_SIZE, block_size_of, read_trace
 from ...bench.traffic import SHAPES, TRAFFIC_BLOCK_SIZE, in_shape, shape_traffic
 from ...engines.mocker import EngineConfig
+from ..bounds import Needs
 from ..comparison import PEERS, TUNED, Comparison, Setting, pareto, row
 from ..constraints import Constraints
 from ..day import DayRun, DayTrace, day_trace
@@ -24,6 +25,8 @@ EXACT = "1"
 RIVALS = ("static-peak", *(f"{name}{TUNED}" for name in PEERS))
 BASE = ("bound-clairvoyant", "bound-reachable", *RIVALS)
 """What is run once for a day and a start-up: none of it depends on the planner's model."""
+OF_DAY = ("bound-clairvoyant", "static-peak", f"static-peak{TUNED}", f"static-mean{TUNED}")
+"""What no start-up changes: it is run once for a day."""
 MOONCAKE_SPEED = 6.0
 """Engines of that day are as much faster, as its prompts are longer."""
 
@@ -57,6 +60,16 @@ class Scene:
 
     def comparison(self, cell: Cell) -> Comparison:
         """The cell's day, and the one before."""
+        comparison = self._comparison(cell)
+        comparison.needs = self.needs(cell.day)
+        return comparison
+
+    @cache  # noqa: B019  # a process has one scene
+    def needs(self, name: str) -> Needs:
+        """Of a day: no start-up, and no error of the planner's model changes them."""
+        return self._comparison(Cell(name, 1.0)).needs
+
+    def _comparison(self, cell: Cell) -> Comparison:
         day, train = self.days(cell.day)
         speed = self.engine_speed * (MOONCAKE_SPEED if cell.day == MOONCAKE else 1.0)
         engine = EngineConfig(max_model_len=0)

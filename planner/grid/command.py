@@ -12,18 +12,30 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.table import Table
 
 from ...base.errors import ConfigError
 from ...bench.evaluation import obey_the_parent
-from ...bench.results import Output, format_number, new_table
+from ...bench.results import Output, format_number, new_table, read_kept
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
 from ..objectives import Objectives
-from .cells import BASE, DAYS, EXACT, HITS, MOONCAKE, Cell, Row, Scene, Verdict, judge, run_cell
+from .cells import (
+    BASE,
+    DAYS,
+    EXACT,
+    HITS,
+    MOONCAKE,
+    OF_DAY,
+    Cell,
+    Row,
+    Scene,
+    Verdict,
+    judge,
+    run_cell,
+)
 
 PLAN = ("plan",)
 
@@ -119,25 +131,35 @@ def _number(key: str, text: str) -> float:
 Kept = dict[Cell, dict[str, Row]]  # figures by policy
 
 
-def read_kept(path: str) -> Kept:
+def read_runs(path: str) -> Kept:
     """The runs in a file; ConfigError if it has anything else. No file: none."""
+
+    def parse(content: Any) -> tuple[Cell, dict[str, Row]]:
+        return Cell(*content["cell"]), {str(each["policy"]): each for each in content["rows"]}
+
     kept: Kept = {}
-    if not Path(path).exists():
-        return kept
-    for place, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            content = json.loads(line)
-            rows = {str(each["policy"]): each for each in content["rows"]}
-            kept.setdefault(Cell(*content["cell"]), {}).update(rows)
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"out: {path}, line {place} is no run of a grid", key="out") from None
+    for cell, rows in read_kept(path, parse):
+        kept.setdefault(cell, {}).update(rows)
     return kept
+
+
+def base_of(kept: Kept, cell: Cell) -> dict[str, Row]:
+    """What a cell is judged beside: of its day and start-up; what no start-up changes, of its
+    day."""
+    found = {
+        name: rows[name]
+        for other, rows in kept.items()
+        if other.day == cell.day
+        for name in OF_DAY
+        if name in rows
+    }
+    return {**found, **kept.get(cell._replace(error=EXACT), {})}
 
 
 def run(config: PlanGridConfig) -> int:
     """The command: 0, or ConfigError for a trace that cannot be used or a file not written."""
     output = Output(config.json, width=140)
-    kept = read_kept(config.out)
+    kept = read_runs(config.out)
     tasks = _tasks(config, kept)
     began = time.monotonic()
     if tasks and config.limit_s != 0:
@@ -165,12 +187,16 @@ def _line(row: Row) -> str:
 
 def _tasks(config: PlanGridConfig, kept: Kept) -> list[tuple[Cell, tuple[str, ...]]]:
     """What is not kept yet: the planner's runs, and what they are judged beside."""
-    tasks = []
+    tasks, begun = [], list[Cell]()
     for cell in config.cells:
-        base = cell._replace(error=EXACT)
-        rest = tuple(name for name in BASE if name not in kept.get(base, {}))
-        if rest and (base, rest) not in tasks:
-            tasks.append((base, rest))
+        base, known = cell._replace(error=EXACT), base_of(kept, cell)
+        if base not in begun:
+            of_day = any(each.day == cell.day for each in begun)
+            rest = tuple(
+                name for name in BASE if name not in known and not (of_day and name in OF_DAY)
+            )
+            tasks += [(base, rest)] if rest else []
+            begun.append(base)
         if "plan" not in kept.get(cell, {}):
             tasks.append((cell, PLAN))
     return tasks
@@ -208,7 +234,7 @@ def verdicts_of(config: PlanGridConfig, kept: Kept) -> list[Verdict]:
     found = []
     for cell in config.cells:
         run_ = kept.get(cell, {}).get("plan")
-        base = kept.get(cell._replace(error=EXACT), {})
+        base = base_of(kept, cell)
         if run_ is not None and all(name in base for name in BASE):
             found.append(judge(cell, run_, base, config.objectives.target))
     return sorted(found, key=lambda each: (-len(each.lost), each.run["attainment"]))

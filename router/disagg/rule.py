@@ -2,13 +2,16 @@
 
 `forecast` compares two sums of seconds:
 
-    local  = wait + prefill + memory + price * harm      on the worker that would do both
-    remote = wait + prefill + HARM * harm                on the prefill worker
-             + hand-off + memory                         and on the decode worker
+    local  = waiting + prefill + delay + price * stalled  on the worker that would do both
+    remote = waiting + prefill + delay                    on the prefill worker
+             + hand-off                                   and to the decode worker
+    waiting = w + w * w / LONG_WAIT_S                      of w = wait + memory
 
-and is remote where remote + margin < local. `harm` are the seconds by which the prompt makes others
-wait there: those that decode beside it, and prompts behind it. Its price is HARM while the answers
-of that worker are fast, and grows with the time that they take for a token:
+and is remote where remote + margin < local. A long wait counts more than its seconds: prompts that
+come later share its steps, and a first token that is late of two ways is late for its objective.
+`delay` are the seconds by which prompts there wait longer, as much each as its own. `stalled` are
+those by which answers there do; their price is HARM while that worker's answers are fast, and grows
+with the time that they take for a token:
 
     price = HARM * (1 + (itl / disagg_itl_ms) ** POWER)
     itl   = a decode step / the share of its time that prompts of late have left for them
@@ -24,11 +27,14 @@ from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
+from ...base.identity import WorkerWithDpRank
 from .config import DisaggConfig
 from .links import LinkEstimate
 
 HARM = 0.1
-"""What a second of another request counts beside one of the request that is decided."""
+"""What a second of an answer counts beside one of the prompt that is decided."""
+LONG_WAIT_S = 0.1
+"""A wait of so long counts twice, one of twice as long three times."""
 POWER = 6
 """How steeply the price of harm grows. Chosen on the traffic of the split `train`."""
 LEAST_LEFT = 0.05
@@ -48,13 +54,20 @@ class LocalForecast(NamedTuple):
     wait_s: float  # until its prefill begins
     prefill_s: float
     memory_s: float  # until its blocks have room
-    harm_s: float  # that others wait longer, summed over them
+    delay_s: float  # that other prompts wait longer, summed over them
+    stalled_s: float  # that answers do
     step_s: float = 0.0  # of a step of that engine: the least margin
     price: float = HARM
 
     @property
+    def first_token_s(self) -> float:
+        """Until its first token: the seconds of the prompt alone."""
+        return self.wait_s + self.prefill_s + self.memory_s
+
+    @property
     def total_s(self) -> float:
-        return self.wait_s + self.prefill_s + self.memory_s + self.price * self.harm_s
+        own_s = _waited(self.wait_s + self.memory_s) + self.prefill_s
+        return own_s + self.delay_s + self.price * self.stalled_s
 
 
 class RemoteForecast(NamedTuple):
@@ -62,14 +75,23 @@ class RemoteForecast(NamedTuple):
 
     wait_s: float
     prefill_s: float
-    harm_s: float
+    delay_s: float
     handoff_s: float  # from the end of the prefill to the first token of the decode worker
     memory_s: float  # until its blocks have room on the decode worker
 
     @property
+    def first_token_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.handoff_s + self.memory_s
+
+    @property
     def total_s(self) -> float:
-        own_s = self.wait_s + self.prefill_s + HARM * self.harm_s
-        return own_s + self.handoff_s + self.memory_s
+        own_s = _waited(self.wait_s + self.memory_s) + self.prefill_s
+        return own_s + self.delay_s + self.handoff_s
+
+
+def _waited(wait_s: float) -> float:
+    """What a wait counts for."""
+    return wait_s * (1 + wait_s / LONG_WAIT_S)
 
 
 class PairFacts(NamedTuple):
@@ -105,6 +127,7 @@ class Verdict(NamedTuple):
     reason: str
     local_s: float | None = None
     remote_s: float | None = None
+    first_token_s: float | None = None  # of the way that was chosen, from the decision on
 
 
 def judge(config: DisaggConfig, facts: PairFacts) -> Verdict:
@@ -116,7 +139,9 @@ def judge(config: DisaggConfig, facts: PairFacts) -> Verdict:
         local_s, remote_s = facts.local.total_s, facts.remote.total_s
         margin_s = max(MARGIN * local_s, facts.local.step_s)
         remote = remote_s + margin_s < local_s
-        return Verdict(remote, "faster" if remote else "not_faster", local_s, remote_s)
+        way = facts.remote if remote else facts.local
+        reason = "faster" if remote else "not_faster"
+        return Verdict(remote, reason, local_s, remote_s, way.first_token_s)
     if policy == "noncached":
         remote = 0 < config.disagg_noncached_tokens <= facts.uncached_tokens
         return Verdict(remote, "noncached" if remote else "cached")
@@ -157,6 +182,8 @@ class PairRule:
         self.links = LinkEstimate()
         self._prompts_s: dict[object, tuple[float, float]] = {}
         """by worker: seconds of prompts that it was given of late, as of when"""
+        self._busy_until: dict[object, float] = {}
+        """by worker: the end of these, as it was forecast"""
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
 
@@ -185,8 +212,22 @@ class PairRule:
         """A worker that decodes is given a prompt to compute."""
         if worker not in self._prompts_s and len(self._prompts_s) >= MOST_SHARES:
             oldest = min(self._prompts_s, key=lambda each: self._prompts_s[each][1])
-            del self._prompts_s[oldest]
+            del self._prompts_s[oldest], self._busy_until[oldest]
         self._prompts_s[worker] = self._prompts_of(worker, now) + prefill_s, now
+        self._busy_until[worker] = max(self._busy_until.get(worker, now), now) + prefill_s
+
+    def on_handed_over(
+        self,
+        source: int,
+        target: WorkerWithDpRank,
+        size: float,
+        took_s: float,
+        now: float,
+    ) -> None:
+        """A hand-off of `size` bytes ends now with its first token. One to a worker that computed
+        a prompt meanwhile has waited for that, and says nothing of hand-offs."""
+        if self._busy_until.get(target, -math.inf) <= now - took_s:
+            self.links.observe(source, target.worker_id, size, took_s)
 
     def note(self, verdict: Verdict) -> Verdict:
         """Count a verdict that was carried out."""

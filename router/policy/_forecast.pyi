@@ -31,7 +31,9 @@ class Forecast:
     @property
     def size(self) -> int: ...
     def add_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
-    def describe_worker(self, number: int, budget: int | None, blocks: int | None) -> None: ...
+    def describe_worker(self, number: int, budget: int | None, blocks: int | None) -> bool:
+        """Whether the size of its cache is known now, and was not before."""
+
     def remove_worker(self, number: int) -> None: ...
     def book(
         self,
@@ -56,9 +58,10 @@ class Forecast:
         self, request_id: str, now: float, loaded: bool = False
     ) -> tuple[int, float, float, bool] | None:
         """(worker number, seconds foreseen when it was booked, seconds it took, whether its
-        engine's cache was as good as full then); None if it is not booked, or had its first
-        token. `loaded`: it waited for blocks of lower tiers, so that the latency model learns
-        nothing from it."""
+        engine's cache was as good as full then, answers included, or became known since); None if
+        it is not booked, or had its first token. `loaded`: it waited for blocks of lower tiers, so
+        that the latency model learns nothing from it, as where a full cache makes it twice as late
+        as was foreseen."""
 
     def foreseen_s(self, request_id: str) -> float | None:
         """Seconds to its first token, as foreseen when it was booked; None if it is not."""
@@ -148,7 +151,10 @@ class Forecast:
         active_blocks: npt.NDArray[np.int64],
         now: float,
         leaves_some: bool = False,
-    ) -> float: ...
+        memory_only: bool = False,
+    ) -> float:
+        """`memory_only`: 0 or inf, by the blocks in use alone, not by how long engines compute."""
+
     def seconds_until_relief(self, eligible: npt.NDArray[np.bool_], now: float) -> float: ...
     def stay_s(self, tokens: int) -> float:
         """Seconds for which `tokens` would fill a cache of the usual size, if they stay as

@@ -13,8 +13,8 @@ from ...slots._book cimport Book, book_in_use, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
-from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, foresee, is_crowded, seconds_until_free
-from ._forecast_cost cimport felt_share, seconds_until_relief, stay_s
+from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, felt_share, filled_blocks, foresee
+from ._forecast_cost cimport MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -94,8 +94,10 @@ cdef class Forecast:
         cdef int64_t tokens = budget or DEFAULT_BUDGET
         cdef double cache = blocks or 0
         cdef EngineTimeline* timeline = self.timeline(number)
+        cdef bint was_unknown = timeline.blocks <= 0.0
         timeline.budget = tokens
         timeline.blocks = cache
+        return was_unknown and cache > 0.0
 
     def remove_worker(self, uint32_t number):
         self.timeline(number).present = False
@@ -131,7 +133,7 @@ cdef class Forecast:
         foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
         self.bookings[record].foreseen_s = found.wait_s + found.prefill_s + found.memory_s
         self.bookings[record].own_s = found.prefill_s
-        self.bookings[record].crowded = is_crowded(timeline, blocks)
+        self.bookings[record].filled = filled_blocks(timeline, &self.model, blocks, now)
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
         return True
 
@@ -172,7 +174,7 @@ cdef class Forecast:
         cdef uint32_t record
         cdef int64_t position, steps
         cdef double attended
-        cdef bint first, same_step
+        cdef bint first, same_step, crowded, held_up
         found = self.records.get(request_id)
         require_time(now)
         if found is None:
@@ -187,6 +189,10 @@ cdef class Forecast:
         if not booking.queued:
             return None
         self.late_s = NAN
+        crowded = is_crowded(timeline, booking.filled)
+        held_up = loaded or (
+            crowded and now - booking.booked_at > MUCH_LATER * booking.foreseen_s
+        )
         timeline_advance(timeline, self.bookings, &self.model.speed, now)
         position, steps = booking.step_end, booking.step
         if position < 0:  # sooner than forecast: the running step or a later one has done it
@@ -203,13 +209,13 @@ cdef class Forecast:
                     fade_speeds(self.timelines, self.size, self.workers)
                 steps = max(steps, 1)
                 self.late_s = learn_prefill(
-                    &self.model, timeline, booking, position, attended, steps, now, loaded, same_step
+                    &self.model, timeline, booking, position, attended, steps, now, held_up, same_step
                 )
             else:
                 timeline.sampled = False
             timeline_correct(timeline, self.bookings, position, &self.model.speed, now)
         learn_first_token(&self.model, timeline, booking, now)
-        return booking.worker, booking.foreseen_s, now - booking.booked_at, booking.crowded
+        return booking.worker, booking.foreseen_s, now - booking.booked_at, crowded
 
     def foreseen_s(self, str request_id not None):
         found = self.records.get(request_id)
@@ -349,7 +355,7 @@ cdef class Forecast:
     @wraparound(False)
     def seconds_until_free(
         self, const uint8_t[::1] eligible not None, const int64_t[::1] active_blocks not None,
-        double now, bint leaves_some=False,
+        double now, bint leaves_some=False, bint memory_only=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
         require_time(now)
@@ -359,7 +365,7 @@ cdef class Forecast:
             return 0.0
         return seconds_until_free(
             self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
-            leaves_some, now,
+            leaves_some, memory_only, now,
         )
 
     @boundscheck(False)  # an array of `n` entries; n <= size

@@ -29,6 +29,7 @@ cdef extern from *:
     #define FORECAST_LATE_SHARE 0.5
     #define FORECAST_LEAD_STEPS 0.5
     #define FORECAST_CROWDED 0.8
+    #define FORECAST_MUCH_LATER 2.0
     #define FORECAST_BOOKED_OUT 0.95
     #define FORECAST_LEFT_TO_OTHERS 0.85
     #define FORECAST_ITL_SPREAD 0.08
@@ -40,6 +41,7 @@ cdef extern from *:
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
+    const double MUCH_LATER "FORECAST_MUCH_LATER"   # times what was foreseen: it waited for memory
     const double BOOKED_OUT "FORECAST_BOOKED_OUT"   # and at which no request is sent there that can wait
     const double LEFT_TO_OTHERS "FORECAST_LEFT_TO_OTHERS"   # the same of who is to leave some to others
     const double LEAD_STEPS "FORECAST_LEAD_STEPS"   # empty steps before the end of the prompts
@@ -321,12 +323,21 @@ cdef inline double stay_s(
     return min(1.0, <double>tokens * count / (blocks * model.block_size)) * model.answer
 
 
-cdef inline bint is_crowded(const EngineTimeline* timeline, double blocks) noexcept nogil:
-    """Whether with `blocks` in use there an engine may have to wait for room, or to evict.
+cdef inline double filled_blocks(
+    const EngineTimeline* timeline, const Model* model, double blocks, double now
+) noexcept nogil:
+    """Blocks in use, those of answers added to `blocks`; INFINITY where the size is unknown."""
+    if timeline.blocks <= 0.0:
+        return INFINITY
+    return grown_blocks(model, blocks, held_tokens(timeline, model, now))
 
-    Answers take blocks too, which are not counted, and their end cannot be foreseen.
+
+cdef inline bint is_crowded(const EngineTimeline* timeline, double filled) noexcept nogil:
+    """Whether an engine with `filled` blocks in use may have had to wait for room, or to preempt.
+
+    When answers end cannot be foreseen, nor anything of room while a size is not known.
     """
-    return blocks > CROWDED * timeline.blocks > 0.0
+    return filled > CROWDED * timeline.blocks > 0.0
 
 
 cdef inline double felt_share(double requests, uint32_t workers) noexcept nogil:
@@ -378,11 +389,12 @@ cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:
 
 cdef inline double seconds_until_free(
     EngineTimeline* timelines, Py_ssize_t n, Booking* bookings, const Model* model,
-    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, double now,
+    const uint8_t* eligible, const int64_t* active_blocks, bint leaves_some, bint memory_only,
+    double now,
 ) noexcept nogil:
     """Seconds until one of the eligible workers should get another request; 0 if there are none.
 
-    INFINITY if every cache is booked out. `leaves_some`: of a tenant that is to leave some of the
+    INFINITY if every cache is booked out; with `memory_only` else 0. `leaves_some`: of a tenant that is to leave some of the
     cache to others, and no prompts for them to wait behind. A worker whose first token is overdue by more than the
     usual TTFT counts only where there is no other: the costs would not choose it.
     """
@@ -401,6 +413,8 @@ cdef inline double seconds_until_free(
             grown = grown_blocks(model, active_blocks[number], held_tokens(timeline, model, now))
             if grown >= most * timeline.blocks:
                 continue
+        if memory_only:
+            return 0.0
         slowness = timeline_advance(timeline, bookings, &model.speed, now)
         if (
             timeline.running == 0

@@ -168,7 +168,7 @@ cdef inline bint is_same_step(
 
 cdef inline double learn_prefill(
     Model* model, EngineTimeline* timeline, const Booking* booking, int64_t position,
-    double attended, int64_t steps, double now, bint loaded, bint same_step,
+    double attended, int64_t steps, double now, bint held_up, bint same_step,
 ) noexcept nogil:
     """Learn that the tokens of the stream from the anchor to `position` took until `now`.
 
@@ -178,7 +178,7 @@ cdef inline double learn_prefill(
     What is of the `same_step` as the tokens before it was computed with them: their sample is
     amended. Else a whole prompt would seem to be computed in no time.
     Returns how much longer than foreseen they took, of which nothing is learnt here where blocks
-    were `loaded` meanwhile.
+    were loaded meanwhile, or memory was waited for: they were `held_up`.
     """
     cdef double x[4]
     cdef double was[4]
@@ -204,7 +204,7 @@ cdef inline double learn_prefill(
         x[2] = steps * timeline_mean_decode_s(timeline, &model.speed, now)
     cdef double expected = fit_predict(&model.speed.prefill, x)
     cdef double slowness = timeline_slowness(timeline, &model.speed)
-    if not loaded:  # else it would take the time of transfers for that of steps
+    if not held_up:  # else it would take the time of transfers, or of answers, for that of steps
         if same_step:
             if can_compare(model):
                 timeline.seen_s += took - timeline.sample_s
@@ -223,7 +223,7 @@ cdef inline double learn_prefill(
         for i in range(4):
             timeline.sample[i] = x[i]
         timeline.sample_s = took
-    timeline.sampled = not loaded
+    timeline.sampled = not held_up
     return took - slowness * expected
 
 

@@ -45,7 +45,7 @@ cdef struct Booking:            # a request in flight
     double cold                 # cold_s of it at that time
     double own_s                # time that its own steps were foreseen to take
     double foreseen_s           # time to first token that was foreseen then
-    bint crowded                # its engine's cache was as good as full then
+    double filled               # blocks in use there then, see filled_blocks
     double first_at             # time of its first token, and the timeline's integrals then:
     double context_s
     double requests_s

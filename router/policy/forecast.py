@@ -93,8 +93,8 @@ class ForecastPolicy(Policy):
     """The lowest cost in seconds, by what it has learnt of the engines. Belongs to one router.
 
     While what it foresees does not come true, a score without a model decides in its place, and
-    no request is held. Not thread-safe: KvRouter has a lock. Knows nothing of a request that
-    was not booked.
+    requests are held for room alone. Not thread-safe: KvRouter has a lock. Knows nothing of a
+    request that was not booked.
     """
 
     def __init__(
@@ -264,11 +264,12 @@ class ForecastPolicy(Policy):
         """Seconds until one of these workers needs a prompt to go on computing without a pause.
 
         0: now, also as long as too little was learnt to say how long they compute, or what was
-        learnt does not come true. inf: every cache is booked out.
+        learnt does not come true. inf: every cache is booked out, also then: in full engines
+        requests would queue up in which no prediction can come true any more.
         """
-        if not self._watch.trusted:
-            return 0.0
-        return self._forecast.seconds_until_free(eligible, active_blocks, now)
+        memory_only = not self._watch.trusted
+        until_free = self._forecast.seconds_until_free
+        return until_free(eligible, active_blocks, now, memory_only=memory_only)
 
     def hold_over_share(self, eligible: Mask, active_blocks: Counts, now: float) -> float:
         """See Policy: what is left are part of a cache, and no prompts to wait behind."""
@@ -295,7 +296,8 @@ class ForecastPolicy(Policy):
         forecast = self._forecast
         budget, blocks = entry.max_num_batched_tokens, entry.total_kv_blocks
         if number in self._numbers:
-            forecast.describe_worker(number, budget, blocks)
+            if forecast.describe_worker(number, budget, blocks):
+                self._forget_residuals()
         else:
             forecast.add_worker(number, budget, blocks)
             self._numbers.add(number)
@@ -387,6 +389,13 @@ class ForecastPolicy(Policy):
     def slowness(self, number: int) -> float:
         """How many times longer this worker takes than the model says."""
         return self._forecast.slowness(number)
+
+    def _forget_residuals(self) -> None:
+        """What was predicted without the size of a cache says nothing of what is with it."""
+        was_trusted = self._watch.trusted
+        self._watch.forget()
+        if not was_trusted:
+            self._say()
 
     def _say(self) -> None:
         state = self._watch.state()

@@ -21,6 +21,8 @@ log = get_logger(__name__)
 
 Handler = Callable[[str, bytes], None]
 """Called on the event loop with (subject, payload); must not block."""
+BatchHandler = Callable[[list[bytes]], None]
+"""Called with the payloads that came together, oldest first."""
 
 
 class PlaneState(Enum):
@@ -87,6 +89,11 @@ class EventPlane(Protocol):
         """
         ...
 
+    async def subscribe_batches(self, subject: str, handler: BatchHandler) -> Subscription:
+        """As `subscribe`, for who can take many messages at once. Messages of subscriptions with
+        the same handler keep their order."""
+        ...
+
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
         """A publisher is about to use the subject, under an id in its messages' envelopes or
         under none: where publishers have to be found, let it be found."""
@@ -121,6 +128,13 @@ class PlaneBase:
     @property
     def stats(self) -> PlaneStats:
         return self._stats
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        raise NotImplementedError
+
+    async def subscribe_batches(self, subject: str, handler: BatchHandler) -> Subscription:
+        """One message at a time, as this plane has them."""
+        return await self.subscribe(subject, one_by_one(handler))
 
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
         """Nothing has to be discovered."""
@@ -161,12 +175,23 @@ class PlaneBase:
         try:
             handler(subject, payload)
         except Exception:
-            self._stats.handler_errors += 1
-            # The traceback of the first failure says it all; a storm of them says nothing more.
-            if self._stats.handler_errors == 1:
-                log.exception("an event handler failed", subject=subject)
-            else:
-                log.warning("an event handler failed", subject=subject)
+            self._on_handler_error(subject)
+
+    def _deliver_batch(self, handler: BatchHandler, payloads: list[bytes]) -> None:
+        """The same for messages that came together."""
+        self._stats.received += len(payloads)
+        try:
+            handler(payloads)
+        except Exception:
+            self._on_handler_error("of many messages")
+
+    def _on_handler_error(self, subject: str) -> None:
+        self._stats.handler_errors += 1
+        # The traceback of the first failure says it all; a storm of them says nothing more.
+        if self._stats.handler_errors == 1:
+            log.exception("an event handler failed", subject=subject)
+        else:
+            log.warning("an event handler failed", subject=subject)
 
 
 class PlaneOver:
@@ -190,6 +215,10 @@ class PlaneOver:
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         return await self.plane.subscribe(subject, handler)
 
+    async def subscribe_batches(self, subject: str, handler: BatchHandler) -> Subscription:
+        """One message at a time, however the plane below has them: a subclass sees each."""
+        return await self.subscribe(subject, one_by_one(handler))
+
     async def offer(self, subject: str, publisher_id: int | None = None) -> None:
         await self.plane.offer(subject, publisher_id)
 
@@ -204,6 +233,11 @@ class PlaneOver:
 
     async def close(self) -> None:
         await self.plane.close()
+
+
+def one_by_one(handler: BatchHandler) -> Handler:
+    """A handler of single messages before one of many."""
+    return lambda _, payload: handler([payload])
 
 
 def endpoint_subject(namespace: str, component: str, endpoint: str, topic: str) -> str:

@@ -12,7 +12,14 @@ from ...base.backoff import Backoff
 from ...base.urls import DEFAULT_NATS_URL, redact_url, split_nats_url
 from ...transport.nats import MAX_UNSENT_BYTES, NatsLink
 from ...transport.security import NatsAuth
-from .event_plane import Handler, PlaneBase, PlaneState, check_subject
+from .event_plane import (
+    BatchHandler,
+    Handler,
+    PlaneBase,
+    PlaneState,
+    check_subject,
+    one_by_one,
+)
 from .outgoing_buffer import OutgoingBuffer
 
 log = get_logger(__name__)
@@ -103,7 +110,20 @@ class NatsPlane(PlaneBase):
         if self._closing:
             raise RuntimeError("the event plane is closed")
         deliver = partial(self._deliver, handler)
-        subscription = NatsSubscription(subject, deliver, self._remove, group)
+        return await self._add(NatsSubscription(subject, deliver, self._remove, group))
+
+    async def subscribe_batches(self, subject: str, handler: BatchHandler) -> "NatsSubscription":
+        check_subject(subject, wildcards=True)
+        if self._closing:
+            raise RuntimeError("the event plane is closed")
+        deliver = partial(self._deliver, one_by_one(handler))
+        subscription = NatsSubscription(subject, deliver, self._remove)
+        same = (each.sink for each in self._subscriptions if each.batches == handler)
+        subscription.batches = handler
+        subscription.sink = next(same, None) or partial(self._deliver_batch, handler)
+        return await self._add(subscription)
+
+    async def _add(self, subscription: "NatsSubscription") -> "NatsSubscription":
         self._subscriptions[subscription] = None
         link = self._link
         if link is not None:
@@ -199,7 +219,11 @@ class NatsPlane(PlaneBase):
         # Marked first: subscribe() and _attach_all() must not both do it.
         subscription.link = link
         subscription.end = await link.subscribe(
-            subscription.subject, subscription.receive, *self._pending, group=subscription.group
+            subscription.subject,
+            subscription.receive,
+            *self._pending,
+            group=subscription.group,
+            sink=subscription.sink,
         )
         if subscription not in self._subscriptions:  # closed in the meantime
             await subscription.end()
@@ -266,6 +290,9 @@ class NatsSubscription:
         self._deliver = deliver
         self._remove = remove
         self._closed = False
+        self.batches: BatchHandler | None = None
+        """takes messages that came together, by `sink`, which those with the same handler share"""
+        self.sink: BatchHandler | None = None
         self.link: NatsLink | None = None
         """the connection it was last attached to"""
         self.end: Callable[[], Awaitable[None]] | None = None

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
+from ...transport.acceptor import BACKLOG
 from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
 from .call_home import CallHomeLine
@@ -55,7 +56,9 @@ class RequestClient:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen for answers. `host` has to be one that workers reach."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: CallHomeLine(self), host, port)
+        self._listener = await loop.create_server(
+            lambda: CallHomeLine(self), host, port, backlog=BACKLOG
+        )
         shown = f"[{host}]" if ":" in host else host
         self._address = f"{shown}:{self._listener.sockets[0].getsockname()[1]}"
 

@@ -6,6 +6,7 @@ from typing import cast
 
 from structlog import get_logger
 
+from ...transport.acceptor import BACKLOG
 from .answer_writer import Handler, RequestContext, write_answer
 from .faults import OVERLOADED, UNAVAILABLE
 from .frames import FrameError, RequestDecoder, TwoPartDecoder, encode_ack
@@ -49,7 +50,7 @@ class RequestServer:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Caller(self), host, port)
+        self._server = await loop.create_server(lambda: _Caller(self), host, port, backlog=BACKLOG)
 
     def add(self, path: str, handler: Handler) -> None:
         """Serve a path. ValueError if it is served."""

@@ -5,7 +5,7 @@ Entered by the services.
 
 from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
-from .generate_answer import totals_of, usage_of
+from .generate_answer import usage_of
 from .generate_request import GenerateFacts, ReadRequest
 from .observers import DispatchObserver, OutputTracking
 from .request import (

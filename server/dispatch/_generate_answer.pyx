@@ -25,14 +25,6 @@ cdef enum:  # field numbers
     COMPLETE_CACHED_TOKENS = 7
     FINISH_REASON = 3          # of a complete one
 
-cdef struct Answer:
-    uint64_t tokens             # token ids in it
-    uint32_t completion_tokens
-    uint32_t cached_tokens
-    uint32_t kind               # CHUNK, COMPLETE, or 0 for neither
-    const uint8_t* reason       # why it ended, in the message; NULL: it does not say
-    uint64_t reason_bytes
-
 
 cdef bint read_part(ByteReader reader, Answer* answer) noexcept nogil:
     """A chunk or a complete answer, added to what was read of it before; false if it is none."""
@@ -98,10 +90,12 @@ def parse_answer(bytes answer not None):
     return whole, found.tokens, found.completion_tokens, found.cached_tokens
 
 
-def finish_reason_in(bytes answer not None):
-    """The bytes of finish_reason of a complete answer; None: it has none, is no such message, or
-    is none that can be read."""
+def progress_in(bytes answer not None):
+    """The bytes of finish_reason, of a complete answer that has one; else the tokens that are out
+    in all, by a streamed message; 0 where it does not say, or can not be read."""
     cdef Answer found
-    if not read_message(answer, &found) or found.reason == NULL:
-        return None
-    return found.reason[:found.reason_bytes]
+    if not read_message(answer, &found):
+        return 0
+    if found.reason != NULL:
+        return found.reason[:found.reason_bytes]
+    return found.completion_tokens if found.kind == CHUNK else 0

@@ -1,11 +1,12 @@
 """Kernel: reads what routing needs off serialized requests.
 
-Submessages that routing does not look into are not checked: that is up to the engine.
+Submessages that routing does not look into are not checked here: see `without_tokens`.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from ...base.native._protobuf cimport (
     DELIMITED,
@@ -14,7 +15,9 @@ from ...base.native._protobuf cimport (
     Field,
     copy_numbers,
     count_numbers,
+    put_varint,
     read_field,
+    varint_size,
 )
 
 import numpy as np
@@ -117,6 +120,70 @@ cdef bint read_tokens(ByteReader reader, uint32_t* out, uint32_t* largest) noexc
             if not copy_numbers(inside, INPUT_TOKEN_IDS, &out, largest, NULL):
                 return False
     return True
+
+
+cdef size_t copy_fields(
+    ByteReader reader, uint32_t left_out, uint8_t* out, bint* good
+) noexcept nogil:
+    """Bytes of a message's fields but those of one number, which are written to `out`, unless it is
+    NULL. `good` is cleared if the bytes are no message."""
+    cdef Field field
+    cdef const uint8_t* begin
+    cdef size_t size = 0
+    while reader.at < reader.end:
+        begin = reader.at
+        if not read_field(&reader, &field):
+            good[0] = False
+            return 0
+        if field.number == left_out:
+            continue
+        if out != NULL:
+            memcpy(out + size, begin, reader.at - begin)
+        size += reader.at - begin
+    return size
+
+
+cdef size_t copy_rest(ByteReader reader, uint8_t* out, bint* good) noexcept nogil:
+    """The same of a request and its token ids."""
+    cdef Field field
+    cdef ByteReader inside
+    cdef const uint8_t* begin
+    cdef size_t inner, size = 0
+    while reader.at < reader.end:
+        begin = reader.at
+        if not read_field(&reader, &field):
+            good[0] = False
+            return 0
+        if field.number != TOKENIZED or field.wire != DELIMITED:
+            if out != NULL:
+                memcpy(out + size, begin, reader.at - begin)
+            size += reader.at - begin
+            continue
+        inside.at = field.start
+        inside.end = field.start + field.value
+        inner = copy_fields(inside, INPUT_TOKEN_IDS, NULL, good)
+        if out != NULL:
+            out[size] = TOKENIZED << 3 | DELIMITED
+            put_varint(out + size + 1, inner)
+            copy_fields(inside, INPUT_TOKEN_IDS, out + size + 1 + varint_size(inner), good)
+        size += 1 + varint_size(inner) + inner
+    return size
+
+
+def without_tokens(bytes body not None):
+    """A serialized request without its token ids; ValueError if it is none."""
+    cdef ByteReader reader
+    cdef bint good = True
+    cdef size_t size
+    cdef bytes rest
+    reader.at = <const uint8_t*>PyBytes_AS_STRING(body)
+    reader.end = reader.at + PyBytes_GET_SIZE(body)
+    size = copy_rest(reader, NULL, &good)
+    if not good:
+        raise ValueError("not a GenerateRequest")
+    rest = PyBytes_FromStringAndSize(NULL, size)
+    copy_rest(reader, <uint8_t*>PyBytes_AS_STRING(rest), &good)
+    return rest
 
 
 def parse_generate(

@@ -7,7 +7,7 @@ nothing here.
 from typing import NamedTuple
 
 from ...workers.finish_reasons import SHOWN_REASONS, check_reason
-from ._generate_answer import finish_reason_in, parse_answer
+from ._generate_answer import parse_answer, progress_in
 
 BLANK_BYTES = 512
 """A longer message has something in it."""
@@ -28,23 +28,10 @@ def cached_tokens_of(message: bytes) -> int | None:
     return cached_tokens if whole is False else None
 
 
-def output_tokens_of(message: bytes) -> int:
-    """Tokens that are out in all, by a streamed message; 0: not reported."""
-    whole, _, completion_tokens, _ = _read(message)
-    return completion_tokens if whole is False else 0
-
-
 def usage_of(message: bytes) -> Usage | None:
     """What the last message of an answer says of all of it; None: it is not the last."""
     whole, _, completion_tokens, cached_tokens = _read(message)
     return Usage(completion_tokens, cached_tokens) if whole else None
-
-
-def totals_of(message: bytes) -> Usage:
-    """Tokens so far by any message of an answer, also by one that should not have been the last; 0
-    where it does not say."""
-    _, _, completion_tokens, cached_tokens = _read(message)
-    return Usage(completion_tokens, cached_tokens)
 
 
 def is_blank(message: bytes) -> bool:
@@ -55,12 +42,16 @@ def is_blank(message: bytes) -> bool:
     return not tokens and not completion_tokens
 
 
-def check_finish(message: bytes) -> None:
-    """EngineCallError if it is the last message of an answer that the engine could not go on with,
-    or that ended for a reason that is none."""
-    reason = finish_reason_in(message)
-    if reason is not None and reason not in _KNOWN_REASONS:
-        check_reason(reason.decode(errors="replace"))
+def check_finish(message: bytes) -> int:
+    """Tokens that are out in all, by a streamed message; 0: not reported. EngineCallError if it is
+    the last message of an answer that the engine could not go on with, or that ended for a reason
+    that is none."""
+    found = progress_in(message)
+    if isinstance(found, int):
+        return found
+    if found not in _KNOWN_REASONS:
+        check_reason(found.decode(errors="replace"))
+    return 0
 
 
 def _read(message: bytes) -> tuple[bool | None, int, int, int]:

@@ -12,7 +12,7 @@ from ...router.prompt import Content, Prompt
 from ...workers.channels import Metadata
 from ...workers.retention import LEAST, RETURNING_KEY, Retention
 from ...workers.trtllm_proto import length_delimited, pb
-from ._generate_request import parse_generate
+from ._generate_request import parse_generate, without_tokens
 
 Change: TypeAlias = Callable[[bytes], bytes]
 """An engine's message, as the client is to have it."""
@@ -63,7 +63,8 @@ def read_generate(
     """
     try:
         facts = parse_generate(body, max_tokens, max_id_bytes)
-    except ValueError:
+        pb.GenerateRequest.FromString(without_tokens(body))  # or its engine finds that it is none
+    except (ValueError, DecodeError):
         raise InvalidRequestError(_NO_REQUEST) from None
     request_id, tokens, largest, max_tokens, sequences, task, salt = facts[:7]
     media, streaming, retains, has_phase = facts[7:]

@@ -61,9 +61,9 @@ class Relay:
             at = now()
             if attempt.taken_back is TakenBack.OVERTAKEN:
                 raise OvertakenError(TakenBack.OVERTAKEN.text)
-            check_finish(message)
+            generated = check_finish(message)
             if gaps_s is None or not attempt.messages or len(gaps_s) >= MOST_GAPS:
-                on_message(request, attempt, message, at)
+                on_message(request, attempt, message, generated, at)
             else:
                 gaps_s.append(at - request.last_message_at)
             if not attempt.messages:

@@ -17,6 +17,7 @@ from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
 from .leg_answers import as_one, as_whole, is_empty, read, why_refused
 from .outcomes import HandoffOutcomes
+from .reading import Reading, Readings
 
 MOST_PREFILL_MESSAGES = 16
 """Of an answer of one token."""
@@ -44,8 +45,10 @@ class HandoffCall:
         pair: PairDecision,
         timeout: float | None,
         metadata: Metadata,
+        readings: Readings | None = None,
     ) -> None:
-        """`ids`: the request's own, and that of this attempt, by which engines know it."""
+        """`ids`: the request's own, and that of this attempt, by which engines know it.
+        `readings`: of the pool, where its plans may have prompts that must be read."""
         self._outcomes, self._leg, self._decode, self._plan = outcomes, leg, decode, plan
         self._own_id, self._attempt_id = ids
         self._pair = pair
@@ -63,10 +66,19 @@ class HandoffCall:
         """the prefill worker's messages, if they are the whole answer"""
         self._failure: PrefillFailedError | None = None
         self._messages_out = 0
+        self._reading: Reading | None = None
+        """where the prompt must be read"""
+        most_s = outcomes.prefill_timeout_s(pair)
+        if plan.must_read and readings is not None:
+            limits_s = most_s, outcomes.limits.disagg_handoff_timeout_s
+            self._reading = Reading(readings, leg, decode, plan, ids[1], limits_s)
         if leg.client is not None:
             leg.begin()
-            self._first = self._sent(leg.client, plan.prefill, leg.metadata(metadata))
-            self._limit(outcomes.prefill_timeout_s(pair))
+            first = self._sent(leg.client, plan.prefill, leg.metadata(metadata))
+            if self._reading is not None:
+                first = self._reading.prefill(first, MOST_PREFILL_MESSAGES + 1)
+            self._first = first
+            self._limit(most_s)
             if plan.shape.is_together:
                 self._then = self._sent(decode, plan.request, metadata)
 
@@ -82,7 +94,7 @@ class HandoffCall:
         if first is None or self._is_computed or not self._plan.abort_safe:
             first = None
         clients = [first] if first is not None else []
-        if self._then is not None:
+        if self._then is not None and (self._reading is None or self._messages_out):
             clients.append(self._decode)
         if not clients:
             return False, "a prefill that goes on by itself"
@@ -106,7 +118,10 @@ class HandoffCall:
                     for message in self._whole:
                         yield message
                     return
-                self._then = self._sent(self._decode, plan.decode(parcel), self._metadata)
+                then = self._sent(self._decode, plan.decode(parcel), self._metadata)
+                self._then = then if self._reading is None else self._reading.decode(then, parcel)
+                if self._cancelled:
+                    self._then.cancel()
                 self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
             assert self._then is not None
             async with aclosing(_iterated(self._then)) as answers:
@@ -165,6 +180,8 @@ class HandoffCall:
         parcel = handoff_of(messages[-1])
         why = why_refused(parcel, leg.address)
         if parcel is None or why is not None:
+            if parcel is not None and self._reading is not None:
+                self._reading.give_up()
             raise self._failed("no_parcel", Origin.ENGINE, why or "")
         return parcel
 
@@ -233,17 +250,16 @@ class HandoffCall:
     def _sent(self, client: EngineClient, request: bytes, metadata: Metadata) -> EngineCall:
         ends_at, now = self._ends_at, self._outcomes.now()
         left = None if ends_at is None else max(0.0, ends_at - now)
-        call = client.generate(request, timeout=left, metadata=metadata)
-        if self._cancelled:
-            call.cancel()
-        return call
+        if left is not None and self._reading is not None:  # its deadline must not end it before
+            left = max(left, self._reading.most_s)
+        return client.generate(request, timeout=left, metadata=metadata)
 
     def _end_prefill(self) -> bool:
         """End the prefill if it runs; one that must not be ended goes on, without a reader."""
         call, self._first = self._first, None
         if call is None:
             return False
-        if self._plan.abort_safe:
+        if self._plan.abort_safe or self._plan.must_read:
             return call.cancel()
         most = self._outcomes.prefill_timeout_s(self._pair)
         asyncio.get_running_loop().call_later(most, call.cancel)

@@ -36,6 +36,7 @@ from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
 from .queued import QueuedCall
+from .reading import Readings
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -67,6 +68,8 @@ class Handoffs:
         self.is_possible = partners is not None
         """whether there may ever be prefill workers"""
         self.meetings = Meetings()
+        failures = self.outcomes.failures
+        self.readings = Readings(lambda: monitor.ready_clients(), lambda: failures.update(unread=1))
         self._fits: dict[PrefillWorkers, Fit | None] = {}
         """of pools that were asked, until a worker of either half changes"""
         self._watched: set[PrefillWorkers] = set()
@@ -178,7 +181,9 @@ class Handoffs:
         meeting = self.meetings.new(*leg.rank, parallel, connector.number_bits)
         meeting = meeting._replace(request_id=ids[1])
         plan = plan_handoff(request, max_tokens, connector, facts.transfer, meeting)
-        return HandoffCall(self.outcomes, leg, decode, plan, ids, pair, timeout, metadata)
+        return HandoffCall(
+            self.outcomes, leg, decode, plan, ids, pair, timeout, metadata, self.readings
+        )
 
     def pool_for(self, placement: Placement, body: bytes) -> PrefillWorkers | None:
         """Whose workers may compute the prompt of a request, a serialized GenerateRequest.

@@ -13,13 +13,13 @@ FORECAST_FACTOR = 10.0
 """A prefill may take this many times what the whole way to the first token was expected to."""
 PHASES: tuple[str, ...] = (
     "prefill", "prefill_timeout", "prefill_empty", "no_parcel", "decode", "decode_empty",
-    "handoff_timeout",
+    "handoff_timeout", "unread",
 )  # fmt: skip
 
 
 class HandoffOutcomes:
     """Of one pool. `failures` counts attempts that failed before the decode worker's first token,
-    by phase."""
+    by phase; and as `unread` prompts that stay with their prefill worker."""
 
     def __init__(
         self, rule: PairRule, limits: HandoffLimits, clock: Clock, block_size: int
@@ -45,20 +45,19 @@ class HandoffOutcomes:
     def prefill_timeout_s(self, pair: PairDecision) -> float:
         """How long the prefill of a pair may take."""
         least = self.limits.disagg_prefill_timeout_s
-        return max(least, FORECAST_FACTOR * (pair.remote_s or 0.0))
+        return max(least, FORECAST_FACTOR * (pair.first_token_s or 0.0))
 
     def on_handed_over(self, leg: PrefillLeg, pair: PairDecision) -> None:
         """The decode worker's first token is out. No time passed where its prefill worker has
         not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
         size = self._rule.handoff_bytes(self.tokens_to_come(pair))
-        self._rule.links.observe(leg.worker_id, pair.decode.worker.worker_id, size, took)
+        self._rule.on_handed_over(leg.worker_id, pair.decode.worker, size, took, self.now())
         for observe in self.on_handoff_s:
             observe(took)
 
     def on_first_token(self, request_id: str, pair: PairDecision, waited_s: float) -> None:
         """Of a request whose way may have been chosen by a forecast, so long after the decision."""
-        expected_s = pair.local_s if pair.prefill is None else pair.remote_s
-        if expected_s is not None:
+        if pair.first_token_s is not None:
             for observe in self.on_regret_s:
-                observe(request_id, waited_s - expected_s)
+                observe(request_id, waited_s - pair.first_token_s)

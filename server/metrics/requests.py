@@ -105,7 +105,9 @@ class RequestMetrics:
 
     # Events of the dispatcher
 
-    def on_message(self, request: Request, attempt: Attempt, message: bytes, now: float) -> None:
+    def on_message(
+        self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
+    ) -> None:
         sequences = request.facts.sequences
         if sequences > 1:
             # Messages of several answers are mixed, and each has a last message of its own.

@@ -302,6 +302,7 @@ class WorkerPool:
         """End what runs, and watch no worker any more. Idempotent."""
         self.dashboard.close()
         await self.dispatcher.close()
+        await self.handoffs.readings.close()
         await self.admin.close()
         await self.monitor.close()
 

@@ -1,24 +1,21 @@
 """Types of the kernel that writes a line of a record."""
 
-_Seconds = float | None
+from ..dispatch import Request
 
 def line_of(
-    arrived_s: float,
-    input_length: int,
-    output_length: int,
-    hash_ids: bytes,
-    texts: tuple[str, str, str, str],
-    overlap_tokens: int | None,
-    cached_tokens: int | None,
-    times_s: tuple[
-        _Seconds, _Seconds, _Seconds, _Seconds, _Seconds, _Seconds, _Seconds, _Seconds, _Seconds
-    ],
-    attempts: int,
+    request: Request,
+    arrived: float,
+    ended: float,
+    status: str,
+    soonest_s: float | None,
+    began_at: float,
+    step: int,
+    unique: int,
+    key: bytes,
 ) -> bytes:
     """A line of JSON, newline included. What is None, empty, no finite number, or one attempt has
     no field.
 
-    `hash_ids`: a JSON array. `texts`: status, session, tenant, worker. `times_s`, written as
-    milliseconds: TTFT, ITL, end to end, in the queue, TTFT of the engine, foreseen, soonest, the
-    objectives of TTFT and ITL. ValueError for a text that JSON would escape.
+    `step`: how many of the engines' blocks a hash stands for. `unique`: a hash that no other has,
+    below 2**64. ValueError for a status that JSON would escape, or a time of arrival that is none.
     """

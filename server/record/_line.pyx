@@ -3,13 +3,18 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport isfinite
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from ..dispatch._generate_answer cimport Answer, read_message
+from ._salting cimport Key, read_key, salted_bytes, siphash_bytes, write_array, write_number
+
 cdef enum:
-    REST = 1024         # bytes, for all but hashes and texts: 16 names, and numbers of at most 24 digits
-    DIGITS = 20         # of the longest int64_t
+    REST = 1024         # bytes, for all but hashes and status: 19 names, and numbers of at most 24 digits
+    NAME_DIGITS = 12
+
+cdef const char* HEX = b"0123456789abcdef"
 
 cdef extern from *:
     """
@@ -27,19 +32,12 @@ cdef inline char* put_name(char* at, bytes name):
     return put(at, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
 
 
-cdef char* put_whole(char* at, int64_t value) noexcept nogil:
-    cdef char digits[DIGITS]
-    cdef int n = DIGITS
+cdef inline char* put_whole(char* at, int64_t value) noexcept nogil:
     if value < 0:
         at[0] = b"-"
         at += 1
         value = -value
-    while True:
-        n -= 1
-        digits[n] = <char>(48 + value % 10)
-        value //= 10
-        if value == 0:
-            return put(at, &digits[n], DIGITS - n)
+    return write_number(at, <uint64_t>value)
 
 
 cdef char* put_ms(char* at, double seconds) noexcept nogil:
@@ -74,10 +72,6 @@ cdef char* put_seconds(char* at, bytes name, value):
     return put_ms(put_name(at, name), seconds)
 
 
-cdef char* put_count(char* at, bytes name, value):
-    return at if value is None else put_whole(put_name(at, name), value)
-
-
 cdef char* put_text(char* at, bytes name, str text) except NULL:
     """A field of plain ASCII, unless it is empty. ValueError for what JSON would escape."""
     cdef Py_ssize_t size, i
@@ -92,44 +86,109 @@ cdef char* put_text(char* at, bytes name, str text) except NULL:
     return at + 1
 
 
+cdef char* put_salted(char* at, bytes name, str text, Key salt) except NULL:
+    """A field with a name in place of a name, unless it is empty."""
+    cdef uint64_t word
+    cdef int i
+    if not text:
+        return at
+    word = siphash_bytes(text.encode("utf-8", "surrogatepass"), salt)
+    at = put_name(at, name)
+    for i in range(NAME_DIGITS):
+        at[i] = HEX[(word >> (60 - 4 * i)) & 15]
+    at[NAME_DIGITS] = b'"'
+    return at + NAME_DIGITS + 1
+
+
+cdef char* put_hashes(char* at, prompt, const uint64_t[::1] hashes, step, uint64_t unique, Key salt):
+    """The last one may be partial: it has the hash of its last full block of an engine's, or one
+    that no other has."""
+    cdef Py_ssize_t n = hashes.shape[0]
+    cdef const uint64_t* all = &hashes[0] if n else NULL
+    cdef const uint64_t* tail = NULL
+    if prompt.isl % (step * prompt.block_size):
+        tail = &all[n - 1] if n % <Py_ssize_t>step else &unique
+    return write_array(put_name(at, b',"hash_ids":'), all, n, step, tail, salt)
+
+
+cdef char* put_decision(char* at, prompt, decision):
+    """The worker, and what of the prompt is expected in its cache."""
+    cdef int64_t rank
+    cdef int64_t overlap
+    worker_id, rank = decision.worker
+    at = write_number(put_name(at, b',"worker":"'), <uint64_t>worker_id)
+    if rank:
+        at[0] = b"/"
+        at = put_whole(at + 1, rank)
+    at[0] = b'"'
+    overlap = decision.host_overlap_blocks + decision.disk_overlap_blocks
+    overlap = min(<int64_t>prompt.isl, <int64_t>decision.cached_tokens + overlap * prompt.block_size)
+    return put_whole(put_name(at + 1, b',"overlap_tokens":'), overlap)
+
+
+cdef char* put_objective(char* at, bytes name, milliseconds):
+    return at if milliseconds is None else put_seconds(at, name, milliseconds / 1e3)
+
+
 def line_of(
-    double arrived_s, int64_t input_length, int64_t output_length, bytes hash_ids not None,
-    tuple texts not None, overlap_tokens, cached_tokens, tuple times_s not None, int64_t attempts,
+    request, double arrived, double ended, str status not None, soonest_s, double began_at,
+    Py_ssize_t step, uint64_t unique, bytes key not None,
 ):
-    cdef Py_ssize_t size = REST + PyBytes_GET_SIZE(hash_ids)
-    cdef str status, session, tenant, worker
+    cdef Key salt = read_key(key)
+    cdef double since = max(0.0, arrived - began_at)
+    cdef int64_t output, cached, failures = len(request.failures.failed)
+    cdef Answer last
     cdef char* line
     cdef char* at
-    status, session, tenant, worker = texts
-    size += len(status) + len(session) + len(tenant) + len(worker)
-    if not (isfinite(arrived_s) and -MOST_US < arrived_s * 1e6 < MOST_US):
-        raise ValueError(f"{arrived_s} is no time")
-    line = <char*>malloc(<size_t>size)
+    facts, attempt, placement, first_at = (
+        request.facts, request.attempt, request.placement, request.first_message_at,
+    )
+    prompt, session, streams = facts.prompt, request.session, facts.streaming
+    hashes = prompt.sequence_hashes
+    decision = None if attempt is None else attempt.decision
+    if not (isfinite(since) and since * 1e6 < MOST_US):
+        raise ValueError(f"{arrived} is no time")
+    if step < 1:
+        raise ValueError("a step is one block at least")
+    output = cached = 0
+    if read_message(request.last_message, &last):
+        output, cached = last.completion_tokens, last.cached_tokens
+    if not output and streams:
+        output = request.messages  # of an engine that does not count in its chunks
+    line = <char*>malloc(<size_t>(REST + len(status) + salted_bytes(len(hashes), step)))
     if line is NULL:
         raise MemoryError
     try:
-        at = put_ms(put_name(line, b'{"timestamp":'), arrived_s)
-        at = put_whole(put_name(at, b',"input_length":'), input_length)
-        at = put_whole(put_name(at, b',"output_length":'), output_length)
-        at = put_name(put_name(at, b',"hash_ids":'), hash_ids)
+        at = put_ms(put_name(line, b'{"timestamp":'), since)
+        at = put_whole(put_name(at, b',"input_length":'), prompt.isl)
+        at = put_whole(put_name(at, b',"output_length":'), output)
+        at = put_hashes(at, prompt, hashes, step, unique, salt)
         at = put_text(at, b',"status":"', status)
-        at = put_text(at, b',"session_id":"', session)
-        at = put_text(at, b',"tenant":"', tenant)
-        at = put_text(at, b',"worker":"', worker)
-        at = put_count(at, b',"overlap_tokens":', overlap_tokens)
-        at = put_count(at, b',"cached_tokens":', cached_tokens)
-        ttft, itl, e2e, queue, engine_ttft, foreseen, soonest, ttft_objective, itl_objective = times_s
-        at = put_seconds(at, b',"ttft_ms":', ttft)
-        at = put_seconds(at, b',"itl_ms":', itl)
-        at = put_seconds(at, b',"e2e_ms":', e2e)
-        at = put_seconds(at, b',"queue_ms":', queue)
-        at = put_seconds(at, b',"engine_ttft_ms":', engine_ttft)
-        at = put_seconds(at, b',"foreseen_ttft_ms":', foreseen)
-        at = put_seconds(at, b',"soonest_ttft_ms":', soonest)
-        at = put_seconds(at, b',"ttft_objective_ms":', ttft_objective)
-        at = put_seconds(at, b',"itl_objective_ms":', itl_objective)
-        if attempts != 1:
-            at = put_whole(put_name(at, b',"attempts":'), attempts)
+        at = put_salted(at, b',"session_id":"', "" if session is None else session.key, salt)
+        at = put_salted(at, b',"tenant":"', placement.tenant, salt)
+        if decision is not None:
+            at = put_decision(at, prompt, decision)
+        if first_at is not None:
+            at = put_whole(put_name(at, b',"cached_tokens":'), cached)
+        if first_at is not None and streams:
+            at = put_seconds(at, b',"ttft_ms":', first_at - arrived)
+            if output > 1:
+                itl = (request.last_message_at - first_at) / (output - 1)
+                at = put_seconds(at, b',"itl_ms":', itl)
+        at = put_seconds(at, b',"e2e_ms":', ended - arrived)
+        if attempt is None:
+            at = put_seconds(at, b',"queue_ms":', 0.0)
+        else:
+            at = put_seconds(at, b',"queue_ms":', attempt.queue_s)
+            if first_at is not None and streams:
+                at = put_seconds(at, b',"engine_ttft_ms":', first_at - attempt.sent_at)
+            at = put_seconds(at, b',"foreseen_ttft_ms":', attempt.foreseen_ttft_s)
+        at = put_seconds(at, b',"soonest_ttft_ms":', soonest_s)
+        objectives = placement.objectives
+        at = put_objective(at, b',"ttft_objective_ms":', objectives.ttft_ms)
+        at = put_objective(at, b',"itl_objective_ms":', objectives.itl_ms)
+        if failures:
+            at = put_whole(put_name(at, b',"attempts":'), failures + 1)
         at = put(at, b"}\n", 2)
         return PyBytes_FromStringAndSize(line, at - line)
     finally:

@@ -11,7 +11,6 @@ from libc.string cimport memcpy
 
 cdef enum:
     KEY_BYTES = 16
-    DIGITS = 20      # of the longest uint64_t
     LONG = 1024      # hashes that are written without the interpreter
     SHIFT = 11       # 53 bits are left: what every reader of JSON holds exactly
 
@@ -24,10 +23,6 @@ cdef struct Sip:
     uint64_t b
     uint64_t c
     uint64_t d
-
-cdef struct Key:
-    uint64_t low
-    uint64_t high
 
 
 cdef inline uint64_t rotated(uint64_t value, int bits) noexcept nogil:
@@ -98,7 +93,7 @@ cdef inline uint64_t salted_word(uint64_t word, Key key) noexcept nogil:
 
 
 cdef char* write_number(char* out, uint64_t value) noexcept nogil:
-    """Its decimal digits, two to a division; where they end."""
+    """Two digits to a division."""
     cdef char digits[DIGITS]
     cdef int n = DIGITS
     cdef uint64_t rest
@@ -126,10 +121,12 @@ cdef Key read_key(bytes key) except *:
     return found
 
 
+cdef uint64_t siphash_bytes(bytes data, Key key) noexcept:
+    return siphash(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), key)
+
+
 def siphash_of(bytes data not None, bytes key not None):
-    return siphash(
-        <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), read_key(key)
-    )
+    return siphash_bytes(data, read_key(key))
 
 
 cdef char* write_salted(
@@ -145,31 +142,45 @@ cdef char* write_salted(
     return at
 
 
+cdef Py_ssize_t salted_bytes(Py_ssize_t n, Py_ssize_t step) noexcept nogil:
+    return 2 + (n // step + 1) * (DIGITS + 1)
+
+
+cdef char* write_array(
+    char* out, const uint64_t* hashes, Py_ssize_t n, Py_ssize_t step, const uint64_t* tail, Key salt
+) noexcept:
+    cdef char* at
+    out[0] = b"["
+    if n // step > LONG:  # else others would take longer to take the lock than this takes
+        with nogil:
+            at = write_salted(out + 1, hashes, n, step, salt)
+    else:
+        at = write_salted(out + 1, hashes, n, step, salt)
+    if tail != NULL:
+        at = write_number(at, salted_word(tail[0], salt))
+        at[0] = b","
+        at += 1
+    if at - out > 1:
+        at -= 1  # the last comma
+    at[0] = b"]"
+    return at + 1
+
+
 def json_of_salted(const uint64_t[::1] hashes not None, Py_ssize_t step, tail, bytes key not None):
     cdef Key salt = read_key(key)
     cdef Py_ssize_t n = hashes.shape[0]
-    cdef const uint64_t* first = &hashes[0] if n else NULL
+    cdef uint64_t last = 0 if tail is None else tail
     cdef char* out
-    cdef char* at
+    cdef char* end
     if step < 1:
         raise ValueError("a step is one block at least")
-    out = <char*>malloc(<size_t>(2 + (n // step + 1) * (DIGITS + 1)))
+    out = <char*>malloc(<size_t>salted_bytes(n, step))
     if out is NULL:
         raise MemoryError
     try:
-        out[0] = b"["
-        if n // step > LONG:  # else others would take longer to take the lock than this takes
-            with nogil:
-                at = write_salted(out + 1, first, n, step, salt)
-        else:
-            at = write_salted(out + 1, first, n, step, salt)
-        if tail is not None:
-            at = write_number(at, salted_word(<uint64_t>tail, salt))
-            at[0] = b","
-            at += 1
-        if at - out > 1:
-            at -= 1  # the last comma
-        at[0] = b"]"
-        return PyBytes_FromStringAndSize(out, at + 1 - out)
+        end = write_array(
+            out, &hashes[0] if n else NULL, n, step, NULL if tail is None else &last, salt
+        )
+        return PyBytes_FromStringAndSize(out, end - out)
     finally:
         free(out)

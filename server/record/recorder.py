@@ -20,10 +20,10 @@ from ...base.request_record import current_record
 from ...process.settings import bad_setting
 from ...router.kv_router import KvRouter
 from ...router.placement import Placement
-from ..dispatch import Attempt, DispatchObserver, Request
+from ..dispatch import DispatchObserver, Request
 from ..loop_share import TimeShare
 from ..record_format import Fleet
-from .lines import EndedRequest, Salt, blocks_to_hash, encode_line, new_header
+from .lines import Salt, blocks_to_hash, new_header
 from .record_file import RecordFile, Write
 from .tail import RecordTail
 
@@ -31,12 +31,10 @@ OUTCOMES = ("written", "queue_full", "disk_error", "failed")
 """What becomes of a line."""
 MAX_LINES = 8192
 """That wait for the disk; those beyond are dropped."""
-MAX_BLOCKS = 4 << 20
-"""Of all prompts that wait: 32 MiB of hashes."""
+MAX_BYTES = 32 << 20
+"""Of those lines."""
 BATCH_LINES = 256
 WRITE_EVERY_S = 1.0
-LINES_IN_A_ROW = 32
-"""That the thread makes before the event loop has its turn: some 0.1 ms."""
 CLOSE_TIMEOUT_S = 5.0
 MAX_FILES = 64
 """Written at a time: one for each model."""
@@ -61,8 +59,10 @@ class _Key(msgspec.Struct, frozen=True):
 class Recorder:
     """The record of a process, from `start` to `close`.
 
-    The loop appends to a bounded queue, which is all that a request waits for. A disk that fails
-    costs lines, which are counted by why in `lines`, and one line in the log.
+    The loop makes a line while what it is made of is at hand: on the thread that took four times
+    as long, and kept all of a request until then. It appends it to a bounded queue, and a request
+    waits for nothing else. A disk that fails costs lines, which are counted by why in `lines`, and
+    one line in the log.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Recorder:
         self._max_bytes, self._kept = max_bytes, kept
         self._files: dict[tuple[str, int], RecordFile] = {}
         self._models: dict[RecordFile, str] = {}
-        self._queue: deque[tuple[RecordFile, int, EndedRequest]] = deque()
+        self._queue: deque[tuple[RecordFile, bytes]] = deque()
         # Each of the two is changed by one thread only.
-        self._queued_blocks = self._written_blocks = 0
+        self._queued_bytes = self._written_bytes = 0
         self._unique = secrets.randbits(63)
         self._wake, self._closing, self._failing = threading.Event(), False, False
         self._thread: threading.Thread | None = None
@@ -131,15 +131,31 @@ class Recorder:
         """The first line of each file as it would be begun now, by its model."""
         return {model: file.header() for file, model in self._models.items()}
 
-    def put(self, file: RecordFile | None, ended: EndedRequest) -> None:
-        """Take a request that ended. Never waits."""
-        blocks = ended.prompt.blocks
-        waiting = self._queued_blocks - self._written_blocks
-        if file is None or len(self._queue) >= MAX_LINES or waiting + blocks > MAX_BLOCKS:
+    def put(
+        self,
+        file: RecordFile | None,
+        request: Request,
+        arrived: float,
+        ended: float,
+        status: str,
+        soonest_s: float | None,
+    ) -> None:
+        """Take a request that ended: see Salt.line. Never waits."""
+        waiting = self._queued_bytes - self._written_bytes
+        if file is None or len(self._queue) >= MAX_LINES or waiting >= MAX_BYTES:
             self.lines["queue_full"] += 1
             return
-        self._queued_blocks += blocks
-        self._queue.append((file, blocks, ended))
+        self._unique += 1
+        step = blocks_to_hash(request.facts.prompt.block_size)
+        try:
+            line = self._salt.line(request, arrived, ended, status, soonest_s, step, self._unique)
+        except Exception:  # such as a token that is none: the others are recorded
+            if not self.lines["failed"]:
+                log.warning("a request cannot be recorded", exc_info=True)
+            self.lines["failed"] += 1
+            return
+        self._queued_bytes += len(line)
+        self._queue.append((file, line))
         if len(self._queue) == BATCH_LINES:
             self._wake.set()
 
@@ -183,20 +199,9 @@ class Recorder:
 
     def _write_batch(self) -> None:
         batches: dict[RecordFile, list[bytes]] = {}
-        for made in range(min(BATCH_LINES, len(self._queue))):
-            if made % LINES_IN_A_ROW == 0:
-                time.sleep(0)  # else the interpreter would give it the loop's only after 5 ms
-            file, blocks, ended = self._queue.popleft()
-            self._written_blocks += blocks
-            self._unique += 1
-            step = blocks_to_hash(ended.prompt.block_size)
-            try:
-                line = encode_line(ended, self._salt, step, self._unique)
-            except Exception:  # such as a token that is none: the others are recorded
-                if not self.lines["failed"]:
-                    log.warning("a request cannot be recorded", exc_info=True)
-                self.lines["failed"] += 1
-                continue
+        for _ in range(min(BATCH_LINES, len(self._queue))):
+            file, line = self._queue.popleft()
+            self._written_bytes += len(line)
             batches.setdefault(file, []).append(line)
         for file, lines in batches.items():
             self.tail.append(self._models[file], lines)
@@ -231,6 +236,7 @@ class PoolRecord:
         self._soonest: OrderedDict[str, float] = OrderedDict()
         self._share = TimeShare(SHARE, burst_s=BURST_S)
         self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
+        self._soonest_due = float("-inf")
         self.on_retry = inner.on_retry
 
     def after(self, inner: Callable[[Placement], object]) -> Callable[[Placement], None]:
@@ -246,13 +252,14 @@ class PoolRecord:
         """Note the least TTFT that any worker is foreseen to have; of some where requests come
         faster than SHARE allows."""
         now = self._now()
-        if not (placement.request_id and self._share.is_due(now)):
+        if now < self._soonest_due or not placement.request_id:
             return
         self._share.begin()
         try:
             soonest_s = self._router.soonest_ttft_s(placement.prompt)
         finally:
             self._share.spent(self._share.lap(), now)
+            self._soonest_due = now + self._share.wait_s(now)
         if soonest_s is not None:
             self._soonest[placement.request_id] = soonest_s
             if len(self._soonest) > MAX_SOONEST:  # those that were only selected never end here
@@ -262,39 +269,14 @@ class PoolRecord:
         self._inner.on_end(request, code)
         if request is None:
             return
-        attempt: Attempt | None = request.attempt
-        decision = None if attempt is None else attempt.decision
-        record, placement = current_record(), request.placement
-        objectives, session = placement.objectives, request.session
-        soonest_s = self._soonest.pop(request.request_id, None)
-        worker = ""
-        if decision is not None:
-            worker_id, dp_rank = decision.worker
-            worker = f"{worker_id}/{dp_rank}" if dp_rank else str(worker_id)
+        record = current_record()
         self._recorder.put(
             self._file,
-            EndedRequest(
-                request.arrived if record is None else record.began,
-                self._now(),
-                request.first_message_at,
-                request.last_message_at,
-                request.facts.prompt,
-                request.facts.streaming,
-                request.messages,
-                request.last_message,
-                decision,
-                worker,
-                "" if session is None else session.key,
-                placement.tenant,
-                objectives.ttft_ms,
-                objectives.itl_ms,
-                0.0 if attempt is None else attempt.queue_s,
-                None if attempt is None else attempt.sent_at,
-                None if attempt is None else attempt.foreseen_ttft_s,
-                soonest_s,
-                len(request.failures.failed) + 1,
-                code.name.lower(),
-            ),
+            request,
+            request.arrived if record is None else record.began,
+            self._now(),
+            "ok" if code is StatusCode.OK else code.name.lower(),
+            self._soonest.pop(request.request_id, None),
         )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...base.account import network_of
@@ -16,6 +16,9 @@ PER_WORKER = 2
 """A connection, and one that is being made while the old one is being closed."""
 LEAST = 8
 """Connections that each listener has in any case."""
+YOUNG_S = 0.1
+"""What came or was answered this recently is not ended for another one of its address: a request
+may be on its way."""
 
 
 class ConnectionPlan(NamedTuple):
@@ -54,78 +57,118 @@ def share_of(most: int, share: float) -> int:
 
 
 class HttpConnections:
-    """The open HTTP connections, at most `most`: one more ends the one that was silent longest.
+    """The open HTTP connections, at most `most`, of an address at most `share` of that.
 
-    Of an address at most `share` of that: there one more ends its own. One that is silent for
-    `idle_s` ends too. Those that are busy are not silent, and go last. Each is counted in `hits`.
+    Where there is no room one more ends the one that was silent longest: of its own address, or of
+    the one that has most if that has more. What is busy goes last; its own address's is not ended
+    for it at all, nor what is younger than `young_s`: then it is refused. One that is silent for
+    `idle_s` ends too. Each is counted in `hits`.
     """
 
-    def __init__(self, most: int, idle_s: float, hits: LimitHits, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        most: int,
+        idle_s: float,
+        hits: LimitHits,
+        share: float = 1.0,
+        young_s: float = YOUNG_S,
+    ) -> None:
         self.most = most
         self.most_each = share_of(most, share)
         self.idle_s = idle_s
-        self._hits = hits
-        self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
+        self._hits, self._young_s = hits, young_s
+        self._by_peer: dict[str, OrderedDict[BoundedConnection, None]] = {}  # the silent first
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._count
 
-    def bounded(self, protocol: Any) -> "BoundedConnection":
-        """A connection of ours around the protocol that serves it."""
-        return BoundedConnection(protocol, self)
-
-    def on_opened(self, connection: "BoundedConnection") -> None:
-        if len(self._open) >= self.most_each < self.most:
-            same = [each for each in self._open if each.peer == connection.peer]
-            if len(same) >= self.most_each:
-                self._hits.hit("max_connection_share")
-                _least_wanted(same).abort()
-        if len(self._open) >= self.most:
-            self._hits.hit("max_http_connections")
-            _least_wanted(self._open).abort()
-        self._open[connection] = None
+    def enter(self, host: str, new: Callable[[], asyncio.Protocol]) -> "BoundedConnection | str":
+        """A connection of ours, from this host, around the protocol that serves it; or why there is
+        no room for it."""
+        peer = network_of(host)
+        if (refusal := self._refusal(peer)) is not None:
+            return refusal
+        connection = BoundedConnection(new(), self, peer)
+        self._by_peer.setdefault(peer, OrderedDict())[connection] = None
+        self._count += 1
+        return connection
 
     def on_data(self, connection: "BoundedConnection") -> None:
-        if connection in self._open:
-            self._open.move_to_end(connection)
+        same = self._by_peer.get(connection.peer, ())
+        if connection in same:
+            self._by_peer[connection.peer].move_to_end(connection)
 
     def on_silent(self, connection: "BoundedConnection") -> None:
         self._hits.hit("connection_idle_s")
         connection.abort()
 
     def on_closed(self, connection: "BoundedConnection") -> None:
-        self._open.pop(connection, None)
+        same = self._by_peer.get(connection.peer, ())
+        if connection in same:
+            del self._by_peer[connection.peer][connection]
+            self._count -= 1
+            if not self._by_peer[connection.peer]:
+                del self._by_peer[connection.peer]
 
+    def _refusal(self, peer: str) -> str | None:
+        """Why there is no room for one more of this peer. None: there is, or some was made."""
+        own = self._by_peer.get(peer, OrderedDict())
+        if len(own) >= self.most_each < self.most:
+            limit, text = "max_connection_share", f"one address may have {self.most_each}"
+            wanted = self._idle_of(own)
+        elif self._count >= self.most:
+            limit, text = "max_http_connections", f"all clients together may have {self.most}"
+            most = max(self._by_peer.values(), key=len)
+            if len(most) > len(own):
+                wanted = next((each for each in most if not each.busy), next(iter(most)))
+            else:
+                wanted = self._idle_of(own)
+        else:
+            return None
+        self._hits.hit(limit)
+        if wanted is None:
+            return f"no capacity for the connection: {limit}: {text}"
+        wanted.abort()
+        return None
 
-def _least_wanted(found: "Collection[BoundedConnection]") -> "BoundedConnection":
-    """Of those, the longest silent first."""
-    return next((each for each in found if not each.busy), next(iter(found)))
+    def _idle_of(self, found: "OrderedDict[BoundedConnection, None]") -> "BoundedConnection | None":
+        before = asyncio.get_running_loop().time() - self._young_s
+        idle = (each for each in found if each.idle_since <= before and not each.busy)
+        return next(idle, None)
 
 
 class BoundedConnection(asyncio.Protocol):
     """Passes everything on to the protocol that serves the connection, and counts."""
 
-    def __init__(self, inner: Any, connections: HttpConnections) -> None:
+    def __init__(self, inner: Any, connections: HttpConnections, peer: str) -> None:
+        """`peer`: whose it is, as far as shares of connections go."""
+        self.peer = peer
         self._inner = inner
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._last_read = self._loop.time()
-        self.peer = ""
-        """whose it is, as far as shares of connections go"""
+        self._opened = self._last_read = self._loop.time()
+        self._unwanted = False
 
     @property
     def busy(self) -> bool:
         """Whether a request is being answered, as far as the protocol inside says so."""
         return getattr(self._inner, "busy", False)
 
+    @property
+    def idle_since(self) -> float:
+        """When it came, or its last answer ended, as far as the protocol inside says so; by the
+        loop's clock."""
+        return max(self._opened, getattr(self._inner, "answered_at", 0.0))
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.peer = network_of(str((transport.get_extra_info("peername") or ("",))[0]))
-        self._connections.on_opened(self)
         self._inner.connection_made(transport)
         self._wait(self._connections.idle_s)
+        if self._unwanted:
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self._loop.time()
@@ -148,10 +191,13 @@ class BoundedConnection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def abort(self) -> None:
-        """End it at once."""
+        """End it at once, or as soon as it is made."""
         self._connections.on_closed(self)
-        abort: Callable[[], None] = getattr(self._transport, "abort")  # noqa: B009
-        abort()
+        if self._transport is None:
+            self._unwanted = True
+        else:
+            abort: Callable[[], None] = getattr(self._transport, "abort")  # noqa: B009
+            abort()
 
     def _wait(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._look)

@@ -66,9 +66,11 @@ class HttpServer:
         self._listener = HttpListener(
             application,
             form,
-            wrap=self._connections.bounded,
-            limits=HttpLimits(request_s=limits.message_timeout_s),
-            on_slow=lambda: hits.hit("message_timeout_s"),
+            enter=self._connections.enter,
+            limits=HttpLimits(
+                request_s=limits.message_timeout_s, handshake_s=limits.connection_handshake_s
+            ),
+            on_limit=hits.hit,
             observer=parts.answers,
         )
         parts.answers.counts.expect(routes)

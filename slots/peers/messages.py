@@ -51,7 +51,7 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
     """Its first token is out; `cached_tokens` of its prompt were cached, -1: not reported."""
 
     request_id: _Id
-    cached_tokens: int = -1
+    cached_tokens: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)] = -1
 
 
 @final
@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """It is over; 0 `output_tokens`: not counted."""
 
     request_id: _Id
-    output_tokens: int = 0
+    output_tokens: _Count = 0
 
 
 Event = Booked | Prefilled | Ended

@@ -16,7 +16,17 @@ from support.serving import BLOCK, Ports, serving
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.runtime.event_planes import EmbeddedNats, NatsPlane, endpoint_subject
 from dynamo_router.server.replica_sync import ROUTER_SYNC
-from dynamo_router.slots.peers import Ask, Batch, Beat, Booked, Message, Picture, encode_message
+from dynamo_router.slots.peers import (
+    Ask,
+    Batch,
+    Beat,
+    Booked,
+    Ended,
+    Message,
+    Picture,
+    Prefilled,
+    encode_message,
+)
 from dynamo_router.slots.peers.peer_book import MAX_PEER_BYTES
 
 SHARED = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, router_replica_sync=True)
@@ -130,3 +140,61 @@ async def test_what_is_kept_of_a_router_is_bounded_and_given_back(kind: str) -> 
         await served(ports, numbers)
         await until(lambda: false.replica.peers.bytes == 0)
         await served(ports, numbers)
+
+
+MOST, LEAST = 2**64 - 1, -(2**63)  # that msgpack can write
+MOST_COUNT = 2**32 - 1
+
+
+async def test_numbers_at_their_ends_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    async with attacked() as (ports, false):
+        numbers, worker = count(), false._worker_id
+        await served(ports, numbers)
+        longest = MOST_COUNT, MOST_COUNT, MOST_COUNT
+        await false.say(
+            Picture(FALSE, 0, 0, 1, []),
+            Batch(
+                FALSE,
+                0,
+                [
+                    Booked("a", worker, 0, b"", *longest),
+                    Booked("a", worker, 0, bytes(8), *longest),  # once more
+                    Booked("rank", worker, MOST_COUNT, b"", *longest),
+                    Booked("worker", MOST, MOST_COUNT, b"", *longest),
+                    Prefilled("a", MOST_COUNT),
+                    Prefilled("nobody's", MOST_COUNT),
+                    Booked("b", worker, 0, b"\xff" * 80, 1, 1, MOST_COUNT, True),
+                ],
+            ),
+        )
+        await served(ports, numbers)
+        await until(lambda: len(false.replica.peers) > 0)
+        for number, event in enumerate(
+            [
+                *(Prefilled("b", each) for each in (MOST, LEAST, MOST_COUNT)),
+                *(Ended("a", each) for each in (MOST, LEAST, MOST_COUNT)),
+                Ended("nobody's", MOST),
+                Ended("b", MOST_COUNT),
+            ],
+            1,
+        ):  # each by itself: what is refused is the whole message
+            await false.say(Batch(FALSE, number, [event]), Picture(FALSE, number + 1, 0, 1, []))
+        await false.say(
+            Ask(FALSE, LEAST),
+            Ask(MOST, MOST),
+            Picture(MOST, MOST, 4095, 4096, []),
+            Picture(MOST, MOST, 0, 1, [Booked("c", worker, 0, b"", *longest)]),
+            Batch(MOST, MOST, []),
+            Batch(FALSE, MOST, [Ended("c")]),
+            Beat(MOST, "false too", MOST),
+            Beat(0, "", 0, leaving=True),
+            Beat(FALSE, "false", MOST),
+        )
+        for _ in range(3):
+            await served(ports, numbers)
+        [view] = ports.server.pool.router.workers()
+        assert view.own_requests == 0
+        await until(lambda: len(false.replica.peers) == false.replica.peers.bytes == 0)
+        await served(ports, numbers)
+        assert view.active_requests == 0
+        assert not [each for each in caplog.records if each.levelname == "ERROR"]

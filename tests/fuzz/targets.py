@@ -18,7 +18,7 @@ from fuzz.http_answer import check_http_answer
 from google.protobuf.message import DecodeError
 from instruments.tree_check import check_integrity
 from oracles.events import Refused, Unparsed, parse, read_cache_event, read_message
-from oracles.generate import expected, expected_answer
+from oracles.generate import expected, expected_answer, expected_progress
 from oracles.tree import OracleTree
 from oracles.tree import Refused as TreeRefused
 
@@ -34,7 +34,7 @@ from dynamo_router.indexer.wire.codec import (
     encode_event_message,
 )
 from dynamo_router.indexer.wire.events import RouterEvent, Stored
-from dynamo_router.server.dispatch._generate_answer import finish_reason_in, parse_answer
+from dynamo_router.server.dispatch._generate_answer import parse_answer, progress_in
 from dynamo_router.server.dispatch._generate_request import parse_generate
 from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
@@ -103,7 +103,7 @@ def check_generate_answer(data: bytes) -> None:
     with contextlib.suppress(DecodeError):
         theirs = pb.GenerateResponse.FromString(data)
         assert found == expected_answer(theirs)
-        assert (finish_reason_in(data) or b"").decode() == theirs.complete.finish_reason
+        assert progress_in(data) == expected_progress(theirs)
 
 
 def check_envelope(data: bytes) -> None:

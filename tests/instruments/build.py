@@ -24,7 +24,7 @@ CACHE = Path(__file__).resolve().parents[2] / "build" / "instruments"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 DECLARED = ("indexer/**/*.pxd", "base/native/*.pxd", "router/policy/*.pxd")
 FLAGS = ("-O1", "-g0")
-SANITIZED_FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer")
+SANITIZED_FLAGS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-omit-frame-pointer")
 
 
 def compiler() -> str:

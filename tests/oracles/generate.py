@@ -36,6 +36,13 @@ def expected_answer(message: Any) -> tuple[bool | None, int, int, int]:
     return whole, len(tokens), part.completion_tokens, part.cached_tokens
 
 
+def expected_progress(message: Any) -> bytes | int:
+    """What its engine said of how far it is."""
+    if message.complete.finish_reason:
+        return bytes(message.complete.finish_reason.encode())
+    return int(message.chunk.completion_tokens)
+
+
 def written_chunk(
     request_id: str, tokens: Sequence[int], prompt_tokens: int, completion_tokens: int, cached: int
 ) -> bytes:

@@ -57,6 +57,7 @@ class ForecastMachine(RuleBasedStateMachine):
         self.answers = 0  # that took any time
         self.ttfts = []
         self.foreseen = {}
+        self.filled = {}  # id -> blocks of answers when it was booked; inf: no size was known
         for number, blocks in enumerate((12, 12, None, 16)):  # hold about what a choice is told
             self.toggle_worker(number, 512, blocks)
 
@@ -78,6 +79,16 @@ class ForecastMachine(RuleBasedStateMachine):
             self.kernel.add_worker(number, budget, blocks)
             self.twin.add_worker(TWIN[number], budget, blocks)
             self.workers[number] = budget or 8192, blocks or 0
+
+    @rule(number=st.integers(0, WORKERS - 1), blocks=st.sampled_from([10, 1000]))
+    def a_size_becomes_known(self, number, blocks):
+        if number in self.workers:
+            budget, known = self.workers[number]
+            if not known:
+                assert self.kernel.describe_worker(number, budget, blocks)
+                assert self.twin.describe_worker(TWIN[number], budget, blocks)
+                self.workers[number] = budget, blocks
+            assert not self.kernel.describe_worker(number, *self.workers[number])
 
     @rule(seconds=PAUSES)
     def wait(self, seconds):
@@ -103,12 +114,14 @@ class ForecastMachine(RuleBasedStateMachine):
             for k in (self.kernel, self.twin)
         )
         told = isl, tokens, self.now, 0.0, BLOCK_SIZE
+        held = self.held_blocks(number)
         assert self.kernel.book(request_id, number, *told) == is_new
         assert self.twin.book(request_id, TWIN[number], *told) == is_new
         if is_new:
             self.requests[request_id] = number, isl
             self.booked[request_id] = self.now
             self.foreseen.pop(request_id, None)
+            self.filled[request_id] = held if self.workers[number][1] else np.inf
             if tokens == isl:  # as a prompt of which nothing is cached
                 row = rows[number]
                 self.foreseen[request_id] = row["wait_s"] + row["prefill_s"] + row["memory_s"]
@@ -123,8 +136,12 @@ class ForecastMachine(RuleBasedStateMachine):
             self.begun[request_id] = self.now
             self.ttfts.append(took)
             number, foreseen, *_ = told
-            assert told == (self.requests[request_id][0], foreseen, took, False)
-            assert twin_told == (TWIN[number], foreseen, took, False)
+            most = 0.8 * self.workers[number][1]
+            crowded = 0 < most < self.filled[request_id]
+            if abs(self.filled[request_id] - most) < 1e-6:  # either: it rounds
+                crowded = told[3]
+            assert told == (self.requests[request_id][0], foreseen, took, crowded)
+            assert twin_told == (TWIN[number], foreseen, took, crowded)
             assert self.foreseen.get(request_id, foreseen) == foreseen >= 0
 
     @rule(request_id=REQUEST_IDS, tokens=st.sampled_from([0, 1, 7, 8, 300]))
@@ -258,6 +275,11 @@ class ForecastMachine(RuleBasedStateMachine):
         mine = [each for each, (worker, _) in self.requests.items() if worker == number]
         return [self.now - begun[each] if each in begun else None for each in mine]
 
+    def held_blocks(self, number):
+        """Blocks of answers there."""
+        output, answer_s = self.kernel.learnt()[3:5]
+        return held_tokens(self.ages(number), answer_s, output) / BLOCK_SIZE
+
     def memory_is_waited_for(self, number, row, blocks, in_use):
         """By the prompt itself, and then by those who come while it is there."""
         _, capacity = self.workers[number]
@@ -306,11 +328,18 @@ class ForecastMachine(RuleBasedStateMachine):
         assert seconds >= min(alone.values(), default=0)
         for number in usable:
             capacity = self.workers[number][1]
-            ages = self.ages(number)
-            output, answer_s = self.kernel.learnt()[3:5]
-            grown = blocks[number] + held_tokens(ages, answer_s, output) / BLOCK_SIZE
-            is_full = len(ages) > 0 and 0 < 0.95 * capacity <= grown
+            grown = blocks[number] + self.held_blocks(number)
+            is_full = len(self.ages(number)) > 0 and 0 < 0.95 * capacity <= grown
             assert (alone[number] == np.inf) == is_full
+            mask, count = (
+                renumbered(each, dtype)[0]
+                for each, dtype in (
+                    ([other == number for other in range(WORKERS)], np.bool_),
+                    (blocks, np.int64),
+                )
+            )
+            found = self.kernel.seconds_until_free(mask, count, self.now, memory_only=True)
+            assert found == (np.inf if is_full else 0.0)
             if len(self.ttfts) < 30 and not is_full:
                 assert alone[number] == 0
 

@@ -1,5 +1,6 @@
 """The whole house as real processes: serve, engines and a nats-server, for tests that kill them."""
 
+import asyncio
 import os
 import re
 import signal
@@ -40,8 +41,9 @@ class Fleet:
             if self._with_nats:
                 await self.nats.start()
             self._stack.push_async_callback(self.nats.stop)
-            for number in range(2):
-                self.engines.append(await self.start_engine(number))
+            async with asyncio.TaskGroup() as starting:
+                engines = [starting.create_task(self.start_engine(n)) for n in range(2)]
+            self.engines += [engine.result() for engine in engines]
             await self.start_router(*self._serve)
         except BaseException:
             await self._stack.aclose()  # nothing of a half-started one stays behind

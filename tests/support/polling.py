@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 DEADLINE_S = 25.0
 """Long for a busy machine, and less than the 30 s after which much is asked again anyway."""
 _LOOK_S = 0.001
-_ASK_S = 0.02  # between two questions to somebody else
+_ASK_S = 0.01  # between two questions to somebody else, at first
+_ASK_AGAIN_S = 0.05  # once it has taken a while: who answers has work of its own to do
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
@@ -22,14 +23,15 @@ async def until(
     condition: Callable[[], object | Awaitable[object]], deadline_s: float = DEADLINE_S
 ) -> None:
     """As wait_until, on the event loop. The condition may be one to await: TimeoutError then."""
-    end = time.monotonic() + deadline_s
+    begin = time.monotonic()
+    end = begin + deadline_s
     pause_s = _LOOK_S
     while True:
         holds = condition()
         if isinstance(holds, Awaitable):
-            pause_s = _ASK_S
             async with asyncio.timeout(end - time.monotonic()):
                 holds = await holds
+            pause_s = min(max(_ASK_S, (time.monotonic() - begin) / 20), _ASK_AGAIN_S)
         if holds:
             return
         assert time.monotonic() < end, "the condition never held"

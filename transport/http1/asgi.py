@@ -118,7 +118,8 @@ class Client:
         self.output: Output | None = None
         """of the request that is in turn"""
         self.reads = True
-        """whether it keeps up: what was sent fits into buffers. True, too, once it is gone."""
+        """whether it keeps up: what was sent fits into buffers. True, too, once it is gone and no
+        work for it is left."""
 
     def whole_body(self) -> bytes | None:
         """The body of the request in turn, if all of it is there; None: it is to be received."""
@@ -156,8 +157,10 @@ class Client:
     def on_gone(self) -> None:
         """The connection is lost."""
         self._gone = True
-        self.on_drained()
-        if self._task is not None:  # one of many, if many clients leave together
+        if self._task is None:
+            self.on_drained()
+        else:  # one of many, if many clients leave together: until its turn nothing is made for it
+            self.reads = False
             end_in_turn(self._end)
 
     def _end(self) -> None:
@@ -179,6 +182,8 @@ class Client:
             raise ClientLeftError from None
         finally:
             self._task = None
+            if self._gone:
+                self.on_drained()
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -14,7 +14,9 @@ from urllib.parse import unquote
 import httptools
 import structlog
 
+from ...base.account import network_of
 from ...base.request_record import RequestRecord, set_record
+from ...process.loop_turns import LoopTurns
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
@@ -24,6 +26,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
 
+READ_S = 0.0001
+"""What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
@@ -64,6 +68,8 @@ class OpenConnections:
     """the path of a request's route"""
     open: "set[HttpConnection]" = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    """what is read in one turn of the event loop: addresses take turns"""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -81,6 +87,9 @@ class HttpConnection(asyncio.Protocol):
         self._app: App
         self.client = Client()
         self._scope: Scope = {}  # what all requests of this connection have
+        self._peer = ""  # its address, or the network that counts as one
+        self._came_in: list[bytes] = []  # and waits for its turn
+        self._held = False  # nothing more is taken meanwhile
         # Of the request that is being read
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -99,6 +108,8 @@ class HttpConnection(asyncio.Protocol):
         self._found: HttpError | None = None  # what a callback of the parser has against it
         self._refusal: HttpError | None = None  # after which nothing is read
         self._closing = self._paused = False
+        self.answered_at = 0.0
+        """when its last answer ended, by the loop's clock"""
 
     # asyncio's side
 
@@ -114,12 +125,30 @@ class HttpConnection(asyncio.Protocol):
             "scheme": "https" if tls else "http",
             "root_path": "",
         }
+        self._peer = network_of((self._scope["client"] or ("",))[0])
         self._app = self._new_app(self._transport, self.client)
         self._connections.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing or self._refusal is not None:
             return  # of a client that lingers
+        self._came_in.append(data)
+        if len(self._came_in) == 1:
+            self._connections.turns.call(READ_S, self._read_in_turn, self._peer)
+            if self._came_in and not self._paused:
+                self._held = True
+                self._transport.pause_reading()
+
+    def _read_in_turn(self) -> None:
+        pieces, self._came_in = self._came_in, []
+        if pieces and not self._closing and self._refusal is None:
+            self._read(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._held:
+            self._held = False
+            if not (self._paused or self._transport.is_closing()):
+                self._transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
         self._came += len(data)
         self._last_read = self._loop.time()
         self._silent_bytes += len(data)
@@ -152,8 +181,9 @@ class HttpConnection(asyncio.Protocol):
             exchange.on_gone()
             self._report(exchange.record)
         self._waiting.clear()
-        if self._record is not None:
+        if self._record is not None or (self._came_in and not self._reading):
             self._report(self._taken_record())
+        self._came_in.clear()
         self.client.on_gone()
         self._parser = None  # it holds us
 
@@ -161,11 +191,14 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether the client is being answered, and reads it: it need not say anything."""
-        return self._exchange is not None and self.client.reads
+        """Whether the client has sent all of a request and reads its answer: it need not say
+        anything."""
+        current = self._exchange
+        return current is not None and current.body_ended and self.client.reads
 
     def shut_down(self) -> None:
         """Take no new request, and end after those that came."""
+        self._read_in_turn()
         last = self._waiting[-1] if self._waiting else self._exchange
         if last is None:
             self._transport.close()
@@ -188,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
             self._read_on()
 
     def on_answered(self, exchange: Exchange) -> None:
-        self._exchange = None
+        self._exchange, self.answered_at = None, self._loop.time()
         if not exchange.keep_alive:
             self._linger() if self._reading and self._arriving is exchange else self._end()
         elif self._waiting:
@@ -306,7 +339,7 @@ class HttpConnection(asyncio.Protocol):
         version = self._parser.get_http_version().encode()
         head = b"\r\n".join((b"%b %b HTTP/%b" % (method, self._url, version), *lines, b"", b""))
         self._parser, self._silent_bytes = httptools.HttpRequestParser(self), 0
-        self.data_received(head + rest)
+        self._read(head + rest)
 
     def _split_url(self) -> tuple[bytes, bytes, bytes]:
         """The path and what stands behind its question mark; also of a URL with a host, as for

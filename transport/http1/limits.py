@@ -25,6 +25,8 @@ class HttpLimits:
     silence_s: float = 15.0
     look_s: float = 1.0
     """how often it is looked for the end of a connection that is not read"""
+    handshake_s: float = 5.0
+    """of TLS, before any request"""
     linger_s: float = 2.0
     """how long a client that is refused in the middle of its request may go on sending it: to be
     cut off at once, it would not read why"""

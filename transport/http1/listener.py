@@ -1,12 +1,14 @@
 """HttpListener: HTTP/1.1 connections on the ports of one server, answered by an application."""
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from ...process.settings import bad_setting
+from ..acceptor import Acceptor
 from ..security import certificate_names
 from .application import Application
 from .asgi import Client
@@ -17,33 +19,46 @@ from .connection import (
     NoAnswerObserver,
     OpenConnections,
 )
-from .errors import ErrorForm, plain_error
+from .errors import ErrorForm, HttpError, plain_error
+from .exchange import refusal
 from .limits import HttpLimits
 
-BACKLOG = 512
+Enter = Callable[[str, Callable[[], asyncio.Protocol]], asyncio.Protocol | str]
+"""Given the host that a connection comes from, and what makes the protocol that serves it: that
+protocol, or one around it; or why it is refused. Its `connection_lost` is called in any case, also
+if its TLS fails and it is never made."""
+
+
+def _count_nothing(limit: str) -> None:
+    pass
 
 
 class HttpListener:
-    """Serves an application from `start` until `close`. `wrap` puts something around each
-    connection's protocol."""
+    """Serves an application from `start` until `close`."""
 
     def __init__(
         self,
         app: Application,
         form: ErrorForm = plain_error,
         *,
-        wrap: Callable[[Any], asyncio.Protocol] = lambda protocol: protocol,
+        enter: Enter = lambda host, new: new(),
         limits: HttpLimits | None = None,
-        on_slow: Callable[[], None] = lambda: None,
+        on_limit: Callable[[str], None] = _count_nothing,
         observer: AnswerObserver | None = None,
     ) -> None:
-        """`form`: of answers to what is no request; `on_slow` is called for each request that takes
-        too long to come, `observer` sees each of them end."""
-        self._app, self._form, self._wrap = app, form, wrap
+        """`form`: of answers to what is no request; `enter` lets connections in. `on_limit` is
+        called with the name of each limit that a client has hit, `observer` sees each request end.
+        """
+        self._app, self._form, self._enter = app, form, enter
+        self._on_limit = on_limit
         self._connections = OpenConnections(
-            limits or HttpLimits(), on_slow, observer or NoAnswerObserver(), app.route_of
+            limits or HttpLimits(),
+            partial(on_limit, "message_timeout_s"),
+            observer or NoAnswerObserver(),
+            app.route_of,
         )
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
+        self._opening: set[asyncio.Task[None]] = set()
 
     @property
     def open(self) -> int:
@@ -65,22 +80,20 @@ class HttpListener:
         `reuse_port`: other processes of this user may listen on it too, and get a part of its
         connections.
         """
-        loop = asyncio.get_running_loop()
+        acceptor = Acceptor(partial(self._open, tls), lambda error: self._on_limit("descriptors"))
         try:
-            server = await loop.create_server(
-                self._connection, host, port, ssl=tls, backlog=BACKLOG, reuse_port=reuse_port
-            )
+            taken = acceptor.bind(host, port, shared=reuse_port)
         except OSError as error:
             await self.close()
             text = f"cannot listen on {host}:{port}: {error.strerror or error}"
             raise bad_setting(key, text) from None
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        acceptor.start()
+        self._acceptors.append(acceptor)
+        return taken
 
     async def drain(self, grace_s: float) -> None:
         """Take no new requests, and let those in flight end for at most `grace_s`."""
-        for server in self._servers:
-            server.close()
+        self._listen_no_more()
         for connection in list(self._connections.open):
             connection.shut_down()
         loop = asyncio.get_running_loop()
@@ -91,19 +104,64 @@ class HttpListener:
 
     async def close(self) -> None:
         """End what is left. Idempotent."""
-        servers, self._servers = self._servers, []
-        for server in servers:
-            # Not waited for: since Python 3.12 that waits for all connections, which peers hold.
-            server.close()
-        while tasks := list(self._connections.tasks):
+        self._listen_no_more()
+        while tasks := [*self._opening, *self._connections.tasks]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections.open):
             connection.abort()
 
-    def _connection(self) -> asyncio.Protocol:
-        return self._wrap(HttpConnection(self._new_app, self._connections, self._form))
+    def _listen_no_more(self) -> None:
+        acceptors, self._acceptors = self._acceptors, []
+        for acceptor in acceptors:
+            acceptor.close()
+
+    def _open(self, tls: ssl.SSLContext | None, accepted: socket.socket, host: str) -> None:
+        protocol = self._enter(host, self._connection)
+        if isinstance(protocol, str):
+            self._refuse(accepted, protocol, in_the_clear=tls is None)
+            return
+        task = asyncio.get_running_loop().create_task(self._make(tls, accepted, protocol))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _refuse(self, accepted: socket.socket, why: str, *, in_the_clear: bool) -> None:
+        """Say why, if that can be said at once, and close. What the client has sent is read first,
+        or the system would break the connection off before it reads the answer."""
+        if in_the_clear:
+            answer = self._form(HttpError(429, why))
+            with contextlib.suppress(OSError):
+                accepted.recv(self._connections.limits.head_bytes)
+            with contextlib.suppress(OSError):
+                accepted.send(refusal(answer.status, answer.body))
+        accepted.close()
+
+    async def _make(
+        self, tls: ssl.SSLContext | None, accepted: socket.socket, protocol: asyncio.Protocol
+    ) -> None:
+        """A transport for an accepted connection, with TLS if that is asked for."""
+        loop, most = asyncio.get_running_loop(), self._connections.limits.handshake_s
+        until, is_made = loop.time() + most, False
+        try:
+            await loop.connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else most,
+            )
+            is_made = True
+        except (OSError, TimeoutError):
+            if tls is not None:
+                late = loop.time() >= until
+                self._on_limit("connection_handshake_s" if late else "client_violations")
+        finally:
+            if not is_made:
+                accepted.close()
+                protocol.connection_lost(None)
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self._new_app, self._connections, self._form)
 
     def _new_app(self, transport: asyncio.Transport, client: Client) -> App:
         """The application for one connection: it knows the certificate that it began with."""

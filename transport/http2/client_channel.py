@@ -122,6 +122,19 @@ class ClientConnection(Connection):
 
     # The connection's side
 
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        transport = self._transport
+        if nbytes < len(self._buffer) or self._rest or transport is None or transport.is_closing():
+            return
+        # More is there, and uvloop would read up to 32 such buffers in this turn of the loop.
+        transport.pause_reading()
+        self.loop.call_soon(self._read_more)
+
+    def _read_more(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._read_on()
+
     def _send_together(self) -> None:
         self._unsent = 0
         self.flush()

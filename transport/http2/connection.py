@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what there is to send, as far as the transport takes it."""
         transport, session = self._transport, self._session
-        if transport is None or self._busy:
+        if transport is None or self._busy or transport.is_closing():
             return
         try:
             while not self._paused:

@@ -1,9 +1,7 @@
 """A server of gRPC: listens, and has each call answered at once or served by one task."""
 
 import asyncio
-import errno
 import logging
-import os
 import random
 import socket
 import ssl
@@ -13,19 +11,15 @@ from functools import partial
 
 from ...base.errors import StatusCode
 from ...base.limit_hits import LimitLog
+from ..acceptor import Acceptor
 from .library import make_session, require_library
 from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
 
-BACKLOG = 1024
-ACCEPTED_AT_ONCE = 64
-ACCEPT_AGAIN_S = 0.5
-"""When there was no descriptor left for a connection."""
 CLOSE_S = 2.0
 """How long connections have to close when the server stops; then they are cut."""
 AGE_SPREAD = 0.1
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +52,7 @@ class Http2Server:
         self._methods: dict[bytes, tuple[Serve, AtOnce | None]] = {}  # by path
         self._tls = tls
         self._share = share
-        self._sockets: list[socket.socket] = []
-        self._again: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._acceptor = Acceptor(self._open, self._on_no_descriptors)
         self._connections: dict[int, ServerConnection] = {}
         self._numbers = 0
         self._opening: set[asyncio.Task[None]] = set()
@@ -92,39 +85,11 @@ class Http2Server:
 
         `shared`: with other processes of this user, which get a part of the connections each.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, kind, protocol)
-            try:
-                listener.setblocking(False)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if shared:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    every = address[0] == "::"  # of IPv4 too
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
-                listener.bind((address[0], port, *address[2:]))
-                listener.listen(BACKLOG)
-            except OSError:
-                listener.close()
-                self._close_sockets()
-                raise
-            self._sockets.append(listener)
-            port = listener.getsockname()[1]
-        return port
+        return self._acceptor.bind(host, port, shared=shared)
 
     def bind_unix(self, path: str) -> None:
         """Listen on a Unix socket, for processes of this user alone. OSError if it cannot."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            listener.bind(path)
-            os.chmod(path, 0o600)
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        self._sockets.append(listener)
+        self._acceptor.bind_unix(path)
 
     async def start(
         self, methods: Mapping[str, Serve], at_once: Mapping[str, AtOnce] | None = None
@@ -136,17 +101,16 @@ class Http2Server:
             for path, way in (at_once or {}).items()
         }
         self._methods = {path.encode(): (way, short.get(path)) for path, way in methods.items()}
-        for listener in self._sockets:
-            self._accept_on(listener)
+        self._acceptor.start()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, let those under way end for `grace_s`, end the rest as UNAVAILABLE.
 
         Idempotent; a stop that was cancelled, or has a long grace, can be called again.
         """
-        for listener in self._sockets if grace_s > 0 else ():
-            self._accept(listener)  # their clients have connected, and may have called
-        self._close_sockets()
+        if grace_s > 0:
+            self._acceptor.accept_waiting()  # their clients may have called
+        self._acceptor.close()
         if grace_s > 0:
             await self._drain(grace_s)
         for task in self._opening:
@@ -167,7 +131,7 @@ class Http2Server:
 
     async def kill(self) -> None:
         """Be gone at once: connections break, calls are cancelled. Idempotent."""
-        self._close_sockets()
+        self._acceptor.close()
         for pending in (*self._opening, *self._tasks):
             pending.cancel()
         for connection in list(self._connections.values()):
@@ -226,25 +190,8 @@ class Http2Server:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
 
-    def _accept_on(self, listener: socket.socket) -> None:
-        self._again.pop(listener, None)
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                accepted, address = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _NO_DESCRIPTORS:
-                    raise
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener)
-                self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
-                self.on_limit("descriptors", f"a further connection ({error.strerror})")
-                return
-            self._open(accepted, str(address[0]) if address else "unix")
+    def _on_no_descriptors(self, error: OSError) -> None:
+        self.on_limit("descriptors", f"a further connection ({error.strerror})")
 
     def _open(self, accepted: socket.socket, host: str) -> None:
         number = self._numbers = self._numbers + 1
@@ -255,7 +202,6 @@ class Http2Server:
             self._limit_log.note("max_connection_share", host)
             accepted.close()
         else:
-            accepted.setblocking(False)
             connection = self._connections[number] = self._connection()
             task = asyncio.create_task(self._make(accepted, connection))
             self._opening.add(task)
@@ -301,15 +247,6 @@ class Http2Server:
             if self._tls is not None:
                 late = loop.time() >= until
                 self.on_limit("connection_handshake_s" if late else "client_violations", "TLS")
-
-    def _close_sockets(self) -> None:
-        for timer in self._again.values():
-            timer.cancel()
-        self._again.clear()
-        for listener in self._sockets:
-            asyncio.get_running_loop().remove_reader(listener)
-            listener.close()
-        self._sockets.clear()
 
 
 def _at_once(answer: AnswerNow, call: ServerCall, message: bytes) -> bool:

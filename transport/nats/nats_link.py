@@ -24,7 +24,7 @@ from structlog import get_logger
 from ...base.urls import user_of
 from ...process.supervised import cancelled_for_sure
 from ..security import NatsAuth
-from .nats_shortcut import NatsShortcut
+from .nats_shortcut import NatsShortcut, Sink
 
 log = get_logger(__name__)
 
@@ -57,6 +57,8 @@ class _Client(Client):
         self._on_dropped = on_dropped
         self.plain: dict[int, tuple[Subscription, Handler]] = {}
         """by their numbers, those whose handlers want nothing but subject and payload"""
+        self.sinks: dict[int, Sink] = {}
+        """and those that want payloads alone, as many as have come"""
 
     async def _connect_to_server(self, s: Any) -> None:
         await super()._connect_to_server(s)
@@ -78,8 +80,11 @@ class _Client(Client):
             await asyncio.sleep(0)
 
     def take(self, sid: int, subject: bytes, data: bytes) -> bool:
-        """Give a message to its plain handler; False if it has none, or it is not the message's
-        turn."""
+        """Give a message to its sink or plain handler; False if it has none, or it is not the
+        message's turn."""
+        if (sink := self.sinks.get(sid)) is not None:
+            sink([data])
+            return True
         plain = self.plain.get(sid)
         if plain is None or self._given == AT_ONCE or plain[0].pending_msgs:
             return False
@@ -109,7 +114,7 @@ class _Client(Client):
             buffer, socket = transport._io_reader._buffer, transport._io_writer.transport
             nothing = 0, 0, parsing.AWAITING_CONTROL_LINE
             is_idle()  # is all there that it looks at?
-            shortcut = NatsShortcut(self.take, is_idle, socket.get_protocol())
+            shortcut = NatsShortcut(self.take, self.sinks, is_idle, socket.get_protocol())
         except AttributeError as error:
             _log_slow_reading(str(error))
         else:
@@ -218,16 +223,21 @@ class NatsLink:
         max_messages: int,
         max_bytes: int,
         group: str = "",
+        sink: Sink | None = None,
     ) -> Callable[[], Awaitable[None]]:
         """Deliver to `handler`, while at most this much waits; the result ends it. Of a `group`
-        one gets each message."""
+        one gets each message. A `sink` takes those that come together, wherever they are read
+        straight from the socket; subscriptions with the same one keep their messages' order."""
 
         def on_message(message: Msg) -> None:
             handler(message.subject, message.data)
 
         bounds = max_messages, max_bytes
         subscription = await self._subscribe(subject, on_message, *bounds, group)
-        self._client.plain[subscription._id] = subscription, handler
+        if sink is None:
+            self._client.plain[subscription._id] = subscription, handler
+        elif not subscription.pending_msgs:  # else it would overtake those
+            self._client.sinks[subscription._id] = sink
         return partial(self._end, subscription)
 
     async def subscribe_messages(
@@ -274,6 +284,7 @@ class NatsLink:
         if subscription in self._subscriptions:
             self._subscriptions.discard(subscription)
             self._client.plain.pop(subscription._id, None)
+            self._client.sinks.pop(subscription._id, None)
             with cancelled_for_sure():
                 await subscription.unsubscribe()
 
@@ -302,6 +313,7 @@ class NatsLink:
         for task in self._flushes:
             task.cancel()
         self._client.plain.clear()
+        self._client.sinks.clear()
         for subscription in self._subscriptions:
             _stop(subscription)
         self._subscriptions.clear()

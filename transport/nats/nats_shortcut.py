@@ -6,60 +6,66 @@ Only what nearly all of an event plane is, `MSG SUBJECT SID [REPLY] SIZE`, goes 
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypeAlias
 
-_MSG, _END = b"MSG ", b"\r\n"
-LONGEST_LINE = 4096
-"""As the library has it."""
-Take = Callable[[int, bytes, bytes], bool]
+from ._frames import count_missing, read_frame, read_run
+
+Take: TypeAlias = Callable[[int, bytes, bytes], bool]
 """Takes a message: subscription, subject, payload. False: nothing was done."""
-
-
-class Frame(NamedTuple):
-    """A message; `end`: where the next one begins."""
-
-    sid: int
-    subject: bytes
-    payload: bytes
-    end: int
-
-
-def read_frame(data: bytes, start: int) -> Frame | None:
-    """The message that begins there; None if it is none, has headers, or has not come whole."""
-    if not data.startswith(_MSG, start):
-        return None
-    line = data.find(_END, start, start + LONGEST_LINE)
-    if line < 0:
-        return None
-    words = data[start + len(_MSG) : line].split(b" ")
-    if len(words) not in (3, 4) or not all(words):
-        return None
-    subject, sid, size = words[0], words[1], words[-1]
-    if not (sid.isdigit() and size.isdigit()):
-        return None
-    begin = line + len(_END)
-    end = begin + int(size)
-    if data[end : end + len(_END)] != _END:
-        return None
-    return Frame(int(sid), subject, data[begin:end], end + len(_END))
+Sink: TypeAlias = Callable[[list[bytes]], None]
+"""Takes payloads that came together, oldest first, without their subjects. Raises nothing."""
 
 
 class NatsShortcut(asyncio.Protocol):
     """Between a connection's socket and the protocol that read it: what `take` does not take, and
-    all while the library still has something that came before (`is_idle`), goes on to that."""
+    all while the library still has something that came before (`is_idle`), goes on to that.
 
-    def __init__(self, take: Take, is_idle: Callable[[], bool], inner: asyncio.Protocol) -> None:
-        self._take, self._is_idle, self._inner = take, is_idle, inner
+    Messages in a row of subscriptions with the same sink are one call of it, and the beginning of
+    one of theirs waits here for its end.
+    """
+
+    def __init__(
+        self,
+        take: Take,
+        sinks: dict[int, Sink],
+        is_idle: Callable[[], bool],
+        inner: asyncio.Protocol,
+    ) -> None:
+        """`sinks`, by subscription, may change at any time."""
+        self._take, self._sinks, self._is_idle, self._inner = take, sinks, is_idle, inner
+        self._parts: list[bytes] = []  # of a message for a sink that has not come whole
+        self._missing = 0  # bytes of it, at least
 
     def data_received(self, data: bytes) -> None:
+        if self._parts:
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+        elif not self._is_idle():
+            self._inner.data_received(data)
+            return
         taken = 0
-        if self._is_idle():
-            while (frame := read_frame(data, taken)) is not None:
-                if not self._take(frame.sid, frame.subject, frame.payload):
-                    break
-                taken = frame.end
-        if taken < len(data):
-            self._inner.data_received(data[taken:] if taken else data)
+        while taken < len(data):
+            if (run := read_run(data, taken, self._sinks)) is not None:
+                sink, payloads, taken = run
+                sink(payloads)
+                continue
+            frame = read_frame(data, taken)
+            if frame is None or not self._take(*frame[:3]):
+                self._keep(data[taken:] if taken else data)
+                return
+            taken = frame[3]
+
+    def _keep(self, rest: bytes) -> None:
+        """What cannot be taken now: for a sink later on, or for the library."""
+        self._missing = count_missing(rest, 0, self._sinks)
+        if self._missing:
+            self._parts.append(rest)
+        else:
+            self._inner.data_received(rest)
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()

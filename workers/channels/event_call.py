@@ -1,7 +1,7 @@
 """A subscription to an engine's events, as its reader has it, whatever carries them."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ...transport.http2 import ClientCall
@@ -21,6 +21,13 @@ class EventCall(Protocol):
         """The next message; StopAsyncIteration if it ended well."""
         ...
 
+    def deliver(
+        self, take: Callable[[bytes], bytes | None], wait: Callable[[bytes], Awaitable[None]]
+    ) -> Awaitable[None]:
+        """Give all further messages to `take`, as they come; what it returns is given to `wait`
+        before the next one. Returns if it ended well, fails as they do."""
+        ...
+
     def cancel(self) -> object: ...
 
 
@@ -37,6 +44,11 @@ class Http2EventCall:
 
     def read(self) -> Awaitable[bytes]:
         return anext(self._call)
+
+    def deliver(
+        self, take: Callable[[bytes], bytes | None], wait: Callable[[bytes], Awaitable[None]]
+    ) -> Awaitable[None]:
+        return self._call.deliver(take, wait)
 
     def cancel(self) -> bool:
         return self._call.cancel()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CONTEXT_ONLY,
         for_decode,
         for_prefill,
+        for_reading,
         given_handoff,
         handoff_of,
         leg_fields,
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     )
 
 # What needs protobuf or an HTTP client is imported by its first user.
-_HANDOFF = "CONTEXT_ONLY for_decode for_prefill given_handoff handoff_of leg_fields with_handoff"
+_HANDOFF = """CONTEXT_ONLY for_decode for_prefill for_reading given_handoff handoff_of leg_fields
+    with_handoff"""
 _ANSWER = """MAX_TOKENS TokenLogprob TrtllmAnswer by_logprob check_length check_request refuse
     set_cached"""
 _CLIENT = "AnyJson DP_RANK_KEY EngineClient ForwardingClient rank_metadata"

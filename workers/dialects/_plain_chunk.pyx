@@ -1,6 +1,7 @@
 """Kernel: what nearly every message of a stream brings, tokens alone or its end alone, without a
 message object."""
 
+from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -26,39 +27,43 @@ cdef enum:  # field numbers
     FINISH_REASON = 3            # of GenerateComplete
     COMPLETE_PROMPT_TOKENS = 5
     COMPLETE_CACHED_TOKENS = 7
-    MOST_TOKENS = 64
+    MOST_LISTED = 64     # tokens; of more there is an array
+    MOST_TOKENS = 65536
+
+cdef array.array NUMBERS = array.array("I")
 
 
-cdef bint read_chunk(
-    ByteReader reader, list tokens, uint32_t* prompt, uint32_t* cached
-):
-    """False if there is more in it than tokens and counts, or it is no chunk."""
+cdef object read_chunk(ByteReader reader, uint32_t* prompt, uint32_t* cached):
+    """The token ids; None if there is more in it than tokens and counts, or it is no chunk."""
     cdef Field field
     cdef ByteReader again = reader
-    cdef uint32_t[MOST_TOKENS] found
-    cdef uint32_t* end = found
-    cdef uint32_t* at = found
+    cdef uint32_t[MOST_LISTED] few
+    cdef uint32_t* found = few
+    cdef uint32_t* end
     cdef uint32_t largest = 0
+    cdef uint64_t n
     cdef uint64_t count = 0
     cdef uint64_t ignored = 0
+    cdef array.array many = None
     if not count_numbers(reader, TOKEN_IDS, &count, &ignored) or count > MOST_TOKENS:
-        return False
+        return None
     while reader.at < reader.end:
         read_field(&reader, &field)
         if field.number == TOKEN_IDS:
             continue
         if field.wire != VARINT or field.number > CACHED_TOKENS:
-            return False
+            return None
         if field.number == PROMPT_TOKENS:
             prompt[0] = <uint32_t>field.value
         elif field.number == CACHED_TOKENS:
             cached[0] = <uint32_t>field.value
+    if count > MOST_LISTED:
+        many = array.clone(NUMBERS, <Py_ssize_t>count, False)
+        found = <uint32_t*>many.data.as_uints
+    end = found
     if not copy_numbers(again, TOKEN_IDS, &end, &largest, NULL):
-        return False
-    while at < end:
-        tokens.append(at[0])
-        at += 1
-    return True
+        return None
+    return [found[n] for n in range(count)] if many is None else many
 
 
 cdef bint find_only(bytes message, uint32_t number, ByteReader* inside) noexcept:
@@ -84,14 +89,13 @@ cdef bint find_only(bytes message, uint32_t number, ByteReader* inside) noexcept
 
 def plain_chunk(bytes message not None):
     """(token ids, prompt_tokens, cached_tokens) of a serialized GenerateResponse that is a chunk
-    without logprobs; None of any other message, or of bytes that are none."""
+    without logprobs; None of any other message, or of bytes that are none. Many ids are an array.
+    """
     cdef ByteReader inside
     cdef uint32_t prompt = 0
     cdef uint32_t cached = 0
-    cdef list tokens = []
-    if not find_only(message, CHUNK, &inside) or not read_chunk(inside, tokens, &prompt, &cached):
-        return None
-    return tokens, prompt, cached
+    tokens = read_chunk(inside, &prompt, &cached) if find_only(message, CHUNK, &inside) else None
+    return None if tokens is None else (tokens, prompt, cached)
 
 
 cdef bytes read_end(ByteReader reader, uint32_t* prompt, uint32_t* cached):

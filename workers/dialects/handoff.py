@@ -48,6 +48,13 @@ def for_decode(request: bytes, handoff: bytes) -> bytes:
     return request + _serialized(more)
 
 
+def for_reading(request: bytes) -> bytes:
+    """The same for a decode worker that is only to read the prompt: it makes one token."""
+    more = pb.GenerateRequest(max_tokens=1)
+    more.sampling_config.min_tokens = 0
+    return request + _serialized(more)
+
+
 def with_handoff(message: bytes, handoff: bytes) -> bytes:
     """A serialized GenerateResponse that also has a handoff."""
     return message + length_delimited(HANDOFF_FIELD, handoff)

@@ -13,6 +13,7 @@ from ..transfer_facts import (
     NIXL,
     NIXL_PUSH,
     NONE,
+    OPENENGINE,
     PARCEL,
     TRTLLM_SERVE,
     TransferFacts,
@@ -48,6 +49,7 @@ class Connector(NamedTuple):
     """workers also run whole requests; if not, each request needs a pair"""
     abort_safe: bool = True
     ends_with_prefill: bool = True
+    must_read: bool = False
     """see HandoffPlan"""
     needs_address: bool = False
     """a prefill worker must say where its bootstrap server or side channel is"""
@@ -163,6 +165,9 @@ CONNECTORS: Mapping[tuple[str, str], Connector] = {
     ("vllm", MOONCAKE): _MEETING,
     # A room is an int32 of its protocol.
     ("sglang", BOOTSTRAP): _BOOTSTRAP._replace(number_bits=31),
+    ("openengine", OPENENGINE): Connector(
+        "relay", _nothing, runs_whole=False, abort_safe=False, must_read=True
+    ),
 }
 """By dialect and connector."""
 _USUAL = {"trtllm": PARCEL, "dynamo": PARCEL, "openai": NIXL}

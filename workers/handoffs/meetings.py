@@ -29,9 +29,24 @@ def share_of(own_id: int, others: Collection[int]) -> int:
     return share
 
 
+class _Walk:
+    """Through all numbers of _MOST_BITS bits, from a random one on."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._at, self._step = rng.getrandbits(_MOST_BITS), rng.getrandbits(_MOST_BITS) | 1
+
+    def next(self) -> int:
+        self._at += self._step
+        return self._at
+
+
+_OF_PROCESS = _Walk(random.SystemRandom())
+
+
 class Meetings:
-    """Of one process. Numbers are a walk through its share of all that there are, from a random one
-    on: none comes twice at one prefill worker before all others of that share have.
+    """Of one pool. Numbers are a walk through its share of all that there are, from a random one
+    on: none comes twice at one prefill worker before all others of that share have. The pools of a
+    process take the steps of one walk, so that two with the same share make no number twice either.
 
     Two routers that know each other never make the same number. Of two that do not, one in
     2^SHARE_BITS pairs has the same share; taken over all pairs, a new number is one of n that the
@@ -39,9 +54,9 @@ class Meetings:
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
-        rng = rng or random.SystemRandom()
-        self._at, self._step = rng.getrandbits(_MOST_BITS), rng.getrandbits(_MOST_BITS) | 1
-        self._own_id = rng.getrandbits(_MOST_BITS)
+        """`rng`: for a walk of its own."""
+        self._walk = _OF_PROCESS if rng is None else _Walk(rng)
+        self._own_id = (rng or random.SystemRandom()).getrandbits(_MOST_BITS)
         self._others: Callable[[], Collection[int]] = frozenset
         self._share_among: frozenset[int] | None = None
         self._share = 0
@@ -61,7 +76,6 @@ class Meetings:
             self._share_among, self._share = others, share_of(self._own_id, others)
         number = 0
         while not number:  # which engines keep for their own probes
-            self._at += self._step
             bits = number_bits - (ranks - 1).bit_length() - SHARE_BITS
-            number = (self._share << bits | self._at & ((1 << bits) - 1)) * ranks + rank
+            number = (self._share << bits | self._walk.next() & ((1 << bits) - 1)) * ranks + rank
         return Meeting(number, f"xfer-{uuid.uuid4()}", rank, parallel)

@@ -47,6 +47,8 @@ class HandoffPlan(NamedTuple):
     ends_with_prefill: bool = True
     """a prefill that ends with its first token, for another reason than its length, hands nothing
     over: it is the whole answer"""
+    must_read: bool = False
+    """the prefill worker keeps a prompt until it was read, without an end"""
 
     def decode(self, parcel: bytes) -> bytes:
         """For the decode worker, with what the prefill worker handed over."""
@@ -69,7 +71,14 @@ def plan_handoff(
     first = for_prefill(request, _encoded(there), limited=connector.limits_prefill)
     shape = Shape(connector.shape)
     then = for_decode(request, _encoded(here)) if shape.is_together else request
-    return HandoffPlan(shape, first, then, False, connector.abort_safe, connector.ends_with_prefill)
+    return HandoffPlan(
+        shape,
+        first,
+        then,
+        abort_safe=connector.abort_safe,
+        ends_with_prefill=connector.ends_with_prefill,
+        must_read=connector.must_read,
+    )
 
 
 def plan_queued(request: bytes, hint: RemotePrefillHint) -> bytes:

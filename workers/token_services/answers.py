@@ -52,6 +52,9 @@ class AnswerReader:
             return self._end(message.complete)
         return []
 
+    def end(self) -> list[bytes]:
+        return []
+
     def _add(self, part: Any, ids: Any) -> bytes | None:
         tokens, known = list(ids), self.answer.completion_tokens
         set_cached(self.answer, part.cached_tokens)

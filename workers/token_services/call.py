@@ -25,6 +25,10 @@ class Reader(Protocol):
         EngineCallError if it says that the request failed."""
         ...
 
+    def end(self) -> list[bytes]:
+        """The messages that the end of the engine's makes."""
+        ...
+
 
 class Owner(Protocol):
     def forget(self, call: "TranslatedCall") -> None: ...
@@ -54,6 +58,8 @@ class TranslatedCall:
                 found = await asyncio.to_thread(reader.read, data) if is_long else reader.read(data)
                 for message in found:
                     yield message
+            for message in reader.end():
+                yield message
             if not reader.done and not self.aborted:
                 raise WorkerError("its answer ended without a reason")
         except WorkerError as error:

@@ -1,24 +1,35 @@
 """OpenEngine, the gRPC services of several engines: TensorRT-LLM has them
 (`trtllm-serve MODEL --grpc --grpc-protocol openengine`).
 
-Whole requests alone: its engines keep a computed prompt until a decode worker has read it, without
-an end, so that each one whose client leaves or whose decode worker fails would still have to be
-read, at another one if need be. But whether the failed one has read it is not known, and a decode
-engine whose prompt's engine is gone stands still for all of its requests.
+Its prefill engines keep a computed prompt until a decode engine has read it, without an end: see
+HandoffPlan.must_read. A session names where it is; it goes to the decode engine as it came.
 """
 
 import asyncio
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import msgspec
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
-from ...base.errors import StatusCode, WorkerError
+from ...base.errors import InvalidRequestError, StatusCode, WorkerError
 from ..channels import EventCall, Metadata
-from ..dialects import TokenLogprob, TrtllmAnswer, by_logprob, check_length, refuse, set_cached
+from ..dialects import (
+    CONTEXT_ONLY,
+    TokenLogprob,
+    TrtllmAnswer,
+    by_logprob,
+    check_length,
+    leg_fields,
+    refuse,
+    set_cached,
+    with_handoff,
+)
 from ..engine_facts import EngineFacts, facts_of
 from ..failures import EngineCallError, Origin
-from ..transfer_facts import TransferFacts
+from ..transfer_facts import OPENENGINE, TransferFacts
 from ..trtllm_client import EngineIdentity
 from ..trtllm_proto import length_delimited, parts_of, pb
 from .asked import GUIDES, Asked, copy_set, read_request, set_guide
@@ -53,6 +64,7 @@ _CODES = {
 _WELL = (openengine_pb2.HEALTH_STATE_READY, openengine_pb2.HEALTH_STATE_DEGRADED)
 _ROLES = {2: "prefill", 3: "decode"}
 _MOST = (1 << 31) - 1
+_PARCEL = ("kv_session", "host")
 
 
 class OpenEngineClient(TokenServiceClient):
@@ -119,7 +131,6 @@ def open_engine_request(asked: Asked, model: str) -> Any:
     message = asked.message
     sampling, output = message.sampling_config, message.output_config
     refuse(_ENGINE, {"an embedding bias": bool(message.embedding_bias)})
-    refuse(_ENGINE, {"disaggregated serving": bool(message.disaggregated_params.request_type)})
     found = openengine_pb2.GenerateRequest(request_id=message.request_id, model=model)
     copy_set(sampling, found.sampling, _SAMPLING)
     stopping = found.stopping
@@ -145,7 +156,30 @@ def open_engine_request(asked: Asked, model: str) -> Any:
     if message.HasField("guided_decoding"):
         set_guide(message, found.guided, _ENGINE, _GUIDES, '{"type": "object"}')
     found.extra.update({"detokenize": False})  # ids are all that is wanted
+    _set_phase(message, found)
     return found
+
+
+def _set_phase(message: Any, found: Any) -> None:
+    """What a leg of a request says of the other one."""
+    fields = leg_fields(message, _PARCEL, _ENGINE)
+    if message.disaggregated_params.request_type == CONTEXT_ONLY:
+        found.extra.update({"request_type": "context_only"})
+    elif fields:
+        found.extra.update({"request_type": "generation_only"})
+        try:
+            found.kv.session.MergeFromString(b64decode(fields["kv_session"], validate=True))
+        except (KeyError, TypeError, ValueError, DecodeError):
+            raise InvalidRequestError(f"the prompt's handoff is none of {_ENGINE}") from None
+
+
+def _parcel_of(session: Any) -> bytes:
+    """A session with the hosts that it names, which are for the router."""
+    hosts = [endpoint.host for endpoint in session.endpoints]
+    address = MessageToDict(session.attributes_struct).get("ctx_info_endpoint")
+    hosts += address if isinstance(address, list) else [] if address is None else [address]
+    packed = b64encode(session.SerializeToString()).decode()
+    return msgspec.json.encode({"kv_session": packed, "host": hosts})
 
 
 class OpenEngineReader:
@@ -155,6 +189,7 @@ class OpenEngineReader:
         self.answer = TrtllmAnswer(asked.message, asked.prompt_tokens)
         self.done = False
         self._max_tokens: int = asked.message.max_tokens
+        self._parcel = b""
 
     def read(self, data: bytes) -> list[bytes]:
         try:
@@ -173,8 +208,12 @@ class OpenEngineReader:
             check_length(self.answer.completion_tokens + len(ids), self._max_tokens)
             added = self.answer.add(ids, _logprobs(message.token.tokens))
             return [] if added is None else [added]
+        if event == "prefill_ready":
+            self._parcel = _parcel_of(message.prefill_ready.kv_session)
         if event != "finished":
             return []
+        if self._parcel:
+            return self.end()
         ended = message.finished
         matched = ended.stop_match.WhichOneof("match")
         self.done = True
@@ -184,6 +223,14 @@ class OpenEngineReader:
                 None if matched is None else getattr(ended.stop_match, matched),
             )
         ]
+
+    def end(self) -> list[bytes]:
+        """See Reader: a prefill whose session came has ended, with or without more words. It is
+        for a decode worker, however it ended."""
+        if self.done or not self._parcel:
+            return []
+        self.done = True
+        return [with_handoff(self.answer.complete("length"), self._parcel)]
 
 
 def open_engine_facts(model: Any, server: Any, block_size: int) -> EngineFacts:
@@ -209,7 +256,7 @@ def open_engine_facts(model: Any, server: Any, block_size: int) -> EngineFacts:
         ),
     )
     role = _ROLES.get(server.engine_role, "")
-    transfer = TransferFacts(connector="openengine", role=role, block_size=capacity.kv_block_size)
+    transfer = TransferFacts(connector=OPENENGINE, role=role, block_size=capacity.kv_block_size)
     return replace(facts, transfer=transfer)
 
 

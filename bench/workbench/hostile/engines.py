@@ -22,6 +22,8 @@ ON, OFF = signal.SIGUSR1, signal.SIGUSR2
 """make a process misbehave, and stop that"""
 
 STEADY = "steady"
+WORD = 300
+"""The token that they answer: it has a text, so that the OpenAI port shows each as it comes."""
 TOKENS = 8
 """of an answer, unless it is asked for more than SHORT"""
 TOKEN_S = 0.01
@@ -92,9 +94,9 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
 
 def _methods(switch: Switch, misbehave: Misbehaviour | None) -> dict[str, Any]:
     first, long, last = (pb.GenerateResponse() for _ in range(3))
-    first.chunk.token_ids.append(1)
-    long.chunk.token_ids.extend([1] * LONG_CHUNK_TOKENS)
-    last.complete.output_token_ids.extend([1] * TOKENS)
+    first.chunk.token_ids.append(WORD)
+    long.chunk.token_ids.extend([WORD] * LONG_CHUNK_TOKENS)
+    last.complete.output_token_ids.extend([WORD] * TOKENS)
     chunk, long_chunk, complete = (m.SerializeToString() for m in (first, long, last))
 
     async def generate(request: bytes, context: Any) -> None:

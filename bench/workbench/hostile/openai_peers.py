@@ -13,6 +13,8 @@ from .engines import TOKENS
 
 Peer = Callable[[str, TargetAccess], Awaitable[None]]
 ERRORS = (OSError, aiohttp.ClientError, asyncio.TimeoutError)
+HERE = "127.0.0.2", 0
+"""Where they come from: as on a network, from another address than the client that behaves."""
 AT_ONCE = 8
 BURST = 1000
 CHOICES = 128
@@ -40,7 +42,7 @@ async def _flood(
     """Clients that repeat one request, each over a connection of its own."""
     shown = {key.title(): value for key, value in access.metadata()}
     shown |= {"Content-Type": "application/json", **headers}
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, local_addr=HERE)
     session = aiohttp.ClientSession(f"http://{address}", headers=shown, connector=connector)
 
     async def ask() -> None:
@@ -68,7 +70,9 @@ async def _hold(address: str, say: bytes, drip: bytes, *, reads: bool = True) ->
     async def hold() -> None:
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+                reader, writer = await asyncio.open_connection(
+                    host, int(port), limit=1024, local_addr=HERE
+                )
                 try:
                     if not reads:
                         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -118,7 +122,7 @@ async def long_texts(address: str, access: TargetAccess) -> None:
         host, _, port = address.rpartition(":")
         while True:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(host, int(port))
+                _, writer = await asyncio.open_connection(host, int(port), local_addr=HERE)
                 writer.write(_head(access, "/tokenize", len(body)) + body)
                 await writer.drain()
                 await asyncio.sleep(0.2)
@@ -150,7 +154,7 @@ async def missing(address: str, access: TargetAccess) -> None:
     async def ask() -> None:
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await asyncio.open_connection(host, int(port), local_addr=HERE)
                 try:
                     writer.write(asked)
                     while await reader.read(1 << 16):

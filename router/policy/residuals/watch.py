@@ -70,9 +70,13 @@ class ResidualWatch:
     """
 
     def __init__(self) -> None:
-        self.trusted = True
         self.falls = 0
         self.failed: FailedPrediction | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over, trusting: something of the engines became known that predictions lacked."""
+        self.trusted = True
         self._ttft = Residuals(WINDOW, TTFT_SLACK_S, LEAST)
         self._itl = Residuals(WINDOW, ITL_SLACK_S, LEAST)
         self._workers: dict[int, Residuals] = {}

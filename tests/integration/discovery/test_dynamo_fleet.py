@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
+from support.engines.planned_words import words_for
 from support.fake_engine import prompt
 from support.polling import until
 from support.servers.discovered_fleet import (
@@ -28,8 +28,6 @@ from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.bench.load.dynamo_peer import write_model
 from dynamo_router.engines.mocker.config import EngineConfig
-from dynamo_router.engines.mocker.sampling import plan_output
-from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.router.config import KvRouterConfig
@@ -94,7 +92,7 @@ async def heals_a_gap(ports: Any, index: Any) -> None:
     await feed._subscriptions[0].close()
     blocks = [status.blocks for status in index.sources()]
     await asyncio.gather(*(complete(ports, 5000 + n) for n in range(12)))
-    await feed._plane.subscribe(feed._events, feed._on_message)
+    await feed._plane.subscribe_batches(feed._events, feed._on_messages)
     await asyncio.gather(*(complete(ports, 7000 + n) for n in range(12)))
     await until(lambda: exact(ports))
     for first in range(5000, 5012):
@@ -233,13 +231,3 @@ async def test_our_engines_behind_dynamos_frontend(
                 assert answer["choices"][0]["finish_reason"] == "length"
         finally:
             frontend.kill()
-
-
-def words_for(tokens: list[int], count: int, engine: EngineConfig) -> list[str]:
-    """What our mock engines answer to a prompt, in the words of the tests' tokenizer: its token 0
-    is special, and is no text."""
-    asked = EngineRequest(
-        request_id="", token_ids=np.array(tokens, dtype=np.uint32), max_tokens=count
-    )
-    planned = plan_output(asked, vocab_size=engine.vocab_size, ends=engine.end_tokens).tokens
-    return [f"w{token}" if token > 2 else "<unk>" for token in planned if token != 0]

@@ -99,7 +99,9 @@ async def test_a_gap_is_filled_and_an_engine_that_starts_anew_is_heard(backend: 
         feed = events.feed
         await feed._subscriptions[0].close()  # deaf for a while
         await send(ports, 300)
-        feed._subscriptions[0] = await feed._plane.subscribe(feed._events, feed._on_message)
+        feed._subscriptions[0] = await feed._plane.subscribe_batches(
+            feed._events, feed._on_messages
+        )
         await send(ports, 500)
         await until(lambda: is_exact(ports, fleet))
         engine = fleet.engines[0]

@@ -25,6 +25,8 @@ LONG = HandoffLimits()
 SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
 TOKENS = 48
 
+KEEPING = [name for name in WIRES if name.startswith("openengine")]
+"""Whose prefill engines keep a prompt until it was read."""
 WRITING = [name for name in WIRES if name.endswith(("push", "mooncake"))]
 together = [name for name in WIRES if WIRES[name].shape != "relay"]  # type: ignore[attr-defined]
 relaying = [name for name in WIRES if name not in together]
@@ -67,7 +69,7 @@ async def scene(
     name: str, *, prefill: int = 1, decode: int = 1, handoff: HandoffLimits = LONG, **more: Any
 ) -> AsyncIterator[Scene]:
     make = WIRES[name]
-    fabric = Fabric(make.shape)  # type: ignore[attr-defined]
+    fabric = Fabric(make.shape, make.lease_s)  # type: ignore[attr-defined]
     sources = [make(fabric, "prefill") for _ in range(prefill)]
     targets = [make(fabric, "decode") for _ in range(decode)]
     async with AsyncExitStack() as stack:
@@ -160,10 +162,13 @@ async def test_a_prefill_that_fails_has_the_pair_chosen_anew(name: str, fault: s
 
 @pytest.mark.parametrize("name", relaying)
 async def test_a_prefill_that_hands_nothing_over_is_a_failure(name: str) -> None:
-    async with scene(name, decode=1, handoff=SOON) as on:
+    async with scene(name, prefill=1 if name in whole else 2, handoff=SOON) as on:
         on.prefill[0].legs.faults = ["no_parcel"]
-        last = await on.answer()
-        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+        for number in range(8):
+            last = await on.answer(f"r{number}")
+            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+            if not on.prefill[0].legs.faults:
+                break
         await on.failed("no_parcel")
 
 
@@ -195,6 +200,13 @@ async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fa
             assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
             if not on.decode[0].legs.faults:
                 break
+        if name in KEEPING and fault in (
+            "die",
+            "empty",
+            "hang",
+        ):  # nobody knows whether it has read
+            await on.failed("unread")
+            on.fabric.held.clear()  # the operator starts the prefill engine anew
         phase = DECODE_FAULTS[fault]
         if name == "sglang" and fault == "empty":
             phase = "decode"  # it says in words that it gave up
@@ -248,6 +260,7 @@ async def test_clients_that_leave_leave_nothing(name: str) -> None:
         if name in WRITING:
             await until(lambda: len(on.decode[0].legs.cancelled) == count)
             assert not on.prefill[0].legs.cancelled, "what is written on is not cut off"
+        if name in WRITING + KEEPING:
             for pool in on.pools.running:
                 for client in pool.monitor.ready_clients():
                     await client.close()
@@ -277,3 +290,64 @@ async def test_what_two_workers_cannot_share(name: str, what: str) -> None:
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert field in (raised.value.details() or "")
         assert not on.prefill[0].legs.asked
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_what_is_kept_is_read_for_clients_that_left(name: str) -> None:
+    """As it is computed: by the decode worker that was chosen, which makes one token."""
+    async with scene(name) as on:
+        on.prefill[0].legs.faults = ["slow"] * 20
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        streams = [call(prompt(f"r{n}", TOKENS).SerializeToString()) for n in range(20)]
+        await until(lambda: len(on.prefill[0].legs.asked) == 20)
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: not int(on.pools.prefill.router.slots.own_requests().sum()))
+        assert not on.prefill[0].legs.cancelled and not on.decode[0].legs.asked
+        on.prefill[0].legs.go.set()
+        await until(lambda: len(on.decode[0].legs.ended) == 20)
+        assert {leg.max_tokens for leg in on.decode[0].legs.asked} == {1}
+        assert not on.fabric.blocks
+        await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_a_reader_is_not_ended_before_it_has_read(name: str) -> None:
+    async with scene(name) as on:
+        on.decode[0].legs.faults = ["slow"]
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        stream = call(prompt("r1", TOKENS).SerializeToString())
+        await until(lambda: bool(on.decode[0].legs.asked))
+        stream.cancel()
+        await until(lambda: not int(on.pools.workers.router.slots.own_requests().sum()))
+        assert not on.decode[0].legs.cancelled and on.fabric.blocks
+        on.decode[0].legs.go.set()
+        await until(lambda: not on.fabric.blocks)
+        await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_what_a_decode_worker_refuses_another_one_reads(name: str) -> None:
+    """Its client gets a new pair meanwhile; nobody reads a prompt twice."""
+    async with scene(name, decode=2) as on:
+        for wire in on.decode:
+            wire.legs.faults = ["refuse"]
+        await on.answer()
+        await until(lambda: not on.fabric.blocks)
+        reads = [leg for wire in on.decode for leg in wire.legs.asked]
+        assert sorted(Counter(leg.key for leg in reads).values()) in ([1, 3], [2, 2])
+        await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_what_names_another_host_is_never_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "dynamo_router.server.handoff.leg_answers.foreign_host"
+    monkeypatch.setattr(module, lambda parcel, address: "10.0.0.1")
+    async with scene(name, max_attempts=1) as on:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await on.answer()
+        await on.failed("unread")
+        assert not on.decode[0].legs.asked
+        on.fabric.held.clear()

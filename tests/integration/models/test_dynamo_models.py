@@ -5,7 +5,6 @@ A worker of theirs does not stay where another model is served: ours are of anot
 Needs them, and is not the only proof: set DYNAMO_PEER to a Python that has ai-dynamo 1.6.1.
 """
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,37 +17,6 @@ from support.servers.model_serving import TINY, many, model_serving
 from dynamo_router.router.config import KvRouterConfig
 
 pytestmark = pytest.mark.skipif(PEER is None, reason="DYNAMO_PEER names no Python with ai-dynamo")
-
-
-async def test_their_prefill_and_decode_workers_behind_our_frontend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("blake3")
-    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
-    environ = {"DYN_FILE_KV": str(tmp_path / "store")}
-    with backend_of("file", tmp_path) as files, ExitStack() as stack:
-        files.environ.update(environ)
-        for kind in ("prefill", "decode"):
-            mode = ("--disaggregation-mode", kind)
-            mockers = DynamoMockers(tmp_path / kind, environ, "file", "zmq", 2, *mode)
-            stack.callback(mockers.kill)
-            mockers.launch()
-        router = KvRouterConfig(use_kv_events=False, seed=1)
-        async with model_serving(files, router=router) as client:
-
-            def answering() -> float:
-                return sum(pool.share for pool in client.server.models.pools if pool.answers)
-
-            await until(lambda: answering() == 2, 60.0)
-            ways = set()
-            for number in range(20):
-                prompt = list(range(3 + number, 83 + number))
-                status, body = await client.complete("tiny", prompt)
-                assert status == 200 and body["usage"]["completion_tokens"] == 4, body
-                told = body["nvext"]["worker_id"]
-                ways.add((told["prefill_worker_id"], told["decode_worker_id"]))
-            prefill, decode = ({way[at] for way in ways} for at in (0, 1))
-            assert len(prefill) == len(decode) == 2 and prefill.isdisjoint(decode)
 
 
 async def test_a_model_of_theirs_beside_one_of_ours(

@@ -158,6 +158,26 @@ async def test_a_prompt_is_begun_before_its_decode_worker_has_answered(fleet: Fl
     assert (decode.corrupt, decode.checked) == (0, 4)
 
 
+async def test_a_write_has_what_is_left_of_its_decode_engines_patience(fleet: Fleet) -> None:
+    """However long the prompt was computed since that engine was asked."""
+    decode, prefill = await fleet.decode(), await fleet.prefill()
+    prefill.awake.clear()
+    write, given = prefill.transfer.write, []
+
+    def watched(*args: Any, **more: Any) -> Any:
+        given.append(more["deadline_s"])
+        return write(*args, **more)
+
+    prefill.transfer.write = watched  # type: ignore[method-assign]
+    request = asyncio.create_task(decode.request(prompt(4 * BLOCK)))
+    await until(lambda: decode.transfer.grants.open_attempts)
+    asked_at = asyncio.get_running_loop().time()
+    await until(lambda: asyncio.get_running_loop().time() > asked_at + 0.3)
+    prefill.awake.set()
+    assert await request == "remote"
+    assert given[0] <= FAST["prefill_queue_timeout_s"] - 0.3
+
+
 async def test_what_is_over_when_it_is_begun_is_computed_no_further(fleet: Fleet) -> None:
     decode, prefill = await fleet.decode(), await fleet.prefill()
     prefill.awake.clear()

@@ -49,8 +49,9 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 class Fabric:
     """Between all engines of one test."""
 
-    def __init__(self, shape: str) -> None:
-        self.shape = shape
+    def __init__(self, shape: str, lease_s: float = LEASE_S) -> None:
+        """`lease_s`: for how long a prefill engine keeps a prompt that nobody reads."""
+        self.shape, self.lease_s = shape, lease_s
         self.now = 0.0
         self.held: dict[str, tuple[int, float]] = {}
         """by key: blocks that a prefill engine holds, and until when"""
@@ -72,7 +73,7 @@ class Fabric:
     def hold(self, leg: Leg, key: str) -> None:
         assert key not in self.keys, f"{key} was used before"
         self.keys.append(key)
-        self.held[key] = len(leg.prompt) // BLOCK, self.now + LEASE_S
+        self.held[key] = len(leg.prompt) // BLOCK, self.now + self.lease_s
         self._prompts[key] = leg.prompt
 
     def read(self, key: str) -> tuple[int, ...] | None:

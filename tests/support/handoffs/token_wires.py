@@ -7,9 +7,12 @@ from typing import Any
 
 import grpc
 from support.engines.token_services import (
+    OpenEngineService,
     SglangService,
     TokenService,
     VllmService,
+    open_last,
+    open_part,
     refused,
     sglang_last,
     sglang_part,
@@ -21,6 +24,7 @@ from support.handoffs.wire import ENGINE, PORT, Wire
 from support.servers.http_engine import HttpEngine, reply
 
 from dynamo_router.workers.health import HealthMonitor
+from dynamo_router.workers.token_services.proto import openengine_pb2
 
 
 class TokenWire(Wire):
@@ -185,3 +189,66 @@ class SglangGrpcWire(TokenWire):
     ) -> Any:
         said = tokens if request.stream else all_tokens
         return sglang_last(said, len(all_tokens), reason, CACHED)
+
+
+class OpenEngineWire(TokenWire):
+    """TensorRT-LLM with OpenEngine's services: a session, which is kept until it was read."""
+
+    runs_whole = False
+    lease_s = float("inf")
+    sends_finish = True
+    """after a prefill's session"""
+
+    def made(self) -> TokenService:
+        engine = OpenEngineService(self._script)
+        engine.info.engine_role = {"prefill": 2, "decode": 3}.get(self.role, 1)
+        return engine
+
+    def read(self, request: Any) -> Leg:
+        phases = {"context_only": "prefill", "generation_only": "decode"}
+        kind = request.extra.fields.get("request_type")
+        phase = "" if kind is None else phases[kind.string_value]
+        assert phase == self.role
+        if phase == "decode":
+            attributes = request.kv.session.attributes_struct
+            assert (attributes["ctx_dp_rank"], attributes["opaque_state"]) == (0, "AAAA")
+        key = request.kv.session.session_id
+        prompt, most = tuple(request.token_ids.ids), request.stopping.max_tokens
+        return Leg(request.request_id, prompt, most, phase, key)
+
+    async def _script(self, engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.bodies.append(request)
+        try:
+            async for new, reason, key in self.legs.run(self.read(request)):
+                if key:
+                    found = openengine_pb2.GenerateResponse()
+                    session = found.prefill_ready.kv_session
+                    session.session_id = key
+                    session.endpoints.add(host="127.0.0.1")
+                    session.attributes_struct.update(
+                        {
+                            "ctx_info_endpoint": "tcp://127.0.0.1:9000",
+                            "opaque_state": "AAAA",
+                            "ctx_dp_rank": 0,
+                            "first_gen_tokens": new,
+                        }
+                    )
+                    found.usage.cached_prompt_tokens = CACHED
+                    yield found
+                elif new:
+                    yield open_part(*new)
+                if reason and (self.sends_finish or not key):
+                    yield open_last(1 if reason == "stop" else 2, CACHED)
+        except EngineFault as fault:
+            found = openengine_pb2.GenerateResponse()
+            found.error.code = 1 if fault.status == 400 else 5
+            found.error.message = str(fault)
+            yield found
+        except Died:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+class OpenEngineWithoutFinishWire(OpenEngineWire):
+    """Its prefill engines end with the session."""
+
+    sends_finish = False

@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack
 from typing import Any
 
-from support.handoffs.fabric import Fabric, FakeLegs
+from support.handoffs.fabric import LEASE_S, Fabric, FakeLegs
 
 from dynamo_router.workers.health import HealthMonitor
 
@@ -15,6 +15,7 @@ class Wire:
 
     shape = "relay"
     runs_whole = True
+    lease_s = LEASE_S
 
     def __init__(self, fabric: Fabric, role: str) -> None:
         self.legs, self.role = FakeLegs(fabric), role

@@ -13,6 +13,8 @@ import grpc
 from support.fake_engine import FakeEngine, chunk, complete
 from support.handoffs.fabric import CACHED, Died, EngineFault, Fabric, Leg
 from support.handoffs.token_wires import (
+    OpenEngineWire,
+    OpenEngineWithoutFinishWire,
     SglangGrpcWire,
     VllmGrpcMooncakeWire,
     VllmGrpcPushWire,
@@ -398,6 +400,8 @@ WIRES: dict[str, Callable[[Fabric, str], Wire]] = {
     "vllm-grpc-nixl-push": VllmGrpcPushWire,
     "vllm-grpc-mooncake": VllmGrpcMooncakeWire,
     "sglang-grpc": SglangGrpcWire,
+    "openengine": OpenEngineWire,
+    "openengine-session-last": OpenEngineWithoutFinishWire,
     "dynamo": DynamoWire,
     "dynamo-bootstrap": DynamoBootstrapWire,
     "dynamo-push": DynamoPushWire,

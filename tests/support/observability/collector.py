@@ -1,9 +1,11 @@
 """An OpenTelemetry collector that keeps what it is sent."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 from grpc import aio
@@ -33,7 +35,7 @@ class Collector:
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[tuple[Collector, str]]:
-    """A collector and its address."""
+    """A collector and its address. Who starts meanwhile sends batches soon, not after 5 s."""
     collector = Collector()
     server = aio.server()
     method = grpc.unary_unary_rpc_method_handler(
@@ -48,6 +50,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield collector, f"http://127.0.0.1:{port}"
+        with patch.dict(os.environ, OTEL_BSP_SCHEDULE_DELAY="100"):
+            yield collector, f"http://127.0.0.1:{port}"
     finally:
         await server.stop(None)

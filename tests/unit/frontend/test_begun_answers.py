@@ -23,6 +23,8 @@ from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.access import ANONYMOUS
 from dynamo_router.server.dispatch import ReadRequest, RequestReader
+from dynamo_router.transport.http1 import Client
+from dynamo_router.workers.trtllm_proto import pb
 
 AT_A_TIME = 4
 BLOCK = 16
@@ -82,7 +84,14 @@ def text(reader: RequestReader) -> ModelText:
     return ModelText(OWN_MODEL, reader.off_loop)
 
 
-async def ask(engines: Engines, text: ModelText, name: str, answers: int, tokens: int = 1) -> None:
+async def ask(
+    engines: Engines,
+    text: ModelText,
+    name: str,
+    answers: int,
+    tokens: int = 1,
+    client: Client | None = None,
+) -> None:
     """One request for so many answers to one prompt, in the name of this caller."""
     set_account(name)
     request = CompletionRequest(model="m", prompt=cast(Any, b"[1]"))
@@ -91,7 +100,7 @@ async def ask(engines: Engines, text: ModelText, name: str, answers: int, tokens
     choices = [Choice(index, prompt, 16) for index in range(answers)]
     origin = origin_of(request, {}, ANONYMOUS, name, name)
     workers = Workers(cast(Any, engines), engines.turns)
-    await answer(workers, text, request, choices, origin, lambda index, delta: None)
+    await answer(workers, text, request, choices, origin, lambda index, delta: None, client)
 
 
 async def test_requests_of_many_answers_share_a_turn(engines: Engines, text: ModelText) -> None:
@@ -148,3 +157,35 @@ async def test_a_client_that_leaves_takes_what_waits_along(
     await asyncio.wait(asked)
     assert not engines.turns.waiting
     assert len(engines.begun) <= 4 * AT_A_TIME
+
+
+class Streaming(Engines):
+    """The same, of answers of which one message has come: notes when that is read."""
+
+    async def generate(self, request: ReadRequest, respond: Any, **more: Any) -> PairDecision:
+        if self._next is None:
+            self._count()
+        await respond(pb.GenerateResponse(chunk={"token_ids": [300]}).SerializeToString())
+        self.begun.append((self._turn, request.facts.request_id))
+        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 1, 0))
+
+
+async def test_what_waited_for_clients_goes_on_in_turns_when_they_read_again(
+    reader: RequestReader, text: ModelText
+) -> None:
+    engines, clients = Streaming(reader), [Client() for _ in range(60)]
+    for client in clients:
+        client.on_full()
+    asked = [
+        asyncio.create_task(ask(engines, text, f"r{n}", 1, client=client))
+        for n, client in enumerate(clients)
+    ]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not engines.begun
+    for client in clients:
+        client.on_drained()
+    await asyncio.gather(*asked)
+    assert len(engines.begun) == 60
+    assert engines.most_in_a_turn <= 2 * AT_A_TIME
+    engines.close()

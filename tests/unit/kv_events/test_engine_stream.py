@@ -10,6 +10,7 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.indexer.source import SourceState
 from dynamo_router.kv_events import engine_stream
+from dynamo_router.kv_events.dialects import PulledCall
 from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.process import supervised
 from dynamo_router.workers.trtllm_proto import common_pb
@@ -27,26 +28,18 @@ def batch(number: int, *, size: int = SIZE) -> bytes:
     return data
 
 
-class Call:
+class Call(PulledCall[bytes]):
     """A subscription whose batches come from a queue."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: asyncio.Queue[bytes] = asyncio.Queue()
-        self._reading: asyncio.Future[bytes] | None = None
 
-    async def initial_metadata(self) -> object:
-        return ()
+    async def initial_metadata(self) -> None:
+        """Accepted at once."""
 
-    def read(self) -> "asyncio.Future[bytes]":
-        self._reading = asyncio.ensure_future(self.batches.get())
-        return self._reading
-
-    async def code(self) -> object:
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+    async def _pull(self) -> bytes:
+        return await self.batches.get()
 
 
 class Engine:

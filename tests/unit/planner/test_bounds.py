@@ -10,8 +10,16 @@ from dynamo_router.bench.traffic import TRAFFIC_BLOCK_SIZE, shape_traffic
 from dynamo_router.engines.mocker import EngineConfig
 from dynamo_router.planner import Constraints, EngineModel, Fleet, Objectives, PlanningConfig
 from dynamo_router.planner.bounds import MINUTE_S, cheapest_course, course_of
-from dynamo_router.planner.comparison import BOUNDS, PEERS, Comparison, Setting, best_value, pareto
-from dynamo_router.planner.day import DayRun, day_trace
+from dynamo_router.planner.comparison import (
+    BOUNDS,
+    GRIDS,
+    PEERS,
+    Comparison,
+    Setting,
+    best_value,
+    pareto,
+)
+from dynamo_router.planner.day import DayRun, HopelessError, day_trace
 from dynamo_router.planner.profile import Curves
 
 
@@ -87,6 +95,18 @@ def test_a_golden_small_day(day: Comparison) -> None:
     # What only reacts keeps no more than what foresees.
     assert runs["bound-no-foresight"].worst_5_min <= runs["bound-reachable"].worst_5_min + 0.02
     assert day.run("bound-clairvoyant").engine_hours == floor
+
+
+@pytest.mark.parametrize("name", ["hpa-queue", "wva"])
+def test_tuning_that_gives_up_what_is_hopeless_finds_the_same(day: Comparison, name: str) -> None:
+    assert day.train is not None
+    tried = [(value, day._peer(name, value, day.train, day.start)) for value in GRIDS[name]]
+    value = best_value(tried, 0.95)
+    assert day.run(f"{name}-tuned").settings == day._rule(name, value)[2]
+    missed = round((1 - tried[0][1].attainment) * len(day.train.requests))
+    if missed > 2:
+        with pytest.raises(HopelessError):
+            day._peer(name, tried[0][0], day.train, day.start, missed // 2)
 
 
 def test_a_peer_is_tuned_on_the_other_day(day: Comparison) -> None:

@@ -199,3 +199,45 @@ def test_a_load_is_not_steady_where_the_season_says_that_it_ends() -> None:
     assert forecast.steady_s(1.0) == 0.0
     forecast.skip()
     assert forecast.steady_s(1.0) == 0.0
+
+
+def test_a_quantile_is_that_of_the_total_of_bins_that_miss_in_both_directions() -> None:
+    """Before, bins had a quantile each, whose sum is reached by one total in hundreds."""
+    counts = list(np.random.default_rng(3).poisson(20, 500).astype(float))
+    forecast, below, planned = fed(ArrivalForecast(15.0, 10), counts[:190]), 0, 0.0
+    for place in range(190, 490):
+        total = forecast.quantile(0.9)[5:].sum()
+        below, planned = below + (sum(counts[place + 5 : place + 10]) <= total), planned + total
+        forecast.update(counts[place])
+    assert 0.8 <= below / 300 <= 0.97
+    assert planned / 300 < 1.35 * 5 * 20
+
+
+def test_the_end_of_a_silence_says_nothing_of_a_busy_hour() -> None:
+    """Before, what a forecast of none had missed by counted at every load, and asked for ten times
+    the arrivals that came."""
+    rng = np.random.default_rng(3)
+    busy = list(rng.poisson(36, 60).astype(float))
+    yesterday = [*busy, *[0.0] * 80, *busy]
+    today = fed(ArrivalForecast(15.0, 14, yesterday), busy[:16])
+    assert today.quantile(0.9).max() < 2 * 36
+
+
+def test_a_day_begins_with_what_was_missed_by_on_the_day_before() -> None:
+    rng = np.random.default_rng(3)
+    calm, wild = (list(rng.uniform(40 - by, 40 + by, 160)) for by in (2, 38))
+    first = [fed(ArrivalForecast(15.0, 14, each), [40.0]).quantile(0.9) for each in (calm, wild)]
+    assert first[0].sum() < first[1].sum()
+    assert first[0][0] == pytest.approx(40, rel=0.2)
+
+
+def test_arrivals_that_jump_are_believed_after_a_bin() -> None:
+    """Before, five times the arrivals were planned for two minutes later."""
+    rng = np.random.default_rng(3)
+    calm = list(rng.poisson(8, 40).astype(float))
+    forecast = fed(ArrivalForecast(15.0, 10), calm)
+    assert forecast.quantile(0.5, 3.0).max() < 16
+    forecast.update(40.0)
+    assert forecast.quantile(0.5, 3.0).min() >= 40
+    forecast.update(8.0)  # it was none
+    assert forecast.quantile(0.5, 3.0).max() < 24

@@ -13,7 +13,7 @@ from support.processes import children_of
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.cli import main
 from dynamo_router.planner.grid.cells import BASE, RIVALS, Cell, judge, run_cell
-from dynamo_router.planner.grid.command import PlanGridConfig
+from dynamo_router.planner.grid.command import PlanGridConfig, _tasks, verdicts_of
 
 FAST = (
     "--requests=150 --rate=2 --engine-speed=0.4 --engines-max=5 --plan-budget-s=0.1 "
@@ -84,6 +84,22 @@ def test_a_grid_is_run_kept_and_gone_on_with(
     again = command("--model-errors=1,hits,1.25", "--limit-s=0")
     assert again["summary"][0] == "2 of 3 cells were run"
     assert len(out.read_text().splitlines()) == 3
+
+
+def test_what_no_start_up_changes_is_run_once_for_a_day() -> None:
+    config = PlanGridConfig(days="sinus,step", start_ups="30,120", model_errors="1,0.8")
+    tasks = _tasks(config, {})
+    of_day = [cell for cell, names in tasks if "static-peak-tuned" in names]
+    assert of_day == [Cell("sinus", 30.0), Cell("step", 30.0)]
+    assert sum(names == ("plan",) for _, names in tasks) == 8
+    kept: dict[Cell, dict[str, Any]] = {}
+    for cell, names in tasks:
+        kept.setdefault(cell, {}).update({name: row(name, 0.96, 2.0) for name in names})
+    assert not _tasks(config, kept)
+    assert len(verdicts_of(config, kept)) == 8
+    del kept[Cell("step", 30.0)]["static-peak"]
+    missing = [(Cell("step", 30.0), ("static-peak",))]
+    assert _tasks(config, kept) == missing and len(verdicts_of(config, kept)) == 4
 
 
 def test_prompts_of_another_day_are_seen_and_the_day_is_the_same() -> None:

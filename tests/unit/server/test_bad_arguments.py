@@ -1,5 +1,6 @@
 """A number that is no use, or an address that is none, is one line before anything is opened."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ def test_a_number_is_taken_or_refused_in_one_line_that_names_its_setting(
             try_router(found.config.router)
 
 
+@cache  # commands share the router's settings
 def try_router(config: KvRouterConfig) -> None:
     """A router of these settings can be made and asked, or says why it cannot."""
     try:

@@ -18,8 +18,9 @@ from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
 from dynamo_router.runtime.event_planes.nats_plane import NatsPlane
 from dynamo_router.transport.nats import nats_link
+from dynamo_router.transport.nats._frames import count_missing, read_frame, read_run
 from dynamo_router.transport.nats.nats_link import _Client, _log_slow_reading
-from dynamo_router.transport.nats.nats_shortcut import Frame, NatsShortcut, read_frame
+from dynamo_router.transport.nats.nats_shortcut import NatsShortcut
 
 SUBJECTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 
@@ -55,8 +56,8 @@ def test_messages_are_read_as_by_the_library(
     data = b"".join(message(*each) for each in said)
     found, at = [], 0
     while (frame := read_frame(data, at)) is not None:
-        found.append((frame.sid, frame.subject, frame.payload))
-        at = frame.end
+        found.append(frame[:3])
+        at = frame[3]
     assert at == len(data)
     assert found == Heard(data).messages
 
@@ -66,8 +67,40 @@ def test_a_message_that_has_not_come_whole_is_none(
     subject: str, payload: bytes, data: st.DataObject
 ) -> None:
     whole = message(7, subject, payload)
-    assert read_frame(whole, 0) == Frame(7, subject.encode(), payload, len(whole))
-    assert read_frame(whole[: data.draw(st.integers(0, len(whole) - 1))], 0) is None
+    assert read_frame(whole, 0) == (7, subject.encode(), payload, len(whole))
+    part = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    assert read_frame(part, 0) is None
+    assert read_run(part, 0, {7: list}) is None
+    missing = count_missing(part, 0, {7: list})
+    assert (missing > 0) == (len(part) >= len(b"MSG "))
+    assert missing <= len(whole) - len(part)
+    assert not count_missing(part, 0, {}), "it is for the library"
+    assert count_missing(whole, 0, {7: list}) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.binary(max_size=9)), min_size=1))
+def test_messages_in_a_row_with_one_sink_are_read_together(said: list[tuple[int, bytes]]) -> None:
+    data = b"".join(message(sid, "a", payload) for sid, payload in said)
+    one, other = [].append, [].append
+    sinks: dict[int, Any] = {1: one, 2: one, 3: other}
+    at, found = 0, []
+    while at < len(data):
+        if (run := read_run(data, at, sinks)) is not None:
+            sink, payloads, at = run
+            found.append((sink, payloads))
+        else:
+            frame = read_frame(data, at)
+            assert frame is not None and frame[0] == 4
+            found.append((None, [frame[2]]))
+            at = frame[3]
+    wanted: list[tuple[Any, list[bytes]]] = []
+    for sid, payload in said:
+        sink = sinks.get(sid)
+        if sink is not None and wanted and wanted[-1][0] is sink:
+            wanted[-1][1].append(payload)
+        else:
+            wanted.append((sink, [payload]))
+    assert found == wanted
 
 
 @pytest.mark.parametrize(
@@ -87,6 +120,7 @@ def test_a_message_that_has_not_come_whole_is_none(
 )
 def test_whatever_else_comes_is_for_the_library(other: bytes) -> None:
     assert read_frame(other, 0) is None
+    assert read_run(other, 0, {1: list}) is None
 
 
 class Socket:
@@ -102,12 +136,18 @@ class Socket:
         self._protocol = protocol
 
 
-async def through_a_shortcut(parts: list[bytes], rng: random.Random) -> list[bytes]:
-    """What a plain handler gets of these bytes, while the library's reader is late at times."""
+async def through_a_shortcut(
+    parts: list[bytes], rng: random.Random, *, batches: bool
+) -> list[bytes]:
+    """What a plain handler, or a sink, gets of these bytes, while the library's reader is late at
+    times."""
     client = _Client(lambda: None)
     got: list[bytes] = []
-    subscription = cast(Any, SimpleNamespace(pending_msgs=0))
-    client.plain[1] = subscription, lambda _, payload: got.append(payload)
+    if batches:
+        client.sinks[1] = got.extend
+    else:
+        subscription = cast(Any, SimpleNamespace(pending_msgs=0))
+        client.plain[1] = subscription, lambda _, payload: got.append(payload)
     reader = asyncio.StreamReader()
     socket = Socket(asyncio.StreamReaderProtocol(reader))
     writer = SimpleNamespace(transport=socket)
@@ -127,8 +167,9 @@ async def through_a_shortcut(parts: list[bytes], rng: random.Random) -> list[byt
     return got
 
 
+@pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-async def test_messages_cut_anywhere_come_once_and_in_order(seed: int) -> None:
+async def test_messages_cut_anywhere_come_once_and_in_order(seed: int, batches: bool) -> None:
     rng = random.Random(seed)
     payloads = [b"%d:" % n + rng.randbytes(rng.randrange(40)) for n in range(14)]
     said = b""
@@ -142,7 +183,7 @@ async def test_messages_cut_anywhere_come_once_and_in_order(seed: int) -> None:
             said += message(1, "a", payload)
     cuts = sorted(rng.randrange(len(said)) for _ in range(rng.randrange(9)))
     parts = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    assert await through_a_shortcut(parts, rng) == payloads
+    assert await through_a_shortcut(parts, rng, batches=batches) == payloads
 
 
 async def heard_over(server: EmbeddedNats, connections: int) -> list[NatsShortcut]:

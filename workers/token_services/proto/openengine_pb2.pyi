@@ -617,19 +617,23 @@ Global___Candidates: _TypeAlias = Candidates  # noqa: Y015
 class KvOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
+    @_builtins.property
+    def session(self) -> Global___KvSession: ...
     def __init__(
         self,
         *,
+        session: Global___KvSession | None = ...,
         cache_salt: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal[
-        "_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt"
+        "_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt", "session", b"session"
     ]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt"
+        "_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt", "session", b"session"
     ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
@@ -639,6 +643,59 @@ class KvOptions(_message.Message):
     ) -> _WhichOneofReturnType__cache_salt | None: ...
 
 Global___KvOptions: _TypeAlias = KvOptions  # noqa: Y015
+
+@_typing.final
+class KvSession(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_STRUCT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEndpoint]: ...
+    @_builtins.property
+    def attributes_struct(self) -> _struct_pb2.Struct: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        endpoints: _abc.Iterable[Global___KvEndpoint] | None = ...,
+        attributes_struct: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes_struct", b"attributes_struct"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "attributes_struct",
+        b"attributes_struct",
+        "endpoints",
+        b"endpoints",
+        "session_id",
+        b"session_id",
+    ]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSession: _TypeAlias = KvSession  # noqa: Y015
+
+@_typing.final
+class KvEndpoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEndpoint: _TypeAlias = KvEndpoint  # noqa: Y015
 
 @_typing.final
 class Guide(_message.Message):
@@ -702,6 +759,7 @@ class GenerateResponse(_message.Message):
 
     PROMPT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PREFILL_READY_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
@@ -709,6 +767,8 @@ class GenerateResponse(_message.Message):
     def prompt(self) -> Global___Prompt: ...
     @_builtins.property
     def token(self) -> Global___Tokens: ...
+    @_builtins.property
+    def prefill_ready(self) -> Global___PrefillReady: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
     @_builtins.property
@@ -720,6 +780,7 @@ class GenerateResponse(_message.Message):
         *,
         prompt: Global___Prompt | None = ...,
         token: Global___Tokens | None = ...,
+        prefill_ready: Global___PrefillReady | None = ...,
         finished: Global___Finished | None = ...,
         error: Global___Failure | None = ...,
         usage: Global___Usage | None = ...,
@@ -731,6 +792,8 @@ class GenerateResponse(_message.Message):
         b"event",
         "finished",
         b"finished",
+        "prefill_ready",
+        b"prefill_ready",
         "prompt",
         b"prompt",
         "token",
@@ -746,6 +809,8 @@ class GenerateResponse(_message.Message):
         b"event",
         "finished",
         b"finished",
+        "prefill_ready",
+        b"prefill_ready",
         "prompt",
         b"prompt",
         "token",
@@ -755,7 +820,7 @@ class GenerateResponse(_message.Message):
     ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal[
-        "prompt", "token", "finished", "error"
+        "prompt", "token", "prefill_ready", "finished", "error"
     ]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(
@@ -783,6 +848,26 @@ class Prompt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class PrefillReady(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_SESSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def kv_session(self) -> Global___KvSession: ...
+    def __init__(
+        self,
+        *,
+        kv_session: Global___KvSession | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_session", b"kv_session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_session", b"kv_session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillReady: _TypeAlias = PrefillReady  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):

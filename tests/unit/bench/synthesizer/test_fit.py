@@ -47,6 +47,19 @@ def test_sessions_are_within_three_percent_of_traffic_they_were_not_tuned_on(
         assert made.input_length.mean == pytest.approx(learned.input_length.mean, rel=rel)
 
 
+@pytest.mark.parametrize("family", ["coders", "thrash"])
+def test_prompts_are_as_long_and_as_short_as_the_learned_ones(family: str) -> None:
+    """Sessions of coders end at the length of a context; those of a thrash go back to where others
+    on the same document had forked, which is never behind the document."""
+    for split in ("train", "validate"):
+        columns = generated(family, split)
+        model = learn_model(columns)
+        for seed in range(3):
+            lengths = draw(model, len(columns), seed).input_lengths
+            assert lengths.max() <= columns.input_lengths.max()
+            assert lengths.std() == pytest.approx(columns.input_lengths.std(), rel=0.06)
+
+
 def test_as_many_requests_carry_on_as_in_the_learned_trace() -> None:
     columns = generated("conversation", "validate")
     model = learn_model(columns)

@@ -9,7 +9,7 @@ import pytest
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.bench.synthesizer.sample import SAMPLE_TRACE
 from dynamo_router.bench.workbench.grid import GridConfig, cells, judge, run, run_grid
-from dynamo_router.bench.workbench.grid_cells import Cell, read_kept
+from dynamo_router.bench.workbench.grid_cells import Cell, read_runs
 
 BASE = Cell(8, 1.0, 1.0, 0.0, 0.0)
 
@@ -56,7 +56,7 @@ def test_a_grid_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(grid) == 0
     assert capsys.readouterr().err.count("TTFT") == 2
     assert sorted(Path(grid.out).read_text().splitlines()) == sorted(first)
-    assert not list(run_grid(grid, read_kept(grid.out)))
+    assert not list(run_grid(grid, read_runs(grid.out)))
     document = json.loads((tmp_path / "cells.json").read_text())
     assert sorted(each["cell"]["workers"] for each in document["cells"]) == [2, 8]
     assert document["cells"][0]["seeds"] == [0] and document["cells"][0]["failed"] == 0
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_grid_is_refused(tmp_path: Path, line: str) -> None:
     target = tmp_path / "other.jsonl"
     target.write_text(line + "\n")
     with pytest.raises(ConfigError, match="other.jsonl, line 1 is no run of a grid"):
-        read_kept(str(target))
+        read_runs(str(target))
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

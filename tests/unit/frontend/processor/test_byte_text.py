@@ -1,9 +1,11 @@
 """Tokens that stand for bytes: the pieces of an answer are the text that the library makes of all
 its ids, however they come."""
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,10 +77,27 @@ def test_many_ids_at_once() -> None:
     assert reader(True).feed(ids) == whole(ids, True)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=lambda kind: kind.__name__)
-def test_ids_come_in_any_sequence(kind: type) -> None:
-    ids = [5, 80, 258, 90]
-    assert reader(False).feed(kind(ids)) == whole(ids, False)
+KINDS: dict[str, Callable[[list[int]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "numpy": np.array,
+    "array of 32 bits": lambda ids: array("I", ids),
+    "array of 64 bits": lambda ids: array("q", ids),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_come_in_any_sequence(kind: str) -> None:
+    ids = [5, 80, 258, 90, 1 << 20]
+    assert reader(False).feed(KINDS[kind](ids)) == whole(ids, False)
+
+
+@given(st.lists(st.lists(st.integers(0, 275), max_size=6), max_size=30), st.booleans())
+def test_arrays_are_read_as_lists_are(parts: list[list[int]], special: bool) -> None:
+    """Characters may begin in one and end in the next."""
+    text, ids = reader(special), [each for part in parts for each in part]
+    pieces = [text.feed(array("I", part)) for part in parts]
+    assert "".join(pieces) + text.flush() == whole(ids, special)
 
 
 def test_a_number_that_is_no_id_of_any_protocol_is_refused() -> None:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -24,7 +25,12 @@ from tokenizers import (
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
 from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
-from dynamo_router.frontend.processor.encoder import LEAST_CHARS, MOST_CHARS, Encoder
+from dynamo_router.frontend.processor.encoder import (
+    LEAST_CHARS,
+    MOST_CHARS,
+    STEP_CHARS,
+    Encoder,
+)
 from dynamo_router.frontend.processor.tokenizer import encode_texts
 from dynamo_router.process.off_loop import OffLoop
 
@@ -377,6 +383,31 @@ def test_a_text_of_many_steps_and_a_word_without_end(llama: Tokenizer, off_loop:
     text = prose(300_000) + "=" * 10_000 + prose(5000)
     assert newly_encoded(encoder, text) == len(text)
     assert newly_encoded(encoder, text) < TAIL
+
+
+def test_a_text_without_a_cut_is_hashed_in_steps(
+    llama: Tokenizer, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it in one turn of the loop would hold that for milliseconds."""
+    steps: list[int] = []
+
+    class Hashes:
+        def __init__(self, data: bytes = b"") -> None:
+            self._hashes = sha256()
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            steps.append(len(data))
+            self._hashes.update(data)
+
+        def digest(self) -> bytes:
+            return self._hashes.digest()
+
+    monkeypatch.setattr("dynamo_router.frontend.processor.encoder.sha256", Hashes)
+    encoder, text = new_encoder(llama, off_loop, 64 << 20), "é" * (5 * STEP_CHARS // 2)
+    assert encoded(encoder, text) == llama.encode(text, add_special_tokens=False).ids
+    assert max(steps) <= STEP_CHARS * len("é".encode())
+    assert newly_encoded(encoder, text) == 0  # its key is that of all steps
 
 
 def test_what_is_no_text_is_refused(llama: Tokenizer, off_loop: OffLoop) -> None:

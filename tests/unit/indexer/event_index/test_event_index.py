@@ -57,6 +57,16 @@ def test_posted_events_become_visible_without_a_call(index: EventIndex) -> None:
     assert source(index).state is SourceState.EXACT and source(index).blocks == 3
 
 
+def test_messages_posted_together_are_applied_in_their_order(index: EventIndex) -> None:
+    together = [message(1, stored(1, 2, 3)), message(2, Removed([3])), message(3, stored(1))]
+    assert index.post_all(together) == 0 == index.post_all([])
+    index.flush()
+    assert index.scores(local(1, 2, 3)) == {W: 2}
+    assert source(index).state is SourceState.EXACT and source(index).applied == 3
+    index.close()
+    assert index.post_all(together) == 3 == index.counters()["dropped"]
+
+
 def test_applied_event_is_visible_at_once_and_after_all_posted_before(index: EventIndex) -> None:
     index.post(message(1, stored(1)))
     index.apply(message(2, stored(2, parent=1)))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.disagg import (
     DISAGG_MODES,
     DISAGG_POLICIES,
@@ -24,7 +25,7 @@ from dynamo_router.router.disagg import (
 from dynamo_router.router.disagg.rule import HARM, MOST_SHARES
 
 seconds = st.floats(0, 100)
-locals_ = st.builds(LocalForecast, seconds, seconds, seconds, seconds, st.floats(0, 0.1))
+locals_ = st.builds(LocalForecast, *[seconds] * 5, st.floats(0, 0.1))
 remotes = st.builds(RemoteForecast, seconds, seconds, seconds, seconds, seconds)
 
 
@@ -63,8 +64,9 @@ def oracle(config: DisaggConfig, seen: PairFacts) -> bool:
         left < config.disagg_eff_isl_ratio_threshold * seen.isl
     )
     if config.disagg_policy == "forecast" and seen.local and seen.remote:
-        local = sum(seen.local[:3]) + seen.local.price * seen.local.harm_s
-        remote = sum(seen.remote) - 0.9 * seen.remote.harm_s
+        local = sum(seen.local[:4]) + seen.local.price * seen.local.stalled_s
+        local += 10 * (seen.local.wait_s + seen.local.memory_s) ** 2
+        remote = sum(seen.remote) + 10 * (seen.remote.wait_s + seen.remote.memory_s) ** 2
         edge = remote + max(0.05 * local, seen.local.step_s)
         return edge < local and not math.isclose(edge, local, rel_tol=1e-9)
     if config.disagg_policy == "noncached":
@@ -156,6 +158,28 @@ def test_a_slow_pair_is_known_as_such_until_a_worker_of_it_leaves() -> None:
     assert slow > 2 * links.seconds(0, 1, 1e9)
     links.forget(2)
     assert links.seconds(0, 2, 1e9) < slow
+
+
+def test_a_hand_off_that_waited_for_a_prompt_teaches_nothing() -> None:
+    rule, source, target = PairRule(DisaggConfig()), 1, WorkerWithDpRank(2)
+    rule.on_local(target, 0.2, 10.0)  # until 10.2
+    rule.on_handed_over(source, target, 1e9, 0.3, 10.4)
+    assert not rule.links.observed
+    rule.on_handed_over(source, WorkerWithDpRank(3), 1e9, 0.3, 10.4)
+    rule.on_handed_over(source, target, 1e9, 0.1, 10.4)
+    assert rule.links.observed == 2
+
+
+def test_a_long_wait_counts_more_than_its_seconds() -> None:
+    """And other prompts' as much as its own: of two ways the one without a queue is taken."""
+    queued = LocalForecast(0.2, 0.05, 0.0, 0.0, 0.0)
+    stalling = LocalForecast(0.0, 0.05, 0.0, 0.2, 0.0)
+    remote = RemoteForecast(0.0, 0.05, 0.0, 0.18, 0.0)
+    far = remote._replace(handoff_s=0.4)
+    for local, way, expected in ((queued, remote, True), (queued, far, True),
+                                 (stalling, remote, True), (stalling, far, False)):  # fmt: skip
+        seen = PairFacts(1000, 0, local=local, remote=way)
+        assert judge(DisaggConfig(), seen).remote is expected
 
 
 def test_harm_costs_more_where_prompts_leave_answers_no_time() -> None:

@@ -1,6 +1,7 @@
 """Where engines do not do what is foreseen, a score without a model decides, and it is said."""
 
 import logging
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -101,7 +102,7 @@ def test_it_says_which_prediction_failed_with_what_was_foreseen_and_seen(
     }
 
 
-def test_then_costs_are_tokens_times_requests_and_nobody_is_held(
+def test_then_costs_are_tokens_times_requests_and_nobody_is_held_for_prompts(
     router: KvRouter, clock: ManualClock
 ) -> None:
     serve(router, clock, 600, erratic=True)
@@ -131,3 +132,67 @@ def test_what_a_full_cache_makes_of_a_first_token_does_not_count() -> None:
         kernel.book("r", number, 10, 10, 0.0, blocks)
         assert (kernel.first_token("r", 1.0) or ())[3] is crowded
         kernel.end("r", 2.0, 0)
+
+
+def test_answers_fill_a_cache_as_well_as_prompts() -> None:
+    kernel = Forecast(ForecastParams(output_tokens=64.0))
+    kernel.add_worker(0, 512, 100)
+    for turn in range(4):
+        kernel.book(f"r{turn}", 0, 10, 10, 0.0, 40.0, 1)  # half of an answer of each: 32 blocks
+    crowded = [(kernel.first_token(f"r{turn}", 1.0) or ())[3] for turn in range(4)]
+    assert crowded == [False, False, True, True]
+
+
+def test_what_was_predicted_before_a_size_was_known_does_not_count() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, 512, None)
+    for request in ("r", "s"):
+        kernel.book(request, 0, 10, 10, 0.0, 5.0)
+    assert (kernel.first_token("r", 1.0) or ())[3] is False
+    assert kernel.describe_worker(0, 512, 1000) and not kernel.describe_worker(0, 512, 1001)
+    assert (kernel.first_token("s", 2.0) or ())[3] is True
+
+
+def test_it_starts_over_where_the_size_of_a_cache_becomes_known(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with router_among(0, 1, clock=clock, seed=3, facts={}, block_size=BLOCK) as router:
+        serve(router, clock, 600, erratic=True)
+        assert not trusted(router)
+        caplog.clear()
+        router.registry.learn_kv_blocks(0, 1000)
+        router.decide(prompt(1, 100), "next")
+        assert trusted(router)
+    assert [line.message.partition(":")[0] for line in caplog.records] == ["forecast recovered"]
+
+
+def test_while_it_fails_requests_wait_for_room(router: KvRouter, clock: ManualClock) -> None:
+    serve(router, clock, 600, erratic=True)
+    assert not trusted(router)
+    for number in (0, 1):
+        assert router.seconds_until_free() == 0.0
+        router.decide(prompt(50 + number, 960 * BLOCK), f"long {number}", pinned_worker=number)
+    assert router.seconds_until_free() == math.inf
+    router.free("long 0", output_tokens=20)
+    assert router.seconds_until_free() == 0.0
+
+
+@pytest.mark.parametrize(("blocks", "taught"), [(5.0, True), (90.0, False)])
+def test_what_waited_for_memory_teaches_nothing_of_steps(blocks: float, taught: bool) -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, 512, 100)
+
+    def serve_one(at: float, blocks: float, seconds: float) -> None:
+        kernel.book("r", 0, 100, 100, at, blocks)
+        kernel.first_token("r", at + seconds)
+        kernel.end("r", at + seconds, 0)
+
+    for turn in range(40):
+        serve_one(float(turn), 5.0, 0.02)
+    before = kernel.learnt()[0], kernel.slowness(0)
+    for turn in range(40, 60):
+        serve_one(10.0 * turn, blocks, 5.0)
+    assert ((kernel.learnt()[0], kernel.slowness(0)) != before) == taught
+    known = kernel.learnt()[0]
+    serve_one(1000.0, 90.0, 0.021)  # as foreseen, or nearly: it did not wait
+    assert kernel.learnt()[0] != known

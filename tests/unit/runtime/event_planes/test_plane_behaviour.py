@@ -54,6 +54,36 @@ async def test_messages_arrive_whole_and_in_order(plane: EventPlane) -> None:
     assert plane.stats.publish_dropped == plane.stats.receive_dropped == 0
 
 
+async def test_messages_of_subjects_with_one_handler_keep_their_order(plane: EventPlane) -> None:
+    """Each once, also between messages of others, which have handlers of their own."""
+    got: list[bytes] = []
+    others: list[Message] = []
+    batches = 0
+
+    def take(payloads: list[bytes]) -> None:
+        nonlocal batches
+        batches += 1
+        got.extend(payloads)
+        if batches == 2:
+            raise ValueError("a batch that its handler fails on")
+
+    for subject in ("a.events", "a.beats"):
+        await plane.subscribe_batches(subject, take)
+    ended = await plane.subscribe_batches("a.ended", take)
+    await plane.subscribe("other", lambda subject, payload: others.append((subject, payload)))
+    await ended.close()
+    subjects = ("a.events", "a.beats", "a.ended", "other")
+    sent = [(subjects[i % 4], b"%d" % i + bytes(i % 700)) for i in range(2000)]
+    for subject, payload in sent:
+        await plane.publish(subject, payload)
+    await plane.flush()
+    wanted = [payload for subject, payload in sent if subject in subjects[:2]]
+    await until(lambda: len(got) == len(wanted) and len(others) == 500)
+    assert got == wanted
+    assert others == [each for each in sent if each[0] == "other"]
+    assert plane.stats.received == 1500 and plane.stats.handler_errors == 1
+
+
 async def test_wildcards(plane: EventPlane) -> None:
     got: dict[str, list[str]] = {}
     for pattern in ("a.*", "a.>", "*.b", ">", "a.b"):

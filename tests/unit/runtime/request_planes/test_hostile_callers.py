@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from support.polling import until
 
 from dynamo_router.engines.mocker.config import MockerConfig
 from dynamo_router.engines.mocker.fleet import MockFleet
-from dynamo_router.runtime.request_planes import RequestContext, RequestServer
+from dynamo_router.runtime.request_planes import RequestClient, RequestContext, RequestServer
 from dynamo_router.runtime.request_planes.frames import encode_request, encode_two_part
 from dynamo_router.runtime.request_planes.messages import KILL, STOP, encode_request_message
 
@@ -92,3 +93,21 @@ async def test_a_caller_that_reads_no_acknowledgement_is_dropped_and_no_other() 
     assert "dynamo_router_request_plane_requests 0.0" in page
     await server.close()
     honest.close()
+
+
+TOGETHER = 300
+
+
+async def test_answers_that_come_home_together_are_connected_before_any_is_accepted() -> None:
+    """What finds no room in the kernel's queue would try again after a second, then two."""
+    client = RequestClient()
+    await client.start()
+    host, _, port = client.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(socket.socket()) for _ in range(TOGETHER)]
+        for line in lines:
+            line.setblocking(False)
+            line.connect_ex((host, int(port)))
+        _, connected, _ = select.select([], lines, [], 0)
+        assert len(connected) == TOGETHER
+    await client.close()

@@ -5,15 +5,15 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.generate import expected_answer
+from oracles.generate import expected_answer, expected_progress
 
-from dynamo_router.server.dispatch._generate_answer import finish_reason_in, parse_answer
+from dynamo_router.server.dispatch._generate_answer import parse_answer, progress_in
 from dynamo_router.server.dispatch.generate_answer import (
     BLANK_BYTES,
     Usage,
     cached_tokens_of,
+    check_finish,
     is_blank,
-    output_tokens_of,
     usage_of,
 )
 from dynamo_router.workers.trtllm_proto import pb
@@ -53,7 +53,7 @@ def answers(draw: st.DrawFn) -> Any:
 def test_they_read_the_same(answer: Any) -> None:
     body = answer.SerializeToString()
     assert parse_answer(body) == expected_answer(answer)
-    assert (finish_reason_in(body) or b"").decode() == answer.complete.finish_reason
+    assert progress_in(body) == expected_progress(answer)
 
 
 @given(st.lists(answers(), min_size=2, max_size=4))
@@ -61,7 +61,7 @@ def test_parts_that_come_twice_merge_as_protobuf_has_it(parts: list[Any]) -> Non
     body = b"".join(part.SerializeToString() for part in parts)
     merged = pb.GenerateResponse.FromString(body)
     assert parse_answer(body) == expected_answer(merged)
-    assert (finish_reason_in(body) or b"").decode() == merged.complete.finish_reason
+    assert progress_in(body) == expected_progress(merged)
 
 
 @settings(max_examples=200)
@@ -80,7 +80,7 @@ def test_damaged_bytes_are_never_read_otherwise_than_by_protobuf(answer: Any, da
     except DecodeError:
         return  # a string, or a part that routing does not look into
     assert found == expected_answer(theirs)
-    assert (finish_reason_in(cut) or b"").decode() == theirs.complete.finish_reason
+    assert progress_in(cut) == expected_progress(theirs)
 
 
 def test_an_engine_tells_with_its_first_token_what_it_found_cached() -> None:
@@ -90,13 +90,13 @@ def test_an_engine_tells_with_its_first_token_what_it_found_cached() -> None:
         complete=pb.GenerateComplete(cached_tokens=128, completion_tokens=5)
     ).SerializeToString()
     assert (cached_tokens_of(streamed), cached_tokens_of(whole)) == (128, None)
-    assert (output_tokens_of(streamed), output_tokens_of(whole)) == (3, 0)
+    assert (check_finish(streamed), check_finish(whole)) == (3, 0)
     assert (usage_of(streamed), usage_of(whole)) == (None, Usage(5, 128))
 
 
 def test_what_cannot_be_read_tells_nothing() -> None:
     assert cached_tokens_of(b"\xff\xff") is None and usage_of(b"\xff\xff") is None
-    assert output_tokens_of(b"\xff\xff") == 0 and not is_blank(b"\xff\xff")
+    assert check_finish(b"\xff\xff") == 0 and not is_blank(b"\xff\xff")
 
 
 def test_an_answer_without_a_token_is_blank() -> None:

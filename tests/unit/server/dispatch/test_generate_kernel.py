@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from oracles.generate import expected
 from support.fake_engine import prompt
 
-from dynamo_router.server.dispatch._generate_request import parse_generate
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.server.dispatch._generate_request import parse_generate, without_tokens
+from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.workers.trtllm_proto import pb
 
 u32 = st.integers(0, 2**32 - 1)
@@ -85,8 +87,39 @@ def test_what_protobuf_understands_of_damaged_bytes_we_read_alike(
     try:
         theirs = expected(pb.GenerateRequest.FromString(bytes(body)))
     except DecodeError:
-        return  # what lies outside routing's view is the engine's to refuse
+        with pytest.raises(InvalidRequestError):  # or engines that cannot read it would be blamed
+            read_generate(bytes(body), 16)
+        return
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\xaa\x01\x02\xc3\x28",  # a stop string that is not UTF-8
+        b"\x12\x04\x0a\x02\xc3\x28",  # the prompt's text is not
+        b"\x22\x02\x0a\x05",  # the output config is cut off
+    ],
+)
+def test_what_engines_could_not_read_is_refused(field: bytes) -> None:
+    body = prompt("r", 3).SerializeToString() + field
+    with pytest.raises(DecodeError):
+        pb.GenerateRequest.FromString(body)
+    with pytest.raises(InvalidRequestError, match="no trtllm.GenerateRequest"):
+        read_generate(body, 16)
+
+
+@settings(max_examples=50)
+@given(st.lists(requests(), min_size=1, max_size=3))
+def test_the_rest_is_all_but_the_tokens(parts: list[Any]) -> None:
+    body = b"".join(part.SerializeToString() for part in parts)
+    whole = pb.GenerateRequest.FromString(body)
+    del whole.tokenized.input_token_ids[:]
+    whole.tokenized.SetInParent()
+    rest = pb.GenerateRequest.FromString(without_tokens(body))
+    rest.tokenized.SetInParent()
+    assert rest == whole
+    assert len(without_tokens(body)) <= len(body)
 
 
 @settings(max_examples=150)

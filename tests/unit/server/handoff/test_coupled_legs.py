@@ -219,3 +219,15 @@ async def test_a_prefill_that_ends_the_answer_ends_its_reader() -> None:
     first, then = (type(last).FromString(each) for each in legs.found)
     assert list(first.chunk.token_ids) == list(then.complete.output_token_ids) == [7]
     assert legs.then.call.cancelled and not +legs.outcomes.failures
+
+
+def test_the_regret_is_of_the_first_tokens_forecast() -> None:
+    """Not of the sums that were compared, which have other requests' seconds in them."""
+    outcomes = HandoffOutcomes(PairRule(DisaggConfig()), HandoffLimits(), SystemClock(), 16)
+    found: list[float] = []
+    outcomes.on_regret_s.append(lambda request_id, seconds: found.append(seconds))
+    decision = Decision(WorkerWithDpRank(2, 0), 0, 0, 2, 0)
+    pair = PairDecision(decision, decision, "faster", 0.9, 0.7, 0.25)
+    outcomes.on_first_token("r", pair, 0.3)
+    outcomes.on_first_token("r", pair._replace(first_token_s=None), 0.3)
+    assert found == [pytest.approx(0.05)]

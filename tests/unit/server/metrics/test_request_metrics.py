@@ -39,7 +39,7 @@ class Fixture:
     def on_message(self, request: Request, at: float, message: bytes = b"") -> None:
         """A message of the request comes."""
         assert request.attempt is not None
-        self.metrics.on_message(request, request.attempt, message, at)
+        self.metrics.on_message(request, request.attempt, message, 0, at)
         request.attempt.messages += 1
         request.first_message_at = request.first_message_at or at
         request.last_message, request.last_message_at = message, at

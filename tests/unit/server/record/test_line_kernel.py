@@ -2,83 +2,127 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.observability.recorded import SALT, EndedRequest, ended
 
-from dynamo_router.server.record._line import line_of
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.admission import Objectives
+from dynamo_router.router.policy import Decision
+from dynamo_router.workers.trtllm_proto import pb
 
-NAMES = (
-    "ttft_ms",
-    "itl_ms",
-    "e2e_ms",
-    "queue_ms",
-    "engine_ttft_ms",
-    "foreseen_ttft_ms",
-    "soonest_ttft_ms",
-    "ttft_objective_ms",
-    "itl_objective_ms",
-)
-TEXTS = ("status", "session_id", "tenant", "worker")
-counts = st.integers(0, 2**40)
-seconds = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, 0.0]))
+counts = st.integers(0, 2**31)
+seconds = st.floats(-1e6, 1e6)
+foreseen = st.one_of(st.none(), seconds, st.sampled_from([math.nan, math.inf, 0.0]))
 plain = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters='"\\'))
+decisions = st.builds(
+    Decision,
+    st.builds(WorkerWithDpRank, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)),
+    st.just(0),
+    st.just(0),
+    st.just(9),
+    counts,
+    st.none(),
+    st.integers(0, 99),
+    st.integers(0, 99),
+)
 
 
-def milliseconds(value: float) -> float:
+def milliseconds(value: float | None) -> float | None:
     """To three decimals, halves away from 0."""
+    if value is None or not math.isfinite(value):
+        return None
     us = value * 1e6
     return int(us + 0.5 if us >= 0 else us - 0.5) / 1e3
 
 
-@given(
-    arrived=st.floats(0, 1e9),
-    lengths=st.tuples(counts, counts),
-    hashes=st.lists(st.integers(0, 2**53), max_size=5),
-    texts=st.tuples(plain, plain, plain, plain),
-    tokens=st.tuples(st.none() | counts, st.none() | counts),
-    times=st.tuples(*[seconds] * 9),
-    attempts=st.integers(1, 9),
-)
-def test_a_line_says_what_is_known_and_nothing_else(
-    arrived: float,
-    lengths: tuple[int, int],
-    hashes: list[int],
-    texts: tuple[str, str, str, str],
-    tokens: tuple[int | None, int | None],
-    times: tuple[float | None, ...],
-    attempts: int,
-) -> None:
-    ids = json.dumps(hashes).encode()
-    line = line_of(arrived, *lengths, ids, texts, *tokens, times, attempts)  # type: ignore[arg-type]
-    expected: dict[str, object] = {
-        "timestamp": milliseconds(arrived),
-        "input_length": lengths[0],
-        "output_length": lengths[1],
-        "hash_ids": hashes,
+def expected(said: EndedRequest) -> dict[str, object]:
+    """What the line of a request is to have, None where it has no field."""
+    request, arrived = said.request, said.arrived
+    facts, attempt, placement = request.facts, request.attempt, request.placement
+    last = pb.GenerateResponse.FromString(request.last_message).complete
+    output = last.completion_tokens or (request.messages if facts.streaming else 0)
+    first_at = request.first_message_at
+    ttft = itl = engine_ttft = None
+    if first_at is not None and facts.streaming:
+        ttft = first_at - arrived
+        engine_ttft = None if attempt is None else first_at - attempt.sent_at
+        itl = (request.last_message_at - first_at) / (output - 1) if output > 1 else None
+    found: dict[str, object] = {
+        "timestamp": milliseconds(max(0.0, arrived - SALT.began_at)),
+        "input_length": facts.prompt.isl,
+        "output_length": output,
+        "status": said.status or None,
+        "session_id": SALT.name(request.session.key) if request.session else None,
+        "tenant": SALT.name(placement.tenant) if placement.tenant else None,
     }
-    expected |= {name: text for name, text in zip(TEXTS, texts, strict=True) if text}
-    for name, count in zip(("overlap_tokens", "cached_tokens"), tokens, strict=True):
-        if count is not None:
-            expected[name] = count
-    for name, value in zip(NAMES, times, strict=True):
-        if value is not None and math.isfinite(value):
-            expected[name] = milliseconds(value)
-    if attempts != 1:
-        expected["attempts"] = attempts
+    if attempt is not None:
+        chosen = attempt.decision
+        lower = chosen.host_overlap_blocks + chosen.disk_overlap_blocks
+        cached = chosen.cached_tokens + lower * facts.prompt.block_size
+        worker_id, rank = chosen.worker
+        found["worker"] = f"{worker_id}/{rank}" if rank else str(worker_id)
+        found["overlap_tokens"] = min(facts.prompt.isl, cached)
+    found["cached_tokens"] = None if first_at is None else last.cached_tokens
+    found |= {"ttft_ms": milliseconds(ttft), "itl_ms": milliseconds(itl)}
+    found["e2e_ms"] = milliseconds(said.ended - arrived)
+    found["queue_ms"] = milliseconds(request.queue_s)
+    found["engine_ttft_ms"] = milliseconds(engine_ttft)
+    found["foreseen_ttft_ms"] = milliseconds(attempt and attempt.foreseen_ttft_s)
+    found["soonest_ttft_ms"] = milliseconds(said.soonest_s)
+    for name in ("ttft", "itl"):
+        objective = getattr(placement.objectives, f"{name}_ms")
+        found[f"{name}_objective_ms"] = milliseconds(objective and objective / 1e3)
+    found["attempts"] = len(request.failures) + 1 if request.failures.failed else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> EndedRequest:
+    last = pb.GenerateResponse()
+    last.complete.completion_tokens, last.complete.cached_tokens = draw(counts), draw(counts)
+    more: dict[str, Any] = {
+        "arrived": draw(seconds),
+        "ended": draw(seconds),
+        "first_at": draw(st.none() | seconds),
+        "last_at": draw(seconds),
+        "streaming": draw(st.booleans()),
+        "messages": draw(counts),
+        "last_message": draw(st.sampled_from([b"", last.SerializeToString()])),
+        "decision": draw(st.none() | decisions),
+        "session": draw(st.none() | st.text(min_size=1)),
+        "tenant": draw(st.text()),
+        "objectives": Objectives(*(draw(st.none() | st.floats(0.001, 1e9)) for _ in range(2))),
+        "queue_s": draw(seconds),
+        "foreseen_ttft_s": draw(foreseen),
+        "soonest_s": draw(foreseen),
+        "attempts": draw(st.integers(1, 9)),
+        "status": draw(plain),
+    }
+    return ended(draw(st.integers(1, 200)), **more)
+
+
+@given(requests())
+def test_a_line_says_what_is_known_and_nothing_else(said: EndedRequest) -> None:
+    line = SALT.line(*said, 4, 1)
     assert line.endswith(b"}\n") and line.count(b"\n") == 1
     found = json.loads(line)
-    assert list(found) == list(expected)
-    assert found == expected
+    assert list(found)[3] == "hash_ids" and len(found.pop("hash_ids")) == -(
+        -said.request.facts.prompt.isl // 64
+    )
+    assert list(found) == list(expected(said))
+    assert found == expected(said)
 
 
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\nb", "\x7f", "ä"])
 def test_a_text_that_json_would_escape_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not plain"):
-        line_of(0.0, 1, 1, b"[]", ("ok", text, "", ""), None, None, (None,) * 9, 1)
+        SALT.line(*ended(status=text), 4, 1)
 
 
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="is no time"):
-        line_of(math.inf, 1, 1, b"[]", ("ok", "", "", ""), None, None, (None,) * 9, 1)
+        SALT.line(*ended(arrived=math.inf), 4, 1)

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.observability.recorded import BLOCK, KEY, SALT, ended
 
+from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.admission import NO_OBJECTIVES
+from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.record._salting import json_of_salted, siphash_of
-from dynamo_router.server.record.lines import Salt, blocks_to_hash, encode_line, new_header
+from dynamo_router.server.record.lines import Salt, blocks_to_hash, new_header
 from dynamo_router.workers.trtllm_proto import pb
 
 STEP = blocks_to_hash(BLOCK)
@@ -55,7 +58,7 @@ def siphash(data: bytes, key: bytes) -> int:
 
 
 def line(unique: int = 1, salt: Salt = SALT, **more: Any) -> Any:
-    return json.loads(encode_line(ended(**more), salt, STEP, unique))
+    return json.loads(salt.line(*ended(**more), STEP, unique))
 
 
 def ids(tokens: int, first: int = 0, unique: int = 1) -> list[int]:
@@ -119,14 +122,15 @@ def test_it_has_what_became_of_the_request() -> None:
 
 def test_what_is_not_known_is_not_there() -> None:
     refused = line(
-        first_at=None, decision=None, worker="", sent_at=None, foreseen_ttft_s=None,
-        soonest_ttft_s=None, status="resource_exhausted", last_message=b"", messages=0, attempts=3,
+        first_at=None, decision=None, soonest_s=None, objectives=NO_OBJECTIVES,
+        status="resource_exhausted", last_message=b"", messages=0, attempts=3,
     )  # fmt: skip
     assert (refused["status"], refused["output_length"], refused["attempts"]) == (
         "resource_exhausted", 0, 3,
     )  # fmt: skip
-    unknown = {"worker", "overlap_tokens", "cached_tokens", "ttft_ms", "itl_ms", "engine_ttft_ms"}
-    assert not unknown & set(refused)
+    known = {"timestamp", "input_length", "output_length", "hash_ids", "status", "e2e_ms"}
+    assert set(refused) == known | {"queue_ms", "attempts"}
+    assert "worker" in line(decision=Decision(WorkerWithDpRank(2**64 - 1, 0), 0, 0, 0, 0))
     assert not {"ttft_ms", "itl_ms"} & set(line(streaming=False))
     assert "foreseen_ttft_ms" not in line(foreseen_ttft_s=float("inf"))
 

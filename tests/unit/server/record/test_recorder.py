@@ -38,9 +38,9 @@ async def test_lines_are_written_on_a_thread_and_the_rest_at_the_end(
     recorder = new_recorder(tmp_path / "a.jsonl.gz")
     file = recorder.file_of("", router)
     recorder.start()
-    recorder.put(file, ended())
+    recorder.put(file, *ended())
     await until(lambda: recorder.lines["written"] == 1)
-    recorder.put(file, ended())
+    recorder.put(file, *ended())
     await recorder.close()
     await recorder.close()
     (header,), lines = lines_of(tmp_path / "a.jsonl.gz")
@@ -57,11 +57,11 @@ async def test_what_finds_no_place_is_dropped_and_counted(
     recorder = new_recorder(tmp_path / "a.jsonl")
     file = recorder.file_of("", router)
     for _ in range(5):  # nothing takes them yet
-        recorder.put(file, ended())
+        recorder.put(file, *ended())
     assert recorder.lines == {"queue_full": 2}
-    monkeypatch.setattr(module, "MAX_BLOCKS", 20)
+    monkeypatch.setattr(module, "MAX_BYTES", 900)  # lines have some 300
     monkeypatch.setattr(module, "MAX_LINES", 100)
-    recorder.put(file, ended())
+    recorder.put(file, *ended())
     assert recorder.lines == {"queue_full": 3}
     recorder.start()
     await recorder.close()
@@ -83,11 +83,11 @@ async def test_a_full_disk_is_logged_once_and_counted_until_it_has_room(
     recorder.start()
     with capture_logs() as logs:
         for count in (1, 2, 3):
-            recorder.put(file, ended())
+            recorder.put(file, *ended())
             recorder._wake.set()
             await until(lambda count=count: recorder.lines["disk_error"] == count)
         full = False
-        recorder.put(file, ended())
+        recorder.put(file, *ended())
         await recorder.close()
     assert recorder.lines == {"disk_error": 3, "written": 1}
     texts = [(line["event"], line.get("error")) for line in logs]
@@ -106,7 +106,7 @@ async def test_a_request_that_makes_no_line_costs_no_other(
     bad = Prompt([2**40] * 40, BLOCK)
     with capture_logs() as logs:
         for prompt in (bad, Prompt([1] * 40, BLOCK), bad):
-            recorder.put(file, ended(prompt=prompt))
+            recorder.put(file, *ended(prompt=prompt))
         recorder.start()
         await recorder.close()
     assert recorder.lines == {"failed": 2, "written": 1}
@@ -133,7 +133,7 @@ async def test_models_beyond_the_bound_are_counted(
     recorder.file_of("one", router)
     file = recorder.file_of("two", router)
     assert file is None
-    recorder.put(file, ended())
+    recorder.put(file, *ended())
     assert recorder.lines == {"queue_full": 1}
 
 

@@ -1,7 +1,9 @@
 """Connections of callers: shared out of what may be open, and bounded over HTTP."""
 
 import asyncio
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -54,14 +56,19 @@ class Listener:
 
     def __init__(self, most: int, idle_s: float) -> None:
         self.hits = LimitHits()
-        self.connections = HttpConnections(most, idle_s, self.hits)
+        self.connections = HttpConnections(most, idle_s, self.hits, young_s=0.0)
         self.serves: type[Echo] = Echo
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> "Listener":
         loop = asyncio.get_running_loop()
-        wrapped = lambda: self.connections.bounded(self.serves())  # noqa: E731
-        self._server = await loop.create_server(wrapped, "127.0.0.1", 0)
+
+        def enter() -> asyncio.Protocol:
+            entered = self.connections.enter("127.0.0.1", self.serves)
+            assert not isinstance(entered, str)
+            return entered
+
+        self._server = await loop.create_server(enter, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -132,3 +139,67 @@ async def test_one_that_is_being_answered_is_not_silent() -> None:
         newcomer = await listener.connect()
         assert await is_closed(silent)
         assert await say(*long) == await say(*newcomer) == b"x"
+
+
+class Held(asyncio.Protocol):
+    """A connection that is being answered, or not."""
+
+    def __init__(self, *, busy: bool = False) -> None:
+        self.busy, self.answered_at, self.ended = busy, 0.0, False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+
+
+class Unconnected:
+    """Connections without sockets."""
+
+    def __init__(self, most: int, share: float, young_s: float = 0.0) -> None:
+        self.hits = LimitHits()
+        self.connections = HttpConnections(most, 600.0, self.hits, share, young_s)
+
+    def enter(self, host: str, *, busy: bool = False) -> Held | str:
+        """What serves it, once it is made; or why there is no room."""
+        inner = Held(busy=busy)
+        entered = self.connections.enter(host, lambda: inner)
+        if isinstance(entered, str):
+            return entered
+        transport: Any = Mock()
+        transport.abort.side_effect = partial(entered.connection_lost, None)
+        transport.get_extra_info.return_value = (host, 1)
+        entered.connection_made(transport)
+        return inner
+
+
+async def test_what_is_being_answered_is_not_ended_for_more_of_the_same_address() -> None:
+    listener = Unconnected(64, 0.25)  # 16 of each address
+    busy = [listener.enter("192.0.2.1", busy=True) for _ in range(16)]
+    refused = listener.enter("192.0.2.1")
+    assert refused == (
+        "no capacity for the connection: max_connection_share: one address may have 16"
+    )
+    assert not any(isinstance(each, str) or each.ended for each in busy)
+    assert isinstance(listener.enter("192.0.2.2"), Held)
+    assert listener.hits.counts() == {"max_connection_share": 1}
+
+
+async def test_newcomers_do_not_end_each_other_before_they_are_heard() -> None:
+    listener = Unconnected(64, 0.25, young_s=600.0)
+    young = [listener.enter("192.0.2.1") for _ in range(16)]
+    assert isinstance(listener.enter("192.0.2.1"), str)
+    assert not any(isinstance(each, str) or each.ended for each in young)
+
+
+async def test_the_address_that_has_most_makes_room_for_others() -> None:
+    """Also where all that it has is being answered, and others have been silent for longer."""
+    listener = Unconnected(40, 0.75)  # 30 of each address
+    first = listener.enter("192.0.2.3", busy=True)
+    many = [listener.enter("192.0.2.1", busy=True) for _ in range(30)]
+    others = [listener.enter("192.0.2.2", busy=True) for _ in range(9)]
+    newcomer = listener.enter("192.0.2.4")
+    assert isinstance(newcomer, Held) and isinstance(first, Held) and not first.ended
+    assert [isinstance(each, Held) and each.ended for each in many].count(True) == 1
+    assert not any(isinstance(each, Held) and each.ended for each in others)
+    assert len(listener.connections) == 40
+    refused = listener.enter("192.0.2.1")  # which has most still
+    assert isinstance(refused, str) and "max_http_connections" in refused

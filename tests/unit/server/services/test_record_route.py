@@ -38,13 +38,13 @@ async def test_lines_after_a_number(tmp_path: Path) -> None:
         file = recorder.file_of("tiny", router)
         recorder.start()
         for _ in range(3):
-            recorder.put(file, ended())
+            recorder.put(file, *ended())
         await until(lambda: recorder.lines["written"] == 3)
         await handler(call := Call(since="1"))
         page = json.loads(call.body)
         assert (page["last"], page["missed"]) == (3, 0)
         assert [line["number"] for line in page["lines"]] == [2, 3]
-        assert page["lines"][0]["line"]["input_length"] == ended().prompt.isl
+        assert page["lines"][0]["line"]["input_length"] == ended().request.facts.prompt.isl
         assert page["headers"]["tiny"]["engine_block_size"] == BLOCK
         await recorder.close()
     for since in ("-1", "x", "1" * 16, "²"):

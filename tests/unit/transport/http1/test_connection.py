@@ -270,6 +270,33 @@ async def test_a_client_that_leaves_behind_what_is_not_read_ends_the_work() -> N
             await until(lambda: not rig.connections.open)
 
 
+async def test_what_waits_for_clients_that_leave_together_is_ended_and_not_resumed() -> None:
+    """Beyond what ends in one turn of the loop, too: else all they did not read is made at once."""
+    clients, resumed, left = [Client() for _ in range(100)], 0, 0
+
+    async def work(client: Client) -> None:
+        nonlocal resumed
+        await client.drained()
+        resumed += 1
+
+    async def serve(client: Client) -> None:
+        nonlocal left
+        try:
+            await client.unless_gone(work(client))
+        except ClientLeftError:
+            left += 1
+
+    for client in clients:
+        client.on_full()
+    tasks = [asyncio.create_task(serve(client)) for client in clients]
+    await asyncio.sleep(0)
+    for client in clients:
+        client.on_gone()
+    await asyncio.gather(*tasks)
+    assert (resumed, left) == (0, 100)
+    assert all(client.reads for client in clients)
+
+
 async def test_who_does_not_read_is_waited_for() -> None:
     sent = 0
 

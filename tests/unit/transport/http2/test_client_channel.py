@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+import uvloop
 from grpc import aio
 from support.polling import until
 from support.servers import http2_frames as raw
@@ -379,6 +380,40 @@ async def test_answers_that_come_together_are_told_a_few_in_a_turn(closes: bool)
     assert told.total() == count and max(told.values()) <= 2 * MOST_FRAMES
 
 
+def test_of_what_a_peer_sends_a_buffer_is_taken_in_a_turn() -> None:
+    """uvloop reads 32 of them in one, as long as there is more."""
+    uvloop.run(_read_much())
+
+
+async def _read_much() -> None:
+    count, size, turn, told = 60, 16_000, 0, Counter[int]()
+
+    def take(message: bytes) -> None:
+        told[turn] += len(message)
+
+    async def never(_: bytes) -> None:
+        raise AssertionError
+
+    async with peer() as (script, address), channel_to(address) as channel:
+        calls = [channel.call("/a/B", b"") for _ in range(count)]
+        reading = [asyncio.create_task(call.deliver(take, never)) for call in calls]
+        await until(lambda: script.got and len(script.streams(0)) == count)
+        connection = channel._connection
+        assert connection is not None and connection._transport is not None
+        connection._transport.pause_reading()
+        writer = script.connections[0]
+        for stream in script.streams(0):
+            writer.write(raw.headers(stream) + raw.data(stream, raw.message(bytes(size))))
+            writer.write(raw.headers(stream, ((b"grpc-status", b"0"),), end=True))
+        await until(lambda: writer.transport.get_write_buffer_size() == 0)
+        connection._transport.resume_reading()
+        while not all(task.done() for task in reading):
+            turn += 1
+            await asyncio.sleep(0)
+    assert told.total() == count * size
+    assert max(told.values()) <= 2 * len(connection._buffer)
+
+
 @pytest.mark.parametrize("stands", [True, False], ids=["uvloop", "asyncio"])
 async def test_calls_that_begin_in_one_turn_leave_together(
     stands: bool, monkeypatch: pytest.MonkeyPatch
@@ -408,6 +443,26 @@ async def test_calls_that_begin_in_one_turn_leave_together(
         for call in begun:
             assert [message async for message in call] == [b"x"] * 3
     assert at_once == (3 if stands else calls)
+
+
+async def test_a_call_that_was_not_sent_when_its_connection_was_aborted_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it would have left at the end of that turn of the loop, with others."""
+    loop = asyncio.get_running_loop()
+    async with peer() as (script, address), channel_to(address) as channel:
+        script.on_data = answers_well
+        assert [message async for message in channel.call("/a/B", b"")] == [b"yes"]
+        connection = channel._connection
+        assert connection is not None
+        script.on_data = lambda n, data: answers_well(n, data) if n else b""
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "loop", Clocked(loop, itertools.repeat(loop.time())))
+            sent, deferred = channel.call("/a/B", b""), channel.call("/a/B", b"")
+            connection.abort("for a test")
+        assert (await outcome(sent)).fault is Fault.BROKEN
+        assert [message async for message in deferred] == [b"yes"]
+        assert len(script.connections) == 2
 
 
 class Clocked:

@@ -31,8 +31,18 @@ ends = st.builds(
 @given(st.text(max_size=5), chunks)
 def test_a_chunk_of_tokens(request_id: str, chunk: Any) -> None:
     message = pb.GenerateResponse(request_id=request_id, chunk=chunk).SerializeToString()
-    told = list(chunk.token_ids), chunk.prompt_tokens, chunk.cached_tokens
-    assert plain_chunk(message) == (None if len(chunk.token_ids) > 64 else told)
+    found = plain_chunk(message)
+    assert found is not None
+    assert list(found[0]) == list(chunk.token_ids)
+    assert found[1:] == (chunk.prompt_tokens, chunk.cached_tokens)
+
+
+def test_a_chunk_of_very_many_tokens_is_left_to_others() -> None:
+    chunk = pb.GenerateStreamChunk(token_ids=range(65_536))
+    found = plain_chunk(pb.GenerateResponse(chunk=chunk).SerializeToString())
+    assert found is not None and list(found[0]) == list(range(65_536))
+    chunk.token_ids.append(1)
+    assert plain_chunk(pb.GenerateResponse(chunk=chunk).SerializeToString()) is None
 
 
 @given(chunks)
@@ -53,7 +63,7 @@ def test_any_bytes(data: bytes) -> None:
     found = plain_chunk(data)
     if found is not None:
         response = pb.GenerateResponse.FromString(data)
-        assert found[0] == list(response.chunk.token_ids)
+        assert list(found[0]) == list(response.chunk.token_ids)
 
 
 @given(st.text(max_size=5), ends)

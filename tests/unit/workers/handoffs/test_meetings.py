@@ -48,6 +48,16 @@ def test_all_routers_that_are_counted_have_shares_of_their_own() -> None:
     assert max(share_of(each, many) for each in many) < 1 << SHARE_BITS
 
 
+def test_pools_of_one_process_never_make_the_same_number() -> None:
+    """Though they have the same share, of 2^13 numbers here."""
+    pools = [Meetings(), Meetings()]
+    for pool in pools:
+        pool.join(5, frozenset)
+    count = (1 << 12) - 1
+    found = [pool.new(0, 1, (1, 1), 13 + SHARE_BITS).number for _ in range(count) for pool in pools]
+    assert len(set(found)) == len(found)
+
+
 def test_a_router_that_joins_later_makes_other_numbers() -> None:
     ids: set[int] = set()
     one, two = Meetings(random.Random(4)), Meetings(random.Random(5))
@@ -80,6 +90,6 @@ def test_transfer_ids_and_processes_differ() -> None:
 
 def test_number_zero_is_an_engines_own() -> None:
     meetings = Meetings(random.Random(1))
-    meetings._at, meetings._step = (1 << 62) - 1, 1
+    meetings._walk._at, meetings._walk._step = (1 << 62) - 1, 1
     meetings.join(1 << SHARE_BITS, frozenset)
     assert meetings.new(0, 1, (1, 1)).number == 1

@@ -1,5 +1,7 @@
 """OpenEngine's services: the bytes of a request, and engines that answer over real sockets."""
 
+import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,9 +18,15 @@ from support.fake_engine import prompt
 from support.servers.http_engine import answers_of
 
 from dynamo_router.base.errors import InvalidRequestError, StatusCode, WorkerError
-from dynamo_router.workers.dialects import DP_RANK_KEY, encode_bias, for_prefill
+from dynamo_router.workers.dialects import (
+    DP_RANK_KEY,
+    encode_bias,
+    for_decode,
+    for_prefill,
+    handoff_of,
+)
 from dynamo_router.workers.failures import EngineCallError
-from dynamo_router.workers.handoffs import Half, fit
+from dynamo_router.workers.handoffs import Half, fit, foreign_host
 from dynamo_router.workers.token_services.open_engine import OpenEngineClient
 from dynamo_router.workers.token_services.proto import openengine_pb2
 from dynamo_router.workers.trtllm_proto import length_delimited, pb
@@ -105,8 +113,49 @@ def test_what_it_has_no_word_for() -> None:
     body = prompt("r1", 3).SerializeToString()
     with pytest.raises(InvalidRequestError, match="an embedding bias"):
         translated(body + encode_bias({5: 1.0}, 100))
-    with pytest.raises(InvalidRequestError, match="disaggregated serving"):
-        translated(for_prefill(body))
+
+
+def test_legs_say_which_one_they_are() -> None:
+    """A session goes to the decode engine as it came, fields that are not known here included."""
+    body = prompt("r1", 3).SerializeToString()
+    first = openengine_pb2.GenerateRequest.FromString(translated(for_prefill(body)))
+    assert (first.extra["request_type"], first.stopping.max_tokens) == ("context_only", 1)
+    assert not first.HasField("kv")
+    session = openengine_pb2.KvSession(session_id="77").SerializeToString() + b"\x12\x04nixl"
+    parcel = json.dumps({"kv_session": b64encode(session).decode(), "host": []}).encode()
+    then = openengine_pb2.GenerateRequest.FromString(translated(for_decode(body, parcel)))
+    assert then.extra["request_type"] == "generation_only"
+    assert then.kv.session.SerializeToString() == session
+
+
+@pytest.mark.parametrize(
+    "parcel", [b"{", b"[]", b'{"kv_session": 3}', b'{"kv_session": "?"}', b'{"host": []}',
+               b'{"kv_session": "/w==", "host": []}', b'{"other": 1}']
+)  # fmt: skip
+def test_what_is_no_session(parcel: bytes) -> None:
+    body = for_decode(prompt("r1", 3).SerializeToString(), parcel)
+    with pytest.raises(InvalidRequestError, match="handoff is none of OpenEngine"):
+        translated(body)
+
+
+async def test_a_session_names_whom_a_decode_engine_connects_to(
+    client: OpenEngineClient, engine: OpenEngineService
+) -> None:
+    async def script(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        found = openengine_pb2.GenerateResponse()
+        session = found.prefill_ready.kv_session
+        session.session_id = "77"
+        session.endpoints.add(host="127.0.0.1")
+        session.attributes_struct.update({"ctx_info_endpoint": ["tcp://10.0.0.9:1"]})
+        yield found
+        yield open_last(1, 16)
+
+    engine.script = script
+    call = client.generate(for_prefill(prompt("r1", 32).SerializeToString()), timeout=5)
+    (message,) = [each async for each in call]
+    assert pb.GenerateResponse.FromString(message).complete.finish_reason == "length"
+    parcel = handoff_of(message)
+    assert parcel is not None and foreign_host(parcel, engine.address) == "10.0.0.9"
 
 
 async def test_tokens_in_and_out(client: OpenEngineClient, engine: OpenEngineService) -> None:
@@ -188,7 +237,11 @@ async def test_what_an_engine_says_of_itself(
         await client.check_health(timeout=5)
     half = Half("p", client.dialect, facts)
     found = fit([half], [half._replace(name="d")])
-    assert found is not None and "openengine hand nothing over" in found.refusal
+    assert found is not None and found.connector is not None
+    assert found.connector.must_read and not found.connector.abort_safe
+    engine.info.engine_role = 3
+    _, facts = await client.describe(timeout=5)
+    assert facts.transfer.role == "decode" and not facts.transfer.runs_whole
     for asked in (client.embed(b""), client.clear_kv_blocks(timeout=1)):
         with pytest.raises(EngineCallError) as error:
             await asked

@@ -1,0 +1,76 @@
+"""A planner of small engines whose right fleets are known, and what it observes."""
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from dynamo_router.engines.mocker import EngineConfig
+from dynamo_router.planner import (
+    Constraints,
+    Decision,
+    EngineModel,
+    Objectives,
+    Observation,
+    ObservedRequest,
+    ObservedWorker,
+    Planner,
+    PlanningConfig,
+)
+
+ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
+SPEED = 0.2  # few requests a second are work enough
+ITL_MS, TTFT_MS = 40.0, 300.0  # of the requests below, on engines that are not overrun
+
+
+def new_planner(
+    *, roles: str = "aggregated", engines_max: int = 8, speed: float = SPEED, **more: Any
+) -> Planner:
+    """Its CPU is counted by questions, some dozen simulations a plan: the same on every machine."""
+    ticks = count()
+    facts = {"start_up_s": 30.0, "roles": roles, **more.pop("planning", {})}
+    planning = PlanningConfig(**facts)
+    more.setdefault("cpu", lambda: 0.002 * next(ticks))
+    return Planner(
+        planning,
+        EngineModel(
+            engine=ENGINE, start_up_s=planning.start_up_s, speed=speed, trace_block_size=64
+        ),
+        Objectives(objective_ttft_ms=5000, objective_itl_ms=200),
+        Constraints(engines_max=engines_max, dwell_s=0),
+        **more,
+    )
+
+
+def requests(at: float, rate: float, window_s: float, **more: Any) -> list[ObservedRequest]:
+    """Prompts of 256 tokens and answers of 120: an engine of eight at a time does some 1.6 a
+    second."""
+    times = np.arange(at - window_s, at, 1 / rate) if rate else []
+    facts = {"output_tokens": 120, "ttft_ms": TTFT_MS, "itl_ms": ITL_MS, **more}
+    return [ObservedRequest(float(each), 256, **facts) for each in times]
+
+
+def workers(count: int, **more: Any) -> list[ObservedWorker]:
+    facts = {"role": "aggregated", "state": "serving", "age_s": 1000.0, "served": 500, **more}
+    return [ObservedWorker(worker_id=n, **facts) for n in range(count)]
+
+
+def observation(at: float, rate: float, there: int, **more: Any) -> Observation:
+    window_s = 90.0
+    facts = {
+        "requests": requests(at, rate, window_s),
+        "workers": workers(there),
+        "window_s": window_s,
+        "block_size": 64,
+        **more,
+    }
+    return Observation(at=at, **facts)
+
+
+def decide(planner: Planner, rate: float, there: int, plans: int = 4, **more: Any) -> Decision:
+    """The last of some plans, a minute apart, of one observed state."""
+    found = None
+    for n in range(plans):
+        found = planner.observe(observation(1000.0 + 60 * n, rate, there, **more))
+    assert found is not None
+    return found
