@@ -115,10 +115,12 @@ class HttpConnections:
         """Why there is no room for one more of this peer. None: there is, or some was made."""
         own = self._by_peer.get(peer, OrderedDict())
         if len(own) >= self.most_each < self.most:
-            limit, text = "max_connection_share", f"one address may have {self.most_each}"
+            self._hits.hit("max_connection_share")
+            why = f"max_connection_share: one address may have {self.most_each}"
             wanted = self._idle_of(own)
         elif self._count >= self.most:
-            limit, text = "max_http_connections", f"all clients together may have {self.most}"
+            self._hits.hit("max_http_connections")
+            why = f"max_http_connections: all clients together may have {self.most}"
             most = max(self._by_peer.values(), key=len)
             if len(most) > len(own):
                 wanted = next((each for each in most if not each.busy), next(iter(most)))
@@ -126,9 +128,8 @@ class HttpConnections:
                 wanted = self._idle_of(own)
         else:
             return None
-        self._hits.hit(limit)
         if wanted is None:
-            return f"no capacity for the connection: {limit}: {text}"
+            return f"no capacity for the connection: {why}"
         wanted.abort()
         return None
 
