@@ -92,13 +92,17 @@ class EngineChannel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
+        wide: bool = False,
     ) -> ClientCall:
-        """Begin a call. The caller ends it: to its last message, or by `call.cancel()`."""
-        return self._channel.call(method, request, timeout=timeout, metadata=metadata or ())
+        """Begin a call. The caller ends it: to its last message, or by `call.cancel()`. `wide`: the
+        caller reads whatever comes, and needs no client's leave to go on.
+        """
+        metadata = metadata or ()
+        return self._channel.call(method, request, timeout=timeout, metadata=metadata, wide=wide)
 
     def events(self, method: str, request: bytes) -> Http2EventCall:
         """Begin a call whose reader goes on for as long as there is an engine."""
-        return Http2EventCall(self.stream(method, request))
+        return Http2EventCall(self.stream(method, request, wide=True))
 
     async def unary(
         self,
@@ -109,7 +113,7 @@ class EngineChannel:
         metadata: Metadata | None = None,
     ) -> tuple[Metadata, bytes]:
         """The initial metadata and the one message of an answer. The call ends with the task."""
-        call = self.stream(method, request, timeout=timeout, metadata=metadata)
+        call = self.stream(method, request, timeout=timeout, metadata=metadata, wide=True)
         try:
             answer = None
             async for message in call:
