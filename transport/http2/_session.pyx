@@ -4,7 +4,7 @@ No socket, no clock, no callbacks. Events come in the order of the bytes (_strea
 
 Invariants: a stream that had an event ends with exactly one END, unless it was dropped. A stream's
 window opens only by what was taken of it: what is unread is at most the window and one message. The
-window begins small and grows with what is taken: of a stream that nobody reads, little ever comes.
+window begins small and grows with what is taken: of an unread stream little ever comes.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer

@@ -81,7 +81,7 @@ cdef inline void weigh(Streams session, Stream stream) noexcept:
 
 
 cdef inline void widen(Streams session, Stream stream, int64_t size) noexcept:
-    """Let the peer send up to so many bytes ahead, at most `most_window`."""
+    """Let the peer send `size` bytes ahead, at most `most_window`."""
     size = min(size, session.most_window)
     if size > stream.window:
         stream.window = size
