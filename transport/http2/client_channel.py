@@ -240,7 +240,7 @@ class ClientChannel:
         message: bytes,
         *,
         timeout: float | None = None,
-        metadata: Metadata = (),
+        metadata: Metadata | None = None,
         wide: bool = False,
     ) -> ClientCall:
         """Begin a call of one message; iterate it for those of the answer. `wide`: its window is
