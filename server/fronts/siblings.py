@@ -157,7 +157,7 @@ class Siblings:
     async def _answer_of(
         self, channel: ClientChannel, method: str, question: object, timeout_s: float
     ) -> bytes:
-        call = channel.call(SERVICE + method, _encode(question), timeout=timeout_s)
+        call = channel.call(SERVICE + method, _encode(question), timeout=timeout_s, wide=True)
         try:
             async for message in call:
                 return message

@@ -25,13 +25,14 @@ def check_http2(data: bytes) -> None:
     session = make_session(
         server=server,
         window_bytes=1 << 16,
+        first_window_bytes=1 << 12,
         max_message_bytes=MOST_BYTES,
         max_header_bytes=MOST_HEADER_BYTES,
         max_streams=MOST_STREAMS,
     )
     if not server:
         for n in range(3):
-            session.request(HEAD, (), bytes(n * 50_000))
+            session.request(HEAD, (), bytes(n * 50_000), n == 2)
     seen: dict[Stream, bool] = {}  # a stream told of -> whether it ended
     size, rest = 1 + (data[0] >> 1) * 8, data[1:]
     try:

@@ -10,8 +10,8 @@ from libc.string cimport memcpy
 from ._messages cimport READABLE, forget_part, is_between_messages, next_message
 from ._nghttp2 cimport Functions, nghttp2_data_source, nghttp2_frame, nghttp2_frame_hd, nghttp2_nv
 from ._nghttp2 cimport nghttp2_session, nghttp2_session_callbacks, read_t
-from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, Stream, Streams, count_idle, count_queued
-from ._streams cimport fill, weigh
+from ._streams cimport LARGE, MESSAGE_OVERHEAD, MOST_HEADERS, Stream, Streams, count_idle
+from ._streams cimport count_queued, fill, weigh, widen
 
 from ._streams import (
     DRAINED,
@@ -173,6 +173,7 @@ cdef int on_begin_headers(
     try:
         stream = Stream()
         stream.id = number
+        stream.window = self.first_window
         self.streams[number] = stream
         self.ng.session_set_stream_user_data(session, number, <void*>stream)
         self.new_now += 1
@@ -222,6 +223,10 @@ cdef int on_header(
         return END_THIS_SESSION
 
 
+cdef inline bint is_large(Stream stream) noexcept:
+    return stream.reader.length > LARGE * stream.window
+
+
 cdef int on_data(
     nghttp2_session* session, uint8_t flags, int32_t number, const uint8_t* data, size_t size,
     void* ours
@@ -259,6 +264,9 @@ cdef int on_data(
         elif stream.unread == 0:
             self.ng.session_consume_stream(session, number, stream.received)
             stream.received = 0
+            # It is kept whole in any case; through a small window it would take many round trips.
+            if not is_between_messages(&stream.reader) and is_large(stream):
+                widen(self, stream, stream.reader.length)
         weigh(self, stream)
         return 0
     except BaseException as error:
@@ -336,6 +344,7 @@ cdef int on_frame_send(
 ) noexcept:
     cdef Streams self = <Streams>ours
     cdef void* found
+    cdef int64_t size
     if frame.hd.type == FRAME_DATA:
         add_credit(self)
     elif frame.hd.type >= FRAME_RST_STREAM:
@@ -347,6 +356,9 @@ cdef int on_frame_send(
         return 0
     if not self.server:
         (<Stream>found).begun = True
+        if (<Stream>found).window > self.first_window:  # before this nghttp2 did not know the stream
+            size = (<Stream>found).window
+            self.ng.session_set_local_window_size(session, 0, frame.hd.stream_id, <int32_t>size)
     elif not (<Stream>found).half_closed:
         # The answer is complete: the client need not send the rest of what it asks.
         self.ng.submit_rst_stream(session, 0, frame.hd.stream_id, RST_NO_ERROR)

@@ -3,7 +3,8 @@
 No socket, no clock, no callbacks. Events come in the order of the bytes (_streams.pyx names them).
 
 Invariants: a stream that had an event ends with exactly one END, unless it was dropped. A stream's
-window opens only by what was taken of it: what is unread is at most the window and one message.
+window opens only by what was taken of it: what is unread is at most the window and one message. The
+window begins small and grows with what is taken: of an unread stream little ever comes.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
@@ -20,8 +21,8 @@ from ._nghttp2 cimport (
     nghttp2_option,
     nghttp2_settings_entry,
 )
-from ._streams cimport MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
-from ._streams cimport Stream, Streams, count_idle, count_queued, fill, weigh
+from ._streams cimport KEEPS_UP, MESSAGE_OVERHEAD, MOST_HEADERS, NV_NO_INDEX
+from ._streams cimport Stream, Streams, count_idle, count_queued, fill, weigh, widen
 
 cdef enum:
     RST_CANCEL = 8
@@ -86,6 +87,7 @@ cdef class Session(Streams):
         *,
         bint server,
         int32_t window_bytes,
+        int32_t first_window_bytes,
         uint32_t max_message_bytes,
         uint32_t max_header_bytes,
         uint32_t max_streams,
@@ -98,6 +100,8 @@ cdef class Session(Streams):
             raise SessionError("there is no library for HTTP/2")
         self.server = server
         self.left = PREFACE_BYTES
+        self.first_window = first_window_bytes
+        self.most_window = window_bytes
         self.max_message_bytes = max_message_bytes
         self.max_header_bytes = max_header_bytes
         if self.ng.option_new(&option):
@@ -115,7 +119,7 @@ cdef class Session(Streams):
         self.ng.option_del(option)
         if failed:
             raise MemoryError
-        entries[0].settings_id, entries[0].value = 4, window_bytes
+        entries[0].settings_id, entries[0].value = 4, first_window_bytes
         entries[1].settings_id, entries[1].value = 6, max_header_bytes
         if server:
             entries[2].settings_id, entries[2].value = 3, max_streams
@@ -252,8 +256,9 @@ cdef class Session(Streams):
 
     # Calls of a client
 
-    def request(self, tuple headers, tuple more, bytes message) -> Stream:
-        """Begin a call with one message. `headers` repeat from call to call, `more` do not.
+    def request(self, tuple headers, tuple more, bytes message, bint wide=False) -> Stream:
+        """Begin a call with one message. `headers` repeat from call to call, `more` do not. `wide`: its
+        window is the largest from the start.
 
         SessionError if the connection takes no calls any more.
         """
@@ -267,6 +272,7 @@ cdef class Session(Streams):
             raise SessionError("the session is closed")
         stream.put(message)
         stream.output_ends = True
+        stream.window = self.most_window if wide else self.first_window
         provider.source.ptr = <void*>stream
         provider.read_callback = reader()
         number = self.ng.submit_request2(
@@ -341,6 +347,9 @@ cdef class Session(Streams):
         back = stream.received if stream.unread <= 0 else min(stream.received, size + 5)
         stream.received -= back
         self.ng.session_consume_stream(self.session, stream.id, back)
+        stream.read += size
+        if stream.read >= KEEPS_UP * stream.window:
+            widen(self, stream, 2 * stream.window)
         return self.ng.session_want_write(self.session) != 0
 
     def drop(self, Stream stream, uint32_t code=RST_CANCEL) -> None:

@@ -9,6 +9,8 @@ cdef enum:
     MOST_HEADERS = 128
     NV_NO_INDEX = 1
     MESSAGE_OVERHEAD = 64  # of a message that waits, beside its bytes
+    KEEPS_UP = 16  # windows that were read of a stream before its window doubles
+    LARGE = 4  # a message of more windows than these has them opened for it
 
 cdef class Stream:
     cdef readonly int32_t id
@@ -32,6 +34,8 @@ cdef class Stream:
     cdef int64_t unread           # messages that were not taken
     cdef int64_t unread_bytes     # of those, with what each costs beside
     cdef int64_t held             # bytes of messages that are kept for it
+    cdef int64_t window           # that the peer was given, bytes
+    cdef int64_t read             # bytes of messages that were taken since it grew last
     cdef size_t header_bytes
     cdef bint headers_given
     cdef bint half_closed         # the peer will send no more
@@ -46,6 +50,8 @@ cdef class Streams:
     cdef bint server
     cdef size_t max_header_bytes
     cdef uint32_t max_message_bytes
+    cdef int64_t first_window     # of each stream, bytes
+    cdef int64_t most_window      # to which that grows
     cdef dict streams             # by their numbers, until they end
     cdef list events
     cdef public Py_ssize_t most_new  # server: calls that may begin in one `receive`; 0: any number
@@ -72,6 +78,15 @@ cdef inline void weigh(Streams session, Stream stream) noexcept:
         held = stream.reader.part_have + stream.unread_bytes
     session.held += held - stream.held
     stream.held = held
+
+
+cdef inline void widen(Streams session, Stream stream, int64_t size) noexcept:
+    """Let the peer send `size` bytes ahead, at most `most_window`."""
+    size = min(size, session.most_window)
+    if size > stream.window:
+        stream.window = size
+        stream.read = 0
+        session.ng.session_set_local_window_size(session.session, 0, stream.id, <int32_t>size)
 
 
 cdef inline void count_idle(Streams session) noexcept:

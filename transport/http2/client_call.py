@@ -73,6 +73,7 @@ class ClientCall:
         "message",
         "more",
         "outcome",
+        "wide",
     )
 
     def __init__(
@@ -82,8 +83,10 @@ class ClientCall:
         more: tuple[Header, ...],
         message: bytes,
         timeout: float | None,
+        wide: bool = False,
     ) -> None:
         self._channel = channel
+        self.wide = wide
         self._loop = loop = asyncio.get_running_loop()
         self.headers, self.more, self.message = headers, more, message
         self._ready: deque[bytes] = deque()

@@ -38,8 +38,10 @@ class ChannelLimits:
     first_backoff_s: float = 0.2
     max_backoff_s: float = 2.0
     window_bytes: int = 64 << 10
-    """Of each stream. A server like gRPC's sends this much of one before it turns to the next: the
-    first byte of a short answer comes behind that part of each long one."""
+    """How much of a stream may be under way unread, once its reader has kept up with more."""
+    first_window_bytes: int = 16 << 10
+    """Before that. A server like gRPC's sends this much of a stream before it turns to the next:
+    the first byte of a short answer comes behind that part of each one that is not read."""
     max_message_bytes: int = 32 << 20
     max_header_bytes: int = 16 << 10
 
@@ -76,7 +78,7 @@ class ClientConnection(Connection):
 
     def request(self, call: ClientCall) -> None:
         """Begin a call. SessionError if it is too late."""
-        stream = self._session.request(call.headers, call.more, call.message)
+        stream = self._session.request(call.headers, call.more, call.message, call.wide)
         stream.owner = call
         call.on_begun(self, stream)
         if self._look_timer is None:
@@ -239,8 +241,11 @@ class ClientChannel:
         *,
         timeout: float | None = None,
         metadata: Metadata | None = None,
+        wide: bool = False,
     ) -> ClientCall:
-        """Begin a call of one message; iterate it for those of the answer."""
+        """Begin a call of one message; iterate it for those of the answer. `wide`: its window is
+        the largest from the start, as this side reads whatever comes.
+        """
         head = self._heads.get(path)
         if head is None:
             head = self._heads[path] = self._head(path)
@@ -257,7 +262,7 @@ class ClientChannel:
                 more += encode_metadata(metadata)
             except ValueError as error:
                 outcome = Outcome(Fault.STATUS, StatusCode.INTERNAL, str(error))
-        call = ClientCall(self, head, more, message, timeout)
+        call = ClientCall(self, head, more, message, timeout, wide)
         if outcome is not None:
             call.end(outcome)
         else:
@@ -366,6 +371,7 @@ class ClientChannel:
         session = make_session(
             server=False,
             window_bytes=limits.window_bytes,
+            first_window_bytes=limits.first_window_bytes,
             max_message_bytes=limits.max_message_bytes,
             max_header_bytes=limits.max_header_bytes,
         )

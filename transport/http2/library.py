@@ -98,14 +98,18 @@ def make_session(
     *,
     server: bool,
     window_bytes: int = 256 << 10,
+    first_window_bytes: int | None = None,
     max_message_bytes: int = 32 << 20,
     max_header_bytes: int = 16 << 10,
     max_streams: int = 100,
 ) -> Session:
-    """A session with these limits."""
+    """A session with these limits. `window_bytes` is what the peer may send ahead in a stream that
+    is read, `first_window_bytes` in one of which little was; None: the same.
+    """
     return Session(
         server=server,
         window_bytes=window_bytes,
+        first_window_bytes=min(first_window_bytes or window_bytes, window_bytes),
         max_message_bytes=max_message_bytes,
         max_header_bytes=max_header_bytes,
         max_streams=max_streams,

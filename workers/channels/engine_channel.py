@@ -89,7 +89,7 @@ class EngineChannel:
 
     def events(self, method: str, request: bytes) -> Http2EventCall:
         """Begin a call whose reader goes on for as long as there is an engine."""
-        return Http2EventCall(self.stream(method, request))
+        return Http2EventCall(self.stream(method, request, wide=True))
 
     async def unary(
         self,
@@ -100,7 +100,7 @@ class EngineChannel:
         metadata: Metadata | None = None,
     ) -> tuple[Metadata, bytes]:
         """The initial metadata and the one message of an answer. The call ends with the task."""
-        call = self.stream(method, request, timeout=timeout, metadata=metadata)
+        call = self.stream(method, request, timeout=timeout, metadata=metadata, wide=True)
         try:
             answer = None
             async for message in call:

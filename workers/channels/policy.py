@@ -9,7 +9,7 @@ from ...transport.http2 import ChannelLimits
 
 MAX_MESSAGE_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10
-"""How much of a stream may be under way unread."""
+"""How much of a stream may be under way unread, if its reader keeps up."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 2.0
 """Probes decide how often to try; the transport's own backoff must not outlast them."""
 

@@ -189,7 +189,8 @@ async def test_a_client_that_does_not_read_makes_the_method_wait() -> None:
 
     limits = ServerLimits(send_buffer_bytes=buffer)
     async with listening({"/a.B/flood": flood}, limits) as (_, port):
-        channel = ClientChannel(f"127.0.0.1:{port}", ChannelLimits(window_bytes=window))
+        windows = ChannelLimits(window_bytes=window, first_window_bytes=window)
+        channel = ClientChannel(f"127.0.0.1:{port}", windows)
         call = channel.call("/a.B/flood", b"")
         await until(lambda: written > window)
         assert len(await anext(call)) == size
