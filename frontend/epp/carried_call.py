@@ -81,10 +81,10 @@ class CarriedCall:
             self._route = partial(self._send_route, ",".join(self._offered), headers)
         if leg is not None:
             leg.begin()
-            remote_s = attempt.pair.remote_s
-            if not request.facts.streaming and remote_s is not None:
+            first_token_s = attempt.pair.first_token_s
+            if not request.facts.streaming and first_token_s is not None:
                 # Its answer comes whole: nothing will say when the prompt was handed over.
-                self._timer = asyncio.get_running_loop().call_later(remote_s, leg.end)
+                self._timer = asyncio.get_running_loop().call_later(first_token_s, leg.end)
         return self
 
     # EngineCall

@@ -296,7 +296,8 @@ class ForecastPolicy(Policy):
         forecast = self._forecast
         budget, blocks = entry.max_num_batched_tokens, entry.total_kv_blocks
         if number in self._numbers:
-            if forecast.describe_worker(number, budget, blocks):
+            became_known = forecast.describe_worker(number, budget, blocks)
+            if became_known and self._watch.has_seen(number):
                 self._forget_residuals()
         else:
             forecast.add_worker(number, budget, blocks)

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from ...base.errors import StatusCode
+from ...process.supervised import is_cancelled
 from ...workers.channels import EngineCall
 from ...workers.failures import EngineCallError, Origin
 
@@ -95,6 +96,8 @@ class LastingCall:
             self._failure = error
         except TimeoutError:
             self._failure = EngineCallError(Origin.SILENCE, StatusCode.UNAVAILABLE, text)
+        except asyncio.CancelledError:
+            self._failure = _removed()
 
 
 async def first_of(call: EngineCall, within_s: float) -> bytes:
@@ -107,6 +110,15 @@ async def first_of(call: EngineCall, within_s: float) -> bytes:
     except TimeoutError:
         text = "it did not answer in time"
         raise EngineCallError(Origin.SILENCE, StatusCode.UNAVAILABLE, text) from None
+    except asyncio.CancelledError:
+        raise _removed() from None
     finally:
         call.cancel()
     raise EngineCallError(Origin.EMPTY, StatusCode.OK, "it ended without a message")
+
+
+def _removed() -> EngineCallError:
+    """Of a call that was cancelled, by its worker's removal; CancelledError if its reader was."""
+    if is_cancelled():
+        raise asyncio.CancelledError
+    return EngineCallError(Origin.WORKER_DOWN, StatusCode.UNAVAILABLE, "it was removed")

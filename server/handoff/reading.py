@@ -91,9 +91,9 @@ class Reading:
             log.warning("prompt is left at its prefill worker", worker=self._leg.worker_id)
 
     def _is_kept(self) -> bool:
-        """Whether its engine is there: without it, the prompt is gone as well."""
+        """Whether its engine is there, be it draining: without it, the prompt is gone as well."""
         engine = self._leg.pool.monitor.engine(self._leg.worker_id)
-        return engine is not None and engine.takes_requests
+        return engine is not None and engine.is_ready
 
     async def _on_computed(
         self, messages: list[bytes], failure: EngineCallError | None, left: bool

@@ -97,6 +97,10 @@ class ResidualWatch:
             (self._failing.add if _fail(own) else self._failing.discard)(worker)
         return self._ttft.count % CHECK_EVERY == 0 and self._check()
 
+    def has_seen(self, worker: int) -> bool:
+        """Whether a prediction of its first tokens is among those that count."""
+        return worker in self._workers
+
     def on_answer(self, foreseen_s: float, took_s: float) -> None:
         """A token of an answer took so long."""
         self._itl.add(foreseen_s, took_s)

@@ -118,6 +118,15 @@ def test_then_costs_are_tokens_times_requests_and_nobody_is_held_for_prompts(
     assert all(each.policy_terms for each in told.candidates)  # of the forecast, to be compared
 
 
+def test_a_worker_that_starts_brings_no_trust_back(router: KvRouter, clock: ManualClock) -> None:
+    """Its cache's size is known after it is: nothing was predicted of it meanwhile."""
+    serve(router, clock, 600, erratic=True)
+    router.add_worker(2)
+    assert not trusted(router)
+    router.add_worker(2, **FACTS)
+    assert not trusted(router)
+
+
 def test_a_policy_that_foresees_nothing_has_no_residuals() -> None:
     with KvRouter(KvRouterConfig(block_size=BLOCK, policy="dynamo")) as router:
         router.add_worker(1)
