@@ -192,7 +192,9 @@ class HttpConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether the client has sent all of a request and reads its answer: it need not say
-        anything."""
+        anything. Also whether it sent what we have not read yet."""
+        if self._came_in:
+            return True
         current = self._exchange
         return current is not None and current.body_ended and self.client.reads
 
