@@ -84,10 +84,13 @@ class Acceptor:
         for listener in self._sockets:
             self._accept_on(listener)
 
-    def accept_waiting(self) -> None:
-        """Accept now what has connected: before `close`, which breaks it off."""
-        for listener in self._sockets:
-            self._accept(listener)
+    async def accept_waiting(self, most_s: float) -> None:
+        """Accept what has connected, in turns of the loop, for at most `most_s`: before `close`,
+        which breaks it off."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + most_s
+        while any([self._accept(listener) for listener in self._sockets]) and loop.time() < until:
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
@@ -103,21 +106,28 @@ class Acceptor:
         self._again.pop(listener, None)
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Whether more may wait than a turn has taken."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener)
-                self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
+                self._wait(listener)
                 self._on_no_descriptors(error)
-                return
+                return False
             connection.setblocking(False)
             if _UNSENT_OPTION is not None and connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
             self._accepted(connection, str(address[0]) if address else "unix")
+        return True
+
+    def _wait(self, listener: socket.socket) -> None:
+        """Until there are descriptors again."""
+        if listener not in self._again:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
