@@ -70,6 +70,8 @@ class OpenConnections:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     turns: LoopTurns = field(default_factory=LoopTurns)
     """what is read in one turn of the event loop: addresses take turns"""
+    are_ending: bool = False
+    """a connection that is made now has one request"""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -298,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport,
             scope,
             record,
-            keep_alive=parser.should_keep_alive() and framed,
+            keep_alive=parser.should_keep_alive() and framed and not self._connections.are_ending,
             expects=self._expects and version == "1.1",
         )
         self._in_head, self._silent_bytes = False, 0

@@ -98,6 +98,7 @@ class HttpListener:
         self._listen_no_more()
         for connection in list(self._connections.open):
             connection.shut_down()
+        self._connections.are_ending = True  # some have been accepted, and are not made yet
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         # Of what was sent ahead, one begins as another ends.

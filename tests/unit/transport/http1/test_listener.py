@@ -244,6 +244,39 @@ async def test_what_was_accepted_in_the_turn_in_which_it_closes_is_closed() -> N
     ours.close()
 
 
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_a_connection_that_is_made_as_it_drains_has_one_request() -> None:
+    application: Any = Application()
+    made = asyncio.Event()
+    held: list[asyncio.Task[Any]] = []
+
+    class Late(HttpListener):
+        async def _make(self, *connection: Any) -> Any:
+            held.append(asyncio.current_task())  # type: ignore[arg-type]
+            if len(held) > 1:
+                await made.wait()
+            return await super()._make(*connection)
+
+    listener = Late(application)
+    port = await listener.start("127.0.0.1", 0, key="port")
+    _, first = await asyncio.open_connection("127.0.0.1", port)
+    first.write(post(b""))
+    await until(lambda: application.begun == 1)
+    reader, late = await asyncio.open_connection("127.0.0.1", port)
+    late.write(post(b"") * 2)
+    await until(lambda: len(held) == 2)
+    draining = asyncio.create_task(listener.drain(60))
+    await asyncio.sleep(0)
+    made.set()
+    for _ in range(3):
+        application.go.release()
+    assert bodies(await asyncio.wait_for(reader.read(), 60)) == [b"2"]
+    await draining
+    first.close()
+    late.close()
+    await listener.close()
+
+
 class Talker:
     """Answers without an end, as long as its client reads."""
 
