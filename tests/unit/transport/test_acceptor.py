@@ -55,3 +55,36 @@ async def test_without_descriptors_nothing_is_left_of_an_acceptor_that_closed(
     for _ in range(5):
         await asyncio.sleep(0)
     assert not errors
+
+
+@pytest.mark.parametrize("error", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_a_name_may_have_an_address_of_a_family_that_the_system_does_not_have(
+    error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `localhost` has ::1 in a container without IPv6."""
+
+    class Without(socket.socket):
+        def __init__(self, family: int = -1, *more: int, **others: int | None) -> None:
+            if family == socket.AF_INET6 and error == errno.EAFNOSUPPORT:
+                raise OSError(error, "Address family not supported by protocol")
+            super().__init__(family, *more, **others)
+
+        def bind(self, address: object) -> None:
+            if self.family == socket.AF_INET6:
+                raise OSError(error, "Cannot assign requested address")
+            super().bind(address)
+
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    found = [six, four]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *name, **more: found)
+    acceptor = Acceptor(lambda accepted, host: accepted.close())
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Without)
+        port = acceptor.bind("localhost", 0)
+        found.remove(four)
+        with pytest.raises(OSError):
+            Acceptor(lambda accepted, host: accepted.close()).bind("localhost", 0)
+    assert port
+    acceptor.close()
