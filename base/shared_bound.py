@@ -26,11 +26,11 @@ class SharedBound:
     def take(self, caller: str, amount: int = 1) -> str | None:
         """Take an amount into use; what stands in the way if there is no room, and nothing is
         taken."""
-        refusal = self.refusal(caller, amount)
-        if refusal is None:
-            self._by_caller[caller] = self._by_caller.get(caller, 0) + amount
-            self.used += amount
-        return refusal
+        used, own = self.used + amount, self._by_caller.get(caller, 0) + amount
+        if used > self.most or own > self.most_each:
+            return self.refusal(caller, amount)
+        self._by_caller[caller], self.used = own, used
+        return None
 
     def refusal(self, caller: str, amount: int = 1) -> str | None:
         """The same of an amount that would be given back before anything else is taken."""

@@ -5,7 +5,7 @@ from ..transport.http1 import Client
 from .answer_form import AnswerForm
 from .engine_requests import Choice
 from .processor import ByteText
-from .sse_writer import SseWriter
+from .sse_writer import PlainEvents, SseWriter
 
 @final
 class PlainStream:
@@ -19,6 +19,14 @@ class PlainStream:
         client: Client,
         writer: SseWriter,
         form: AnswerForm,
+    ) -> None: ...
+    def begin_with(
+        self,
+        text: ByteText,
+        choice: Choice,
+        client: Client,
+        writer: SseWriter,
+        events: PlainEvents,
     ) -> None: ...
     def end(self) -> None: ...
     def close(self) -> None: ...

@@ -53,6 +53,11 @@ cdef class PlainStream:
         self._writer, self._form = writer, form
         self._text = text
 
+    def begin_with(self, ByteText text not None, choice, client, writer, events) -> None:
+        """The same with PlainEvents that have what is written around them."""
+        self.begin(text, choice, client, writer, None)
+        self._take_events(events)
+
     def end(self) -> None:
         """All that comes is for `slow`."""
         self._text = None
@@ -93,11 +98,13 @@ cdef class PlainStream:
         if events is None:
             self._text = None
             return False
-        self._begun, self._first, self._before, self._nothing, self._behind, self._end = (
-            self._writer.around(events)
-        )
-        self._goes_on = self._behind + b"null" + self._end
+        self._take_events(self._writer.around(events))
         return True
+
+    cdef int _take_events(self, events) except -1:
+        self._begun, self._first, self._before, self._nothing, self._behind, self._end = events
+        self._goes_on = self._behind + b"null" + self._end
+        return 0
 
     cdef object _take_last(self, bytes message):
         """The same of one that is no chunk: the end, mostly."""

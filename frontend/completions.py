@@ -1,7 +1,7 @@
 """The routes of OpenAI's API, answered by one model of the fleet."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ from .parsers import (
     recognised_tool_calls,
 )
 from .passed_on import PASSED_ROUTES, PassedOn
+from .plain_chat import PlainChat, PlainChats
 from .processor import ByteText, ModelText
 from .sse_writer import SseWriter
 
@@ -132,6 +133,9 @@ class Completions:
         self._config, self._card = config, card
         self._read_card: ModelCard | None = None
         self._parsers = config.parsers()
+        self._plain = None
+        if adapter is None:
+            self._plain = PlainChats(self, self._workers, monitor, text, config.keep_alive_s)
         self._name = name
         self._last_name = ""
         self._version = package_version()
@@ -163,7 +167,8 @@ class Completions:
         return self._monitor.facts.max_seq_len
 
     @property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
+        """Of what computes the answers: it changes with the model or its engines."""
         facts = self._monitor.facts
         if facts is not self._printed[0]:
             parts = self._version, self.name, facts.backend, facts.version, self._adapter
@@ -185,7 +190,11 @@ class Completions:
 
     # Routes
 
-    async def _chat(self, call: HttpCall) -> None:
+    def _chat(self, call: HttpCall) -> Awaitable[None]:
+        plain = None if self._plain is None else self._plain.begin(call)
+        return self._any_chat(call) if plain is None else plain
+
+    async def _any_chat(self, call: HttpCall) -> None:
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
         await self._answer_chat(call, request, CHAT)
 
@@ -268,7 +277,7 @@ class Completions:
                 seconds = 0.0
             if not len(tokens):
                 raise ApiError(400, "the prompt is empty", param="prompt")
-            longest = self._output_limit(request, len(tokens))
+            longest = self.output_limit(request, len(tokens))
             prompt = await self._prompts.hashed(tokens, self._adapter, salt)
             for nth in range(wanted):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
@@ -320,7 +329,7 @@ class Completions:
             raise ApiError(400, text, param=field)
         return found
 
-    def _output_limit(self, request: Sampling, prompt_tokens: int) -> int:
+    def output_limit(self, request: Sampling | PlainChat, prompt_tokens: int) -> int:
         """Most tokens of an answer. ApiError 400 if the context does not hold prompt and answer."""
         wanted, facts = request.output_limit, self._monitor.facts
         limit, usual = facts.max_seq_len, self._config.default_max_tokens
@@ -370,7 +379,7 @@ class Completions:
         if isinstance(request, ChatRequest):
             self._add_parsers(request, choices)
         answer_id, created = origin.answer_id, int(time.time())
-        form = kind.make(answer_id, created, self.name, request, self._fingerprint)
+        form = kind.make(answer_id, created, self.name, request, self.fingerprint)
         run = self._stream if request.wants_stream else self._whole
         try:
             opened = _OpenRequest(call, request, choices, origin, form)

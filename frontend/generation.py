@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..process.loop_turns import LoopTurns
 from ..process.supervised import all_done
+from ..server.access import Caller
 from ..server.dispatch import Dispatcher
 from ..transport.http1 import Client
 from ..workers.dialects import plain_chunk
@@ -271,6 +272,116 @@ async def answer(
     await all_done(chain(map(answered, first), starmap(answered_after, following.items())), turn)
 
 
+class ChoiceMessages:
+    """Takes the messages of an engine for one choice: `plain` those of which only text comes, once
+    it is begun, the others an AnswerReader."""
+
+    __slots__ = (
+        "_choice",
+        "_client",
+        "_of_caller",
+        "_one_by_one",
+        "_part",
+        "_reader",
+        "_request",
+        "_take",
+        "_text",
+        "_workers",
+        "plain",
+        "plain_text",
+    )
+
+    def __init__(
+        self,
+        workers: "Workers",
+        text: ModelText,
+        request: Callable[[], Sampling],
+        choice: Choice,
+        take: Take,
+        client: Client | None,
+        of_caller: tuple[str, Caller],
+        part: Part = ALONE,
+        one_by_one: bool = False,
+    ) -> None:
+        """`of_caller`: the id of the request and whose it is. `one_by_one`: none is taken at once,
+        as reading them may end the request."""
+        self._workers, self._text, self._request = workers, text, request
+        self._choice, self._take, self._client = choice, take, client
+        self._of_caller, self._part, self._one_by_one = of_caller, part, one_by_one
+        self._reader: AnswerReader | None = None
+        self.plain = PlainStream(self.put)
+        self.plain_text: ByteText | None = None
+        """what `plain` reads ids by"""
+
+    @property
+    def finished(self) -> bool:
+        """Whether a finish reason was shown."""
+        return self.plain.finished or (self._reader is not None and self._reader.finished)
+
+    def put(self, message: bytes) -> bool:
+        """Take a message, if that need not wait."""
+        if self._one_by_one or (self._client is not None and not self._client.reads):
+            return False
+        self._show(message)
+        return True
+
+    async def respond(self, message: bytes) -> None:
+        """Take one that `put` did not."""
+        if self._client is not None and not self._client.reads:
+            await self._client.drained()
+            # One of many, if many clients read again together.
+            await self._workers.turns.take(RESUMED_S)
+        if self._one_by_one and not self.finished and self._request().scores_prompt:
+            off_loop = (
+                self._workers.dispatcher.reader.off_loop
+            )  # it has a list for each token of the prompt
+            work = partial(self._read, message)
+            delta = self._shown(await off_loop.run(work, size=len(message)))
+        else:
+            delta = self._show(message)
+        if delta is not None and delta.finish_reason is not None and delta.stop_reason is not None:
+            # The engine may not know of the stop string; no client would read the rest.
+            await self._workers.dispatcher.abort(*self._of_caller)
+
+    def _show(self, message: bytes) -> "Delta | None":
+        if (leader := self._part.leads) is not None:
+            leader.begin(self._workers.dispatcher.decision_of(*self._of_caller))
+        return None if self.finished else self._shown(self._read(message))
+
+    def _read(self, message: bytes) -> "Delta | None":
+        reader, choice = self._reader, self._choice
+        if reader is None:
+            reader = self._reader = AnswerReader(
+                self._text,
+                self._request(),
+                choice.prefix,
+                choice.output,
+                choice.prompt.tokens,
+                self.plain_text,
+                choice.usage,
+            )
+        return reader.read(message)
+
+    def _shown(self, delta: "Delta | None") -> "Delta | None":
+        choice, plain = self._choice, self.plain
+        if delta is not None:
+            plain.shown = True
+            if choice.first_at is None:
+                choice.first_at = time.monotonic()
+            if delta.finish_reason is not None:
+                choice.finish_reason = delta.finish_reason
+                plain.end()
+            self._take(choice.index, delta)
+        return delta
+
+    def end(self) -> None:
+        """The engine sends nothing more, and has not failed."""
+        if not self.finished:
+            # It ended without a last word; strict clients wait for a finish reason.
+            self._choice.finish_reason = ABORTED
+            self._take(self._choice.index, Delta("", ABORTED))
+
+
 async def _answer_one(
     workers: Workers,
     text: ModelText,
@@ -283,68 +394,16 @@ async def _answer_one(
     begin: Begin | None,
 ) -> None:
     computed = None if part.follows is None else await part.computed()
-    dispatcher = workers.dispatcher
-    request_id = f"{origin.answer_id}-{choice.index}"
-    ends_early, scores = bool(request.stop_strings), request.scores_prompt
-    reader: AnswerReader | None = None
-
-    def read(message: bytes) -> "Delta | None":
-        nonlocal reader
-        if reader is None:
-            reader = AnswerReader(
-                text,
-                request,
-                choice.prefix,
-                choice.output,
-                choice.prompt.tokens,
-                plain_text,
-                choice.usage,
-            )
-        return reader.read(message)
-
-    def is_finished() -> bool:
-        return plain.finished or (reader is not None and reader.finished)
-
-    def show(message: bytes) -> "Delta | None":
-        if part.leads is not None:
-            part.leads.begin(dispatcher.decision_of(request_id, origin.caller))
-        return None if is_finished() else shown(read(message))
-
-    def shown(delta: "Delta | None") -> "Delta | None":
-        if delta is not None:
-            plain.shown = True
-            if choice.first_at is None:
-                choice.first_at = time.monotonic()
-            if delta.finish_reason is not None:
-                choice.finish_reason = delta.finish_reason
-                plain.end()
-            take(choice.index, delta)
-        return delta
-
-    def put(message: bytes) -> bool:
-        if ends_early or scores or (client is not None and not client.reads):
-            return False
-        show(message)
-        return True
-
-    async def respond(message: bytes) -> None:
-        if client is not None and not client.reads:
-            await client.drained()
-            await workers.turns.take(RESUMED_S)  # one of many, if many clients read again together
-        if scores and not is_finished():  # it has a list for each token of the prompt
-            off_loop = dispatcher.reader.off_loop
-            delta = shown(await off_loop.run(partial(read, message), size=len(message)))
-        else:
-            delta = show(message)
-        if delta is not None and delta.finish_reason is not None and delta.stop_reason is not None:
-            # The engine may not know of the stop string; no client would read the rest.
-            await dispatcher.abort(request_id, origin.caller)
-
-    plain, plain_text = PlainStream(put), None
+    request_id, scores = f"{origin.answer_id}-{choice.index}", request.scores_prompt
+    of_caller, one_by_one = (request_id, origin.caller), bool(request.stop_strings) or scores
+    messages = ChoiceMessages(
+        workers, text, lambda: request, choice, take, client, of_caller, part, one_by_one
+    )
+    plain = messages.plain
     if begin is not None and part.leads is None:  # what leads is noted with each message
-        plain_text = _plain_text(text, request, choice)
-        if plain_text is not None:
-            begin(choice, plain, plain_text)
+        messages.plain_text = _plain_text(text, request, choice)
+        if messages.plain_text is not None:
+            begin(choice, plain, messages.plain_text)
     # What leads shows by its first token that its prompt is computed. Engines report the logprobs
     # of a prompt with a whole answer alone.
     in_one_piece = scores or request.output_limit == 0
@@ -352,17 +411,19 @@ async def _answer_one(
     asked = engine_request(request, choice, request_id, origin.salt, streaming=streaming)
     try:
         pair = await origin.generate(
-            dispatcher, asked, respond, put=plain, pinned=origin.pinned, computed=computed
+            workers.dispatcher,
+            asked,
+            messages.respond,
+            put=plain,
+            pinned=origin.pinned,
+            computed=computed,
         )
     finally:
         plain.close()
     choice.decision, choice.prefill, choice.pair = pair.decode, pair.prefill, pair
     if part.leads is not None:  # had it failed, those that wait for it would end and not begin
         part.leads.begin(None)
-    if not is_finished():
-        # An engine that ends without a last word; strict clients wait for a finish reason.
-        choice.finish_reason = ABORTED
-        take(choice.index, Delta("", ABORTED))
+    messages.end()
 
 
 def _plain_text(text: ModelText, request: Sampling, choice: Choice) -> ByteText | None:

@@ -41,6 +41,8 @@ HANDOFF_KEYS = frozenset(
 """Headers by which other gateways name hosts that engines connect to: no client's to set."""
 _READ_KEYS = METADATA_KEYS | SLO_KEYS | ALL_SESSION_KEYS
 """Headers that say something of a request's way; most requests have none of them."""
+LOUD_HEADERS = _READ_KEYS | ALIASES.keys() | HANDOFF_KEYS | {TENANT_KEY, EXPLAIN_KEY}
+"""All headers that say something of a request or its answer beside who asks."""
 NOTHING_MORE: frozenset[str] = frozenset()
 _INT63 = (1 << 63) - 1
 
@@ -123,10 +125,8 @@ def origin_of(
     if headers.get(EXPLAIN_KEY) == "1":
         extras |= {"worker_id", "decision"}
     received = time.monotonic()
-    # Unique, also where a client uses an id of its own again.
-    unique = xxh3_64_intdigest(f"{request_id}/{time.monotonic_ns()}".encode())
     return Origin(
-        f"{prefix}{unique:016x}",
+        new_answer_id(prefix, request_id),
         caller,
         forwarded,
         pinned,
@@ -138,6 +138,12 @@ def origin_of(
         extras,
         received,
     )
+
+
+def new_answer_id(prefix: str, request_id: str) -> str:
+    """Unique, also where a client uses an id of its own again."""
+    unique = xxh3_64_intdigest(f"{request_id}/{time.monotonic_ns()}".encode())
+    return f"{prefix}{unique:016x}"
 
 
 def tenant_of(headers: Mapping[str, str], request: Sampling | None = None) -> Tenant:

@@ -133,8 +133,11 @@ class SseWriter:
         """Write the last event, and end the answer."""
         if not self._begun:
             self._begin()
-        body = self._taken() + self._event % data
-        await self._send({"type": "http.response.body", "body": body})
+        body, client = self._taken() + self._event % data, self._client
+        if client.reads and client.output is not None:
+            client.output.write(body, more=False)
+        else:
+            await self._send({"type": "http.response.body", "body": body})
 
     async def close(self) -> None:
         """Send no more comments. Idempotent."""

@@ -45,8 +45,11 @@ class LoopTurns:
     async def take(self, seconds: float) -> None:
         """Returns once work of about `seconds` seconds may begin; it begins with what the task does
         next."""
-        if self._begins_now(seconds):
-            return
+        if not self.begins_now(seconds):
+            await self.wait(seconds)
+
+    async def wait(self, seconds: float) -> None:
+        """The same of work that did not begin at once."""
         future = asyncio.get_running_loop().create_future()
 
         def begin() -> None:
@@ -62,13 +65,14 @@ class LoopTurns:
 
     def call(self, seconds: float, begin: Callable[[], object], caller: str | None = None) -> None:
         """Call it once work of about `seconds` seconds, which follows from it, may begin."""
-        if self._begins_now(seconds):
+        if self.begins_now(seconds):
             begin()
         else:
             caller = current_account() if caller is None else caller
             self._put(caller, _Waiter(begin, seconds))
 
-    def _begins_now(self, seconds: float) -> bool:
+    def begins_now(self, seconds: float) -> bool:
+        """Whether work of about `seconds` seconds begins at once; else have it wait."""
         if not self._counts:
             self._counts = True
             asyncio.get_running_loop().call_soon(self._on_next_turn)

@@ -51,9 +51,11 @@ class CandidateSource:
         self.index = index
         self.slots = slots
         self._overlaps = Overlaps(0)
-        self._config = config
+        self.config = config
         self.expire_at = -math.inf
         self._peers: PeerLoad | None = None
+        self.has_peers = False
+        """whether other routers' bookings are counted"""
         self._watch: EventWatch | None = None
         if isinstance(index, EventIndex):
             self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
@@ -77,11 +79,12 @@ class CandidateSource:
         self, learner: Policy, lock: AbstractContextManager[object], clock: Clock
     ) -> "PeerLoad":
         """See KvRouter. ConfigError where the load is not shared."""
-        if not self._config.router_replica_sync:
+        if not self.config.router_replica_sync:
             raise ConfigError("router_replica_sync is off", key="router_replica_sync")
         from .replicas import PeerLoad  # only routers that share load need it
 
-        self._peers = PeerLoad(self.registry, self.slots, self._config, learner, lock, clock)
+        self.has_peers = True
+        self._peers = PeerLoad(self.registry, self.slots, self.config, learner, lock, clock)
         return self._peers
 
     def apply_event(self, event: bytes, worker_id: WorkerLike | None) -> None:
@@ -111,7 +114,7 @@ class CandidateSource:
             hashes = self._load_hashes(prompt, config)
         saved, weights_given = overlaps.device, False
         if overlaps.host is not None:
-            params = config.cost_params()
+            params = config.cost_params
             saved, weights_given = overlaps.saved(params), tier_weights_given(params)
         return Candidates(
             self.slots,
@@ -142,7 +145,7 @@ class CandidateSource:
 
     def _saved(self, overlaps: Overlaps, config: KvRouterConfig) -> Blocks:
         """Whole blocks of prefill that each worker is spared. Weights are read only if needed."""
-        return overlaps.device if overlaps.host is None else overlaps.saved(config.cost_params())
+        return overlaps.device if overlaps.host is None else overlaps.saved(config.cost_params)
 
     def potential_loads(self, prompt: Prompt, config: KvRouterConfig) -> list[PotentialLoad]:
         """What every registered rank's load would be with this prompt on it."""

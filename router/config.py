@@ -4,6 +4,7 @@ Knobs that Dynamo has carry its names, flags and environment variables.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from ..process.setting_checks import check_finite, require_finite
@@ -261,7 +262,7 @@ class KvRouterConfig:
         """A knob of Dynamo's cost that was set to something of its own."""
         return next((key for key in DYNAMO_KNOBS if getattr(self, key) != default_of(key)), None)
 
-    @property
+    @cached_property
     def policy_name(self) -> str:
         """What a report calls this way of choosing: dynamo:SCALE for Dynamo's cost function."""
         if self.mode != "kv":
@@ -270,7 +271,7 @@ class KvRouterConfig:
         if policy is None:
             policy = FORECAST if self._dynamo_knob() is None else DYNAMO
         if policy.partition(":")[0] == DYNAMO:
-            return f"{DYNAMO}:{self.cost_params().prefill_load_scale:g}"
+            return f"{DYNAMO}:{self.cost_params.prefill_load_scale:g}"
         return policy
 
     @property
@@ -279,6 +280,7 @@ class KvRouterConfig:
         ours = self.mode == "kv" and self.policy_name.partition(":")[0] != DYNAMO
         return ours and self.use_kv_events and self.router_predicted_ttl_secs is None
 
+    @cached_property
     def cost_params(self) -> CostParams:
         """The cost function's parameters, from whichever of the two vocabularies was used."""
         scale, credit = self.prefill_load_scale, self.overlap_score_credit

@@ -116,8 +116,9 @@ class Decider:
 
     def poll(self) -> None:
         """Load fell, or a worker came: a request that waits might go."""
-        if self._admission is not None:
-            self._admission.poll()
+        admission = self._admission
+        if admission is not None and (admission.waiters or admission.timer is not None):
+            admission.poll()
         for call in self.on_load_fell:
             call()
 

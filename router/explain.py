@@ -88,13 +88,13 @@ def explain(
         block_size=prompt.block_size,
         request_blocks=prompt.blocks,
         temperature=config.router_temperature,
-        params=vars(config.cost_params()),
+        params=dict(vars(config.cost_params)),
         residuals=policy.residuals(),
         objectives=limits.objectives(prompt.isl, asked).to_dict(),
         session=None if bound is None else {**bound.worker._asdict(), "mode": bound.mode},
     )
     entries = {entry.worker_id: entry for entry in source.registry.entries()}
-    params, steps = config.cost_params(), source.index.sources_in_steps()
+    params, steps = config.cost_params, source.index.sources_in_steps()
     sources: Iterable[Sequence[SourceStatus]] = steps
     if not isinstance(source.index, EventIndex):  # it has no lock of its own, and one step
         sources = chain([next(steps, ())], steps)

@@ -20,7 +20,7 @@ from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new
 from .config import KvRouterConfig
 from .explain import explain
 from .placement import Computed, Placement
-from .policies import PolicyChoice
+from .policies import PolicyChoice, plain_decisions
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, all_busy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
 from .runners_up import rank_others
@@ -71,6 +71,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         self.sessions = SessionAffinity(self.config.affinity, self.registry, self.clock)
         self._dropped: list[str] | None = None  # bookings of a worker that is being removed
         self._lock = threading.RLock()
+        self._plain = plain_decisions(
+            self._source, self._choice, self.limits, self._lock, self.clock, self._expire, self._rng
+        )
         self.registry.on_add.append(self._on_add)
         self.registry.on_remove.append(self._on_remove)
         self.registry.on_update.append(self._on_update)
@@ -150,19 +153,15 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def workers_in_steps(self) -> Iterator[list[WorkerView]]:
         """The same, a few at a time or none yet, for a reader that must not take long at a time.
-
-        Each step is of a moment of its own: who leaves meanwhile is left out, who comes may be.
-        """
+        Each step is of a moment of its own: who leaves meanwhile is left out, who comes may be."""
         with self._lock:
             self._expire()
         return views_in_steps(self.registry, self.slots, self.index, self._lock, self.sessions)
 
     def apply_event(self, event: bytes, worker_id: WorkerLike | None = None) -> None:
         """Take one event in: a message of the event plane, or a JSON cache event of `worker_id`.
-
         Raises EventError if it cannot be decoded or, for a JSON event, names unknown blocks;
-        ConfigError if this router predicts caches instead of following events.
-        """
+        ConfigError if this router predicts caches instead of following events."""
         self._source.apply_event(event, worker_id)
 
     # Decisions
@@ -250,12 +249,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
-
         All that serve decide by this. A request of a session goes to the session's worker, which
-        is bound to it. Raises what `decide` does.
-        """
-        session, pinned, preferred = placement.session, placement.pinned, None
-        allowed = placement.allowed
+        is bound to it. Raises what `decide` does."""
+        if self._plain is not None and (plain := self._plain.place(placement)) is not None:
+            return plain
+        session, allowed = placement.session, placement.allowed
+        pinned, preferred = placement.pinned, None
         if session is not None and pinned is None:
             bound = self.sessions.wanted(session, placement.excluded)
             if bound is not None and (not allowed or bound.worker.worker_id in allowed):
@@ -399,6 +398,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         inf is not before load falls. See AdmissionConfig.hold and queue_threshold. A hold is for
         those who have a choice: for one worker alone it is 0. A cap on requests is for all.
         `has_more`: only for how long a tenant that has more than its share leaves it to others."""
+        if self._plain is not None and worker is None and not has_more:
+            if (seconds := self._plain.seconds_until_free()) >= 0:
+                return seconds
         with self._lock:
             if not (worker is None or has_more or self.limits.caps) and self.limits.policy_holds:
                 return 0.0
@@ -464,9 +466,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def free(self, request_id: str, *, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if it is not booked, which is no error.
-
-        `output_tokens`, where they were counted, show a policy how long a token takes.
-        """
+        `output_tokens`, where they were counted, show a policy how long a token takes."""
         with self._lock:
             self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
             self.limits.tenants.on_ends((request_id,), now)

@@ -4,12 +4,18 @@ A package offers one under its entry point group `dynamo_router.policies`: a fun
 router's settings to a Policy. examples/custom_policy.py shows both ways to use it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
+from ..base.clock import Clock
 from ..base.errors import ConfigError
+from ..indexer.event_index import EventIndex
+from ._plain_decisions import PlainDecisions
+from .admission import LoadLimits
+from .candidates import CandidateSource
 from .config import DYNAMO, DYNAMO_KNOBS, FORECAST, KvRouterConfig, default_of
 from .policy import (
     MODES,
@@ -153,7 +159,7 @@ class PolicyChoice:
 
 
 def _dynamo(config: KvRouterConfig) -> Policy:
-    return DynamoCost(config.cost_params(), config.router_temperature)
+    return DynamoCost(config.cost_params, config.router_temperature)
 
 
 def _load(point: "EntryPoint", config: KvRouterConfig) -> Policy:
@@ -171,3 +177,23 @@ def _load(point: "EntryPoint", config: KvRouterConfig) -> Policy:
             key="policy",
         )
     return made
+
+
+def plain_decisions(
+    source: CandidateSource,
+    choice: PolicyChoice,
+    limits: LoadLimits,
+    lock: AbstractContextManager[object],
+    clock: Clock,
+    expire: Callable[[], float],
+    rng: Random,
+) -> PlainDecisions | None:
+    """What decides most requests of a router in one step; None where settings give something else a
+    say."""
+    config, policy, index = source.config, choice.policy, source.index
+    if type(policy) is not ForecastPolicy or choice.learner is not policy or choice.shadow:
+        return None
+    tracks = config.router_track_active_blocks and config.router_track_prefill_tokens
+    if not (isinstance(index, EventIndex) and tracks and config.router_assume_kv_reuse):
+        return None
+    return PlainDecisions(lock, clock, expire, source, limits, policy, rng)

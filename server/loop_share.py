@@ -28,13 +28,14 @@ class TimeShare:
         self._saved = burst_s
         self._at: float | None = None  # when that was so
         self._next = float("-inf")
+        self._due = float("-inf")  # both that and that enough is saved up
         self._began = 0.0
         self.skipped = 0
         """how often it was too early"""
 
     def is_due(self, now: float) -> bool:
         """Whether the work may be done; counts if it may not."""
-        if now >= self._next and self._saved_by(now) >= 0:
+        if now >= self._due:
             return True
         self.skipped += 1
         return False
@@ -56,6 +57,7 @@ class TimeShare:
         """The work took `seconds`, and ended."""
         self._saved, self._at = self._saved_by(now) - seconds, now
         self._next = now + self._least_s
+        self._due = max(self._next, now - min(0.0, self._saved) / self._share)
 
     def _saved_by(self, now: float) -> float:
         """Seconds of work that are saved up; below 0 if too much was taken."""

@@ -24,15 +24,12 @@ class OwnedBookings:
     """Those of a slot table that have an owner, by request id. Workers are the table's numbers."""
 
     def __init__(self) -> None:
-        self._bookings: dict[str, _Booking] = {}
+        self.bookings: dict[str, _Booking] = {}
         self._entries: dict[str, int] = {}  # by owner
         self._prefill_tokens: dict[int, int] = {}  # by worker
 
-    def __bool__(self) -> bool:
-        return bool(self._bookings)
-
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._bookings
+        return request_id in self.bookings
 
     def entries_of(self, owner: str) -> int:
         """What an owner has booked, in entries of the table."""
@@ -42,21 +39,21 @@ class OwnedBookings:
         self, request_id: str, owner: str, entries: int, worker: int, prefill_tokens: int
     ) -> None:
         """A request was booked for an owner."""
-        self._bookings[request_id] = _Booking(owner, entries, worker, prefill_tokens)
+        self.bookings[request_id] = _Booking(owner, entries, worker, prefill_tokens)
         _count(self._entries, owner, entries)
         _count(self._prefill_tokens, worker, prefill_tokens)
 
     def complete_prefill(self, request_id: str) -> None:
         """Its first token is out. Any id: those that are not here are not an error."""
-        booking = self._bookings.get(request_id)
+        booking = self.bookings.get(request_id)
         if booking is not None:
             _count(self._prefill_tokens, booking.worker, -booking.prefill_tokens)
-            self._bookings[request_id] = booking._replace(prefill_tokens=0)
+            self.bookings[request_id] = booking._replace(prefill_tokens=0)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """They are booked no more. Any ids, as above."""
         for request_id in request_ids:
-            booking = self._bookings.pop(request_id, None)
+            booking = self.bookings.pop(request_id, None)
             if booking is not None:
                 _count(self._entries, booking.owner, -booking.entries)
                 _count(self._prefill_tokens, booking.worker, -booking.prefill_tokens)
@@ -72,11 +69,11 @@ class OwnedBookings:
         """Recount. AssertionError if a sum is wrong, or one of them is not booked."""
         entries: dict[str, int] = {}
         tokens: dict[int, int] = {}
-        for booking in self._bookings.values():
+        for booking in self.bookings.values():
             _count(entries, booking.owner, booking.entries)
             _count(tokens, booking.worker, booking.prefill_tokens)
         assert (entries, tokens) == (self._entries, self._prefill_tokens)
-        assert all(map(is_booked, self._bookings))
+        assert all(map(is_booked, self.bookings))
 
 
 def _count(sums: dict[K, int], key: K, change: int) -> None:

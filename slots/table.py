@@ -175,7 +175,7 @@ class SlotTable:
 
         `cached_tokens` here, and `output_tokens` below, are for the listener.
         """
-        if self._owned:
+        if self._owned.bookings:
             self._owned.complete_prefill(request_id)
         known = self._book.mark_prefill_completed(request_id)
         if known and self.listener is not None and request_id not in self._peers:
@@ -203,10 +203,10 @@ class SlotTable:
 
     def free(self, request_id: str, output_tokens: int | None = None) -> bool:
         """The request ended, however it did. False if the id is not booked, which is no error."""
-        if self._owned:
+        if self._owned.bookings:
             self._owned.remove((request_id,))
         known = self._book.free(request_id)
-        if known:
+        if known and (self._peers or self.listener is not None):
             self._on_gone((request_id,), output_tokens)
         return known
 
@@ -260,7 +260,7 @@ class SlotTable:
         """Those of them that the router follows itself: without those of bookings with an owner,
         who need not say when a prompt is computed."""
         tokens = self._book.active_prefill_tokens()
-        return self._owned.without(tokens) if self._owned else tokens
+        return self._owned.without(tokens) if self._owned.bookings else tokens
 
     def active_requests(self) -> npt.NDArray[np.int64]:
         """Requests in flight."""
@@ -286,7 +286,7 @@ class SlotTable:
     @property
     def has_owned(self) -> bool:
         """Whether any request is booked for an owner."""
-        return bool(self._owned)
+        return bool(self._owned.bookings)
 
     def is_owned(self, request_id: str) -> bool:
         """Whether a request is booked for an owner, by whose word alone its prompt is computed."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from ...base.errors import CapacityError, StatusCode
+from ...base.request_record import RequestRecord, current_record
 from ...server.access import current_account
 from ...server.call_limits import CallLimits
-from ...server.dispatch import MAX_JSON_PARTS, RequestReader, status_of
+from ...server.dispatch import LONG_BYTES, MAX_JSON_PARTS, RequestReader, status_of
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
@@ -162,28 +163,37 @@ class ModelRoutes:
 
     async def _answer(self, route: str, call: HttpCall) -> None:
         """Answer a request if there is capacity for it, as long as its client is there."""
+        requests, account = self._calls.requests, current_account()
+        refusal = requests.take(account)
+        if refusal is not None:
+            self._calls.on_request_refused()
+            raise CapacityError(f"no capacity for the request: {refusal}")
         try:
-            with self._calls.requests.held(current_account()):
-                await call.client.unless_gone(self._forward(route, call))
+            await call.client.unless_gone(self._forward(route, call))
         except CapacityError:
             self._calls.on_request_refused()
             raise
+        finally:
+            requests.give_back(account)
 
     async def _forward(self, route: str, call: HttpCall) -> None:
         """Have a request answered by a pool of its model. Another pool is tried if no worker is
         left in the first: a request that did not begin belongs to none yet."""
-        await self._calls.turns.take(CALL_S + ANSWER_S)  # and the first of its answers
+        turns = self._calls.turns
+        if not turns.begins_now(CALL_S + ANSWER_S):  # with the first of its answers
+            await turns.wait(CALL_S + ANSWER_S)
         outline = call.body
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
-            most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
-            outline = await self._reader.check_json(call.body, most)
-        pools = _with_pinned(call, self._pools(call, outline))
+            if len(outline := call.body) > LONG_BYTES:
+                most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
+                outline = await self._reader.check_json(outline, most)
+        pools = self._pools(outline)
         if len(pools) == 1:
             await pools[0].handlers[route](call)
             return
-        pools = in_order(pools, self._rng)
+        pools = in_order(_with_pinned(call, pools), self._rng)
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
@@ -194,15 +204,17 @@ class ModelRoutes:
                 if answer.begun or not others or not _no_worker_took_it(error):
                     raise
 
-    def _pools(self, call: HttpCall, outline: bytes) -> Sequence[Answering]:
+    def _pools(self, outline: bytes) -> Sequence[Answering]:
         name = _NAMED.decode(outline).model
         if name is None:
             entries = [entry for entry in self._directory.entries if not entry.parent]
             if len(entries) > 1:
                 raise ApiError(400, "model is required: this server has several", param="model")
             name = entries[0].name if entries else ""
-        found = [pool for pool in self._directory.find(name) if pool.handlers]
-        record = call.record
+        found = self._directory.find(name)
+        if len(found) != 1 or not found[0].handlers:
+            found = [pool for pool in found if pool.handlers]
+        record = current_record() or RequestRecord()
         record.asked_model = name
         if not found:
             raise unknown_model(name, self.names)
@@ -255,7 +267,7 @@ async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> Htt
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:
     """The pool of the worker that a request asks for; all, if it asks for none that is known."""
     worker_id = call.headers.get(PINNED_WORKER_KEY, "")
-    if len(pools) < 2 or not (worker_id.isascii() and worker_id.isdecimal()):
+    if not (worker_id.isascii() and worker_id.isdecimal()):
         return pools
     return [pool for pool in pools if pool.has_worker(int(worker_id[:20]))] or pools
 

@@ -1,6 +1,15 @@
 """OpenAI's API: requests, answers and errors in its shapes."""
 
-from .answers import Answer, Delta, FunctionCall, TokenLogprob, Usage
+from .answers import (
+    LAST_CHUNK,
+    Answer,
+    Delta,
+    FunctionCall,
+    TokenLogprob,
+    Usage,
+    chat_events,
+    chat_events_middle,
+)
 from .errors import (
     BAD_BODY,
     ApiError,
@@ -18,6 +27,7 @@ from .requests import (
     ChatRequest,
     CompletionRequest,
     Sampling,
+    StreamOptions,
     check_messages,
     first_beyond,
     read_request,

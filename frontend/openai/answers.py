@@ -88,7 +88,8 @@ class Answer:
     shape: SseShape = UNNAMED
     counts_reasoning: bool = False
     last: bytes = LAST_CHUNK
-    _begun: set[int] = field(default_factory=set)
+    begun: set[int] = field(default_factory=set)
+    """choices of which something was written"""
     _offsets: dict[int, int] = field(default_factory=dict)
     _begins: dict[int, bytes] = field(default_factory=dict)
     _logprobs_wanted: bool | None = None  # once it is known
@@ -114,7 +115,7 @@ class Answer:
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""
         if usage is None and delta[2:] == _TEXT_ALONE and not self.with_logprobs:
-            if self.kind == "completion" or (index in self._begun and delta.text):
+            if self.kind == "completion" or (index in self.begun and delta.text):
                 return self._text_chunk(index, delta.text, delta.finish_reason)
         choice: dict[str, Any]
         if self.kind == "chat":
@@ -132,10 +133,10 @@ class Answer:
             return None
         begin = self._text_begin(index)
         if self.kind == "completion":
-            return PlainEvents(self._begun, begin, begin, begin + b'""', _BEHIND, _END)
+            return PlainEvents(self.begun, begin, begin, begin + b'""', _BEHIND, _END)
         head = begin.removesuffix(b'"content":')
         first = head + b'"role":"assistant","content":'
-        return PlainEvents(self._begun, first, begin, head, b"}" + _BEHIND, _END)
+        return PlainEvents(self.begun, first, begin, head, b"}" + _BEHIND, _END)
 
     def _text_begin(self, index: int) -> bytes:
         begin = self._begins.get(index)
@@ -153,8 +154,8 @@ class Answer:
 
     def _chat_delta(self, index: int, delta: Delta) -> dict[str, Any]:
         fields: dict[str, Any] = {} if not delta.text else {"content": delta.text}
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self.begun:
+            self.begun.add(index)
             fields = {"role": "assistant", "content": delta.text}
         if delta.reasoning:
             fields["reasoning_content"] = delta.reasoning
@@ -242,6 +243,29 @@ class Answer:
             "top_logprobs": [_by_text(each) for each in logprobs],
             "text_offset": offsets,
         }
+
+
+def chat_events_middle(model: str, fingerprint: str) -> bytes:
+    """What all answers of a model have in `chat_events`."""
+    head = _encode({"model": model, "system_fingerprint": fingerprint})[1:-1]
+    return b',%b,"choices":[{"index":0,"delta":{' % head
+
+
+def chat_events(answer_id: str, created: int, middle: bytes) -> PlainEvents:
+    """The `plain_events` of a chat's only choice, with what stands around them as written."""
+    head = b'data: {"id":"%b","object":"chat.completion.chunk","created":%d%b' % (
+        answer_id.encode(),
+        created,
+        middle,
+    )
+    return PlainEvents(
+        set(),
+        head + b'"role":"assistant","content":',
+        head + b'"content":',
+        head,
+        b"}" + _BEHIND,
+        _END + b"\n\n",
+    )
 
 
 def _message(text: str, deltas: Sequence[Delta]) -> dict[str, Any]:

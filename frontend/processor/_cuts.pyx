@@ -22,17 +22,6 @@ cdef enum:
     ANCHOR_MASK = 63         # words to an anchor, on average, less one
     FIBONACCI = 0x9E3779B1   # spreads what it multiplies over the upper bits
 
-ctypedef fused Character:
-    uint8_t
-    uint16_t
-    uint32_t
-
-
-cdef struct Edge:
-    uint64_t key             # 1 + (node << CHARACTER_BITS | character); 0: the place is free
-    uint32_t node            # that the character leads to
-
-
 cdef inline bint is_letter(uint32_t c) noexcept nogil:
     """Of alphabets whose letters are letters in each version of Unicode."""
     return (
@@ -52,14 +41,6 @@ cdef inline bint is_stop(uint32_t c) noexcept nogil:
 @cython.final
 cdef class Cutter:
     """Cuts before atoms, and in words' gaps: between a letter and a stop, a blank among them."""
-
-    cdef uint8_t _flags[256]          # of the characters up to U+00FF
-    cdef bint _atoms_above            # an atom begins with another character
-    cdef bint _stops_above            # stops are more than blanks
-    cdef Py_ssize_t _least, _most     # length of a piece
-    cdef Edge* _edges                 # a trie of the atoms: an open hash table
-    cdef uint64_t _mask               # of its size
-    cdef uint8_t* _ends               # for each node: an atom ends here
 
     def __cinit__(self, atoms, str stops not None, Py_ssize_t least, Py_ssize_t most):
         cdef dict children = {}
@@ -134,12 +115,25 @@ cdef class Cutter:
         Py_ssize_t end,
         list found,
     ) except -1:
+        while True:
+            at = self.next_cut(text, length, last, at, end)
+            if at == end:
+                return 0
+            found.append(at)
+            last = at
+
+    cdef Py_ssize_t next_cut(
+        self,
+        const Character* text,
+        Py_ssize_t length,
+        Py_ssize_t last,
+        Py_ssize_t at,
+        Py_ssize_t end,
+    ) noexcept nogil:
         cdef uint32_t c
         cdef uint8_t flags
-        while True:
-            at = max(at, last + self._least)
-            if at >= end:
-                return 0
+        at = max(at, last + self._least)
+        while at < end:
             c = text[at]
             if c < 256:
                 flags = self._flags[c]
@@ -148,18 +142,15 @@ cdef class Cutter:
                 if self._stops_above and is_stop(c):
                     flags |= IS_STOP
             if flags & BEGINS_ATOM and self._is_atom(text + at, length - at):
-                pass
-            elif flags & IS_STOP and self._ends_word(text, at) and (
+                return at
+            if flags & IS_STOP and self._ends_word(text, at) and (
                 at - last >= self._most or is_anchor(text, at)
             ):
-                pass
-            else:
-                at += 1
-                continue
-            found.append(at)
-            last = at
+                return at
+            at += 1
+        return end
 
-    cdef inline bint _ends_word(self, const Character* text, Py_ssize_t at) noexcept nogil:
+    cdef bint _ends_word(self, const Character* text, Py_ssize_t at) noexcept nogil:
         """Whether the character before is a letter; `at` is at least 1."""
         cdef uint32_t c = text[at - 1]
         return self._flags[c] & IS_LETTER if c < 256 else is_letter(c)
@@ -179,7 +170,7 @@ cdef class Cutter:
                 return True
         return False
 
-    cdef inline uint64_t _place_of(self, uint64_t key) noexcept nogil:
+    cdef uint64_t _place_of(self, uint64_t key) noexcept nogil:
         """Where a key of the trie is, or else a free place."""
         cdef uint64_t place = (key * FIBONACCI >> 16) & self._mask
         while self._edges[place].key != 0 and self._edges[place].key != key:

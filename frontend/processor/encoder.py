@@ -77,10 +77,18 @@ class Encoder:
         """why nothing is kept; empty: it is"""
         if not self.reason:
             self._cutter = Cutter(rules.atoms, rules.stops, least, most)
-            self._gaps = Cutter(rules.atoms, rules.stops, 1, 1)
             if rules.stops:
-                self._words = WordIds(MOST_WORDS, MOST_WORD_CHARS)
+                gaps = Cutter(rules.atoms, rules.stops, 1, 1)
+                self._words = WordIds(gaps, MOST_WORDS, MOST_WORD_CHARS)
         self._number = next(_numbers)  # apart from those of other tokenizers
+
+    def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
+        """The ids of a text that is no longer than two pieces, and of whose short words all are
+        known; None: `encode` may know them. No special tokens are added."""
+        words = self._words
+        if words is None or tenant.namespace is not None or len(text) >= 2 * self._least:
+            return None
+        return words.known(text)
 
     async def encode(
         self, text: str, tenant: Tenant, *, add_special_tokens: bool, most: int | None = None
@@ -156,7 +164,10 @@ class Encoder:
         wanted: list[str] = []
         gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
-            parts, missing = words.look_up(text, self._gaps.cuts(text, 0, 0, len(text)))
+            if (known := words.known(text)) is not None:
+                gaps.append(([known], {}))
+                continue
+            parts, missing = words.look_up(text)
             if len(missing) > LEARNT:
                 learnt: dict[str, list[int]] = {word: [] for word in islice(missing, LEARNT)}
                 parts, missing = [None], {**learnt, text: [0]}

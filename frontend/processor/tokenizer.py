@@ -47,6 +47,7 @@ class ModelText:
         if pieces is None:
             pieces = PieceCache(0)
         self._encoder = Encoder(self._encode, rules, off_loop, pieces)
+        self.encode_known = self._encoder.encode_known
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
         """on, or why ids of its texts are not kept"""
         config = _read_json(folder / "tokenizer_config.json")

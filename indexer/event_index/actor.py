@@ -83,7 +83,8 @@ class EventIndex:
         for name, limit in (("max_blocks", max_blocks), ("max_unknown_blocks", max_unknown_blocks)):
             if limit is not None:
                 _require_bound(name, limit, 2**63)
-        self._predicted = PredictedCaches(predict_ttl_s, silent)
+        self.predicted = PredictedCaches(predict_ttl_s, silent)
+        """what is believed beside events, for a kernel that decides"""
         self._actor = IndexActor(
             max_messages=max_messages,
             max_bytes=max_bytes,
@@ -102,29 +103,29 @@ class EventIndex:
     def predicts(self) -> bool:
         """Whether `record` notes anything: whether there is a `predict_ttl_s` above 0, or a worker
         whose cache is predicted."""
-        return self._predicted.records
+        return self.predicted.records
 
     @property
     def predictions(self) -> PredictionCounts:
-        return self._predicted.counts
+        return self.predicted.counts
 
     @property
     def predict_ttl_s(self) -> float | None:
         """For how long a decision is believed; None: not at all, and not to be changed."""
-        return self._predicted.ttl_s
+        return self.predicted.ttl_s
 
     @predict_ttl_s.setter
     def predict_ttl_s(self, seconds: float) -> None:
-        self._predicted.ttl_s = seconds
+        self.predicted.ttl_s = seconds
 
     def predict(self, worker: WorkerWithDpRank, on: bool = True) -> None:
         """Predict a worker's cache from where requests are sent: it reports nothing. Off: go by
         its events. Nothing without `silent`."""
-        self._predicted.predict(worker, on)
+        self.predicted.predict(worker, on)
 
     def is_predicted(self, worker: WorkerWithDpRank) -> bool:
         """Whether a worker's cache is predicted, since it reports nothing."""
-        return worker in self._predicted
+        return worker in self.predicted
 
     def reported(self, worker: WorkerWithDpRank, local_hashes: npt.NDArray[np.uint64]) -> int:
         """Overlap in blocks on the worker's device by its events alone."""
@@ -174,14 +175,14 @@ class EventIndex:
         `lower` is filled at the same moment, see PrefixIndex. ValueError if its shape is another.
         """
         at_least = None
-        if not self._predicted.is_empty:
-            at_least = self._predicted.match(local_hashes, len(overlaps))
+        if not self.predicted.is_empty:
+            at_least = self.predicted.match(local_hashes, len(overlaps))
         return self._actor.match_bound(local_hashes, overlaps, lower, at_least)
 
     def scores(self, local_hashes: npt.NDArray[np.uint64]) -> dict[WorkerWithDpRank, int]:
         """Overlap in blocks of every worker that holds any on its device, bound or not."""
         scores = self._actor.scores(local_hashes)
-        for worker, blocks in self._predicted.scores(local_hashes).items():
+        for worker, blocks in self.predicted.scores(local_hashes).items():
             scores[worker] = max(blocks, scores.get(worker, 0))
         return scores
 
@@ -189,14 +190,14 @@ class EventIndex:
         self, local_hashes: npt.NDArray[np.uint64]
     ) -> dict[WorkerWithDpRank, TierOverlap]:
         """The same by tier, of every worker that holds a prefix in its tiers together."""
-        predicted = self._predicted.scores(local_hashes)
+        predicted = self.predicted.scores(local_hashes)
         found = self._actor.match_tiers(local_hashes, predicted)
         return {worker: TierOverlap(*blocks) for worker, blocks in found.items()}
 
     def bind(self, worker: WorkerWithDpRank, number: int) -> None:
         """Give a worker the number its overlap is written under."""
         self._actor.bind(worker, number)
-        self._predicted.bind(worker, number)
+        self.predicted.bind(worker, number)
 
     def announce_publisher(self, worker: WorkerWithDpRank, publisher_id: int | None) -> None:
         """Believe this publisher's events of a worker alone, and forget another one's events.
@@ -209,7 +210,7 @@ class EventIndex:
     def unbind(self, worker: WorkerWithDpRank) -> None:
         """Forget a worker and its blocks: it left."""
         self._actor.drop_worker(worker)
-        self._predicted.unbind(worker)
+        self.predicted.unbind(worker)
 
     def record(
         self,
@@ -219,15 +220,15 @@ class EventIndex:
         now: float,
     ) -> None:
         """A request with these blocks was sent to a worker. Ignored unless `predicts`."""
-        self._predicted.record(worker, local_hashes, sequence_hashes, now)
+        self.predicted.record(worker, local_hashes, sequence_hashes, now)
 
     def forget_predictions(self, worker: WorkerWithDpRank, number: int) -> None:
         """Forget what is predicted of a worker; what its events reported stays."""
-        self._predicted.forget(worker, number)
+        self.predicted.forget(worker, number)
 
     def expire(self, now: float) -> None:
         """Forget predictions that are too old. Reported blocks stay: their engine drops them."""
-        self._predicted.expire(now)
+        self.predicted.expire(now)
 
     def sources(self) -> list[SourceStatus]:
         """The state of every worker that is bound or has sent a message."""
@@ -235,7 +236,7 @@ class EventIndex:
 
     def sources_in_steps(self) -> Iterator[list[SourceStatus]]:
         """The same, a few at a time: each step at a moment of its own."""
-        predicted = self._predicted.blocks_of_silent()
+        predicted = self.predicted.blocks_of_silent()
         begin = 0
         while begin < _status.end_of_sources(self._actor):
             end = begin + SOURCES_IN_A_STEP
@@ -250,7 +251,7 @@ class EventIndex:
         """
         found = [CacheBranch(*branch) for branch in list_heaviest(self._actor, looked_at, limit)]
         reported = len(found)
-        for branch in self._predicted.branches(looked_at, limit):
+        for branch in self.predicted.branches(looked_at, limit):
             above = None if branch.parent is None else branch.parent + reported
             found.append(branch._replace(parent=above))
         return found

@@ -21,9 +21,10 @@ class Admission:
 
     def __init__(self, queue: AdmissionQueue) -> None:
         self.queue = queue
-        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self.waiters: dict[str, asyncio.Future[None]] = {}
+        """of requests that wait, by id; `poll` does nothing without them and without a `timer`"""
         self._going: str | None = None  # has its turn, is not booked yet
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def is_open(self, lane: Lane, tenant: str = "") -> bool:
         """Whether a tenant's request of that lane may be booked at once; else it waits for its
@@ -38,13 +39,13 @@ class Admission:
         Cancel the task to give the turn up.
         """
         request_id = self.queue.enter(partial(self._new, ticket), tenant).request_id
-        waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
+        waiter = self.waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
             self.poll()
             await waiter
             yield
         finally:
-            del self._waiters[request_id]
+            del self.waiters[request_id]
             self.queue.discard(request_id)
             if self._going == request_id:
                 self._going = None
@@ -53,14 +54,14 @@ class Admission:
     def _new(self, ticket: Callable[[], Ticket]) -> Ticket:
         """The ticket; InvalidRequestError if another request waits under its id."""
         made = ticket()
-        if made.request_id in self._waiters:
+        if made.request_id in self.waiters:
             text = f"request id {made.request_id!r} is in use"
             raise InvalidRequestError(text, field="request_id")
         return made
 
     def give_up(self, request_id: str, error: Exception) -> bool:
         """End a request's waiting with an error; False if it does not wait."""
-        waiter = self._waiters.get(request_id)
+        waiter = self.waiters.get(request_id)
         if waiter is None or waiter.done():
             return False
         waiter.set_exception(error)
@@ -68,22 +69,22 @@ class Admission:
 
     def poll(self) -> None:
         """Let the next request go, if a worker is free for it."""
-        if not self._waiters and self._timer is None:
+        if not self.waiters and self.timer is None:
             return
-        if self._going is None and self._waiters:
+        if self._going is None and self.waiters:
             ticket = self.queue.next()
             if ticket is not None:
                 self._going = ticket.request_id
-                waiter = self._waiters[ticket.request_id]
+                waiter = self.waiters[ticket.request_id]
                 if not waiter.done():  # else it is being given up, and polls when it is
                     waiter.set_result(None)
         self._set_timer()
 
     def _set_timer(self) -> None:
         """Poll again when the queue expects a free worker; sooner if load falls."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._going is None and self._waiters and self.queue.ask_again_s < math.inf:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self._going is None and self.waiters and self.queue.ask_again_s < math.inf:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.queue.ask_again_s, self.poll)
+            self.timer = loop.call_later(self.queue.ask_again_s, self.poll)

@@ -206,6 +206,10 @@ class LoadLimits:
             or config.active_prefill_tokens_threshold_frac is not None
         )
         """whether a worker can be busy at all"""
+        self.is_limited = self.caps or self.any_busy
+        """whether a worker can have all that it may"""
+        self.sheds_all = config.sheds_all
+        """whether a request can be refused that names no objective itself"""
 
     def change(self, **thresholds: Any) -> AdmissionConfig:
         """Use other thresholds from now on; ConfigError, and nothing changed, on a bad one."""
@@ -214,7 +218,9 @@ class LoadLimits:
 
     def objectives(self, isl: int, asked: Objectives) -> Objectives:
         """Those of a request with so long a prompt: what it asked for, else the defaults."""
-        return self.config.objectives.of(asked, self.cold_s(isl))
+        foreseer = self._foreseer
+        cold_s = None if foreseer is None else foreseer.cold_s(isl)
+        return self._config.objectives.of(asked, cold_s)
 
     def cold_s(self, tokens: int) -> float | None:
         """Seconds in which an idle engine computes `tokens` prompt tokens; None: not known."""
@@ -272,7 +278,7 @@ class LoadLimits:
         """
         config = self._config
         names_ttft = asked.ttft_ms is not None and not asked.is_default_ttft
-        if not (config.sheds_all or names_ttft) or config.shed is False or self._may_probe(now):
+        if not (self.sheds_all or names_ttft) or config.shed is False or self._may_probe(now):
             return None
         share = self.tenants.below_share(tenant, now)
         counts_itl = config.shed or config.slo_itl_ms is not None
@@ -386,7 +392,12 @@ class LoadLimits:
         Not 0 only if all of them are saturated. Where all are busy, or none is eligible, there is
         nothing to wait for: the request is refused.
         """
-        wait = self._seconds_until_free(eligible, now, hold, has_more)
+        policy = self._policy
+        if policy is None or not hold or has_more or self.is_limited or self._registry.is_weighted:
+            wait = self._seconds_until_free(eligible, now, hold, has_more)
+        else:  # as nearly always: in fewer steps
+            wait = policy.hold(eligible, self._slots.active_blocks(), now)
+            wait = wait if wait > 0 and self._may_hold(eligible) else 0.0
         if wait > 0 and self.seconds_to_probe is not None:
             return min(wait, self.seconds_to_probe(now))
         return wait

@@ -77,14 +77,17 @@ class AdmissionQueue:
 
     def is_open(self, lane: Lane, tenant: str = "") -> bool:
         """Whether a tenant's request of that lane goes at once; else it must `enter`."""
-        has_more = self._shares.on_asked(tenant, self._now())
+        shares = self._shares
+        has_more = bool(tenant or shares.enabled) and shares.on_asked(tenant, self._now())
         if lane in self._lanes and self._head(lane, self._now(), all_tenants=has_more):
             return False
         wait = self._seconds_until_free(lane)
         if has_more and wait <= 0 and (wait := self._over_share_wait_s(lane)) > 0:
             self.deferred += 1
+        if wait <= 0:
+            return True
         self._await(wait)
-        return wait <= 0
+        return False
 
     def enter(self, make_ticket: Callable[[], Ticket], tenant: str = "") -> Ticket:
         """A tenant's request waits, even if a worker is free, and `next` will name it. Its ticket

@@ -111,6 +111,11 @@ class ForecastPolicy(Policy):
         self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
         self._loaded: dict[str, tuple[int, int]] = {}  # what their engines reported of it
 
+    @property
+    def parts(self) -> tuple[Forecast, ResidualWatch]:
+        """The kernel, and what says whether it decides: for another kernel."""
+        return self._forecast, self._watch
+
     def score(self, candidates: Candidates) -> Floats:
         """Seconds by worker number, inf where it is not eligible; or the fallback's costs."""
         if not self._watch.trusted:

@@ -27,12 +27,9 @@ class Access:
             warn_if_shared(path)
             self.files = WatchedFiles("file of tokens", [path], lambda: read_tokens(path))
         self.reads_certificates = certificates
+        self.open = self.files is None and not certificates
+        """whether callers need not show who they are"""
         self.refused: Counter[str] = Counter()
-
-    @property
-    def open(self) -> bool:
-        """Whether callers need not show who they are."""
-        return self.files is None and not self.reads_certificates
 
     def admit(self, rule: Rule, authorization: str | None, names: tuple[str, ...] = ()) -> Caller:
         """Who calls, if they may make a call with this rule; AccessError if not.

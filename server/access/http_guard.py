@@ -15,13 +15,14 @@ from ...base.account import network_of, set_account
 from ...transport.http1 import Asked, HttpError
 from .access import Access
 from .allowed_origins import AllowedOrigins
-from .callers import AccessError, Caller, set_caller
+from .callers import ANONYMOUS, AccessError, Caller, set_caller
 from .loopback import is_everywhere, is_loopback, parse_ip
 from .roles import CLOSED, RULES
 
 JSON = "application/json"
 _READING = ("GET", "HEAD")
 _METRICS = "GET /metrics"
+MOST_ALIKE = 256
 _API_KEY = "x-api-key"
 """Where Anthropic's clients have their token."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -99,11 +100,14 @@ class HttpGuard:
         self._pages = PageCheck(access, allowed_hosts)
         self.admin: AdminAddress | None = None
         self._port_for_all = 0
+        self._let_in: set[tuple[object, ...]] = set()
+        """anonymous calls by all that their admission depends on: most are like one before"""
 
     def serves(self, host: str, port: int) -> None:
         """The address of its listener. One on all addresses is reached by others, also where a
         connection came over loopback: from a proxy beside it."""
         self._port_for_all = port if is_everywhere(host) else 0
+        self._let_in.clear()
 
     def admit(self, asked: Asked) -> Caller:
         """Who calls; from now on this task serves a call of theirs."""
@@ -118,8 +122,12 @@ class HttpGuard:
         return caller
 
     def _admit(self, asked: Asked) -> Caller:
-        rule, headers, access = RULES.get(asked.route, CLOSED), asked.headers, self._access
+        headers, access = asked.headers, self._access
         scope, named = asked.scope, headers.get("host")
+        alike = asked.route, named, scope["server"]
+        if access.open and alike in self._let_in and "origin" not in headers:
+            return ANONYMOUS
+        rule = RULES.get(asked.route, CLOSED)
         host, port = scope["server"] or ("", 0)
         private = access.open and is_loopback(host) and port != self._port_for_all
         strict = rule.admin_listener or private
@@ -137,6 +145,9 @@ class HttpGuard:
             self._pages.check_host(named)
         if rule.admin_listener and scope["method"] not in _READING:
             self._check_body(asked)
+        if access.open and origin is None and not rule.admin_listener:
+            if len(self._let_in) < MOST_ALIKE and len(named or "") < MOST_ALIKE:
+                self._let_in.add(alike)
         return caller
 
     def _check_admin(self, asked: Asked, host: str, port: int) -> None:

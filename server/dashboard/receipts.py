@@ -20,7 +20,8 @@ from .request_journal import worker_key
 
 SHARE = 0.002
 """Of the event loop's time, in the long run, that receipts are made in."""
-BURST_S = 0.1
+BURST_S = 0.03
+"""In which some as many are made as are kept."""
 KEPT_RECEIPTS = 128
 KEPT_RANKS = 32_768
 """Candidates in all receipts together; with many workers there are fewer receipts."""

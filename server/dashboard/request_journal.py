@@ -47,7 +47,7 @@ class RequestJournal:
         self._ended: deque[tuple[Any, ...]] = deque(maxlen=KEPT_REQUESTS)
         self.last = 0
         """number of the newest"""
-        self.on_message = inner.on_message
+        self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
 
     def on_retry(self, request: Request, error: BaseException) -> None:
         self._inner.on_retry(request, error)

@@ -33,7 +33,7 @@ class AccessLog:
     def __init__(self, clock: Clock, inner: DispatchObserver) -> None:
         self._now = clock.now
         self._inner = inner
-        self.on_message = inner.on_message
+        self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
         self.on_retry = inner.on_retry
 
     def on_end(self, request: Request | None, code: StatusCode) -> None:

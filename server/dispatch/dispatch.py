@@ -171,7 +171,8 @@ class Dispatcher:
         """
         request = None
         code, details = StatusCode.OK, ""
-        trace = self._tracing.begin(metadata)
+        tracing = self._tracing
+        trace = NO_TRACE if tracing is NO_TRACE else tracing.begin(metadata)
         try:
             if isinstance(message, bytes):
                 body, facts = message, self.reader.generate_at_once(message)
@@ -189,7 +190,9 @@ class Dispatcher:
                 if carrier is None:
                     raise InvalidRequestError(refusal)
                 unfit = frozenset()  # the engine counts the tokens itself, and refuses
-            request_id = self._new_id(facts, caller)
+            request_id = facts.request_id
+            if caller.name or request_id < " " or request_id in self._requests:
+                request_id = self._new_id(facts, caller)
             if session is not None:
                 affinity = self._router.config.affinity
                 body = with_retention(body, facts, session, metadata, affinity)

@@ -6,9 +6,16 @@ from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
 from .request import Attempt, Request
 
+MOST_GAPS = 1024
+
 
 class DispatchObserver(Protocol):
     """Observer of requests. Called on the event loop, for each of them: be quick."""
+
+    gaps_s: list[float] | None
+    """where seconds between two messages of a stream for one answer are put, in place of a call for
+    each message but the first; None: there are only calls. It is emptied at MOST_GAPS in it, and at
+    a request's end."""
 
     def on_message(
         self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
@@ -26,6 +33,8 @@ class DispatchObserver(Protocol):
 class NoObserver:
     """Observes nothing."""
 
+    gaps_s: list[float] | None = None
+
     def on_message(
         self, request: Request, attempt: Attempt, message: bytes, generated: int, now: float
     ) -> None: ...
@@ -40,6 +49,8 @@ class OutputTracking:
 
     A request for several answers counts as long as the longest of them.
     """
+
+    gaps_s: list[float] | None = None
 
     def __init__(self, router: KvRouter, inner: DispatchObserver) -> None:
         self._router = router

@@ -12,7 +12,7 @@ from .engine_calls import Answers, EngineCalls
 from .generate_answer import check_finish
 from .hedging import Hedging
 from .ledger import AttemptLedger
-from .observers import DispatchObserver
+from .observers import MOST_GAPS, DispatchObserver
 from .request import NO_TRACE, Attempt, Reply, Request, TakenBack
 from .status import OvertakenError
 
@@ -55,13 +55,17 @@ class Relay:
             self._observer.on_message,
         )
         put = reply.put if not reply.changes else None
+        gaps_s = self._observer.gaps_s if request.facts.sequences == 1 else None
 
         def take(message: bytes) -> "bytes | None":
             at = now()
             if attempt.taken_back is TakenBack.OVERTAKEN:
                 raise OvertakenError(TakenBack.OVERTAKEN.text)
             generated = check_finish(message)
-            on_message(request, attempt, message, generated, at)
+            if gaps_s is None or not attempt.messages or len(gaps_s) >= MOST_GAPS:
+                on_message(request, attempt, message, generated, at)
+            else:
+                gaps_s.append(at - request.last_message_at)
             if not attempt.messages:
                 self._on_first_message(request, attempt, message, at)
             attempt.messages += 1

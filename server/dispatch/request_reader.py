@@ -63,7 +63,7 @@ class RequestReader:
         self.off_loop = off_loop or OffLoop()
         self._owns_threads = off_loop is None
         self.hits = hits or LimitHits()
-        self._block_size = block_size
+        self.block_size = block_size
         self.hashes = hashes
         """whether prompts are compared by their blocks"""
 
@@ -90,7 +90,7 @@ class RequestReader:
         limits = self.limits
         try:
             return read_generate(
-                body, self._block_size, limits.max_prompt_tokens, limits.max_id_bytes
+                body, self.block_size, limits.max_prompt_tokens, limits.max_id_bytes
             )
         except OverflowError as error:
             raise self._too_long(error) from None
@@ -178,7 +178,7 @@ class RequestReader:
             self.check_name("lora_name", lora_name or "")
             self.check_name("cache_namespace", cache_namespace or "")
             content = Content(lora_name or None, cache_namespace or None)
-        prompt = Prompt(tokens, self._block_size, content)
+        prompt = Prompt(tokens, self.block_size, content)
         self.check_length(prompt.isl)
         return prompt
 
@@ -202,7 +202,7 @@ class RequestReader:
             _ = prompt.hashed().sequence_hashes
 
     def _read_and_hash(self, body: bytes, max_tokens: int, max_id_bytes: int) -> GenerateFacts:
-        facts = read_generate(body, self._block_size, max_tokens, max_id_bytes)
+        facts = read_generate(body, self.block_size, max_tokens, max_id_bytes)
         self._hash(facts.prompt)
         return facts
 

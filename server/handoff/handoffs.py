@@ -77,7 +77,7 @@ class Handoffs:
         self._each_runs_whole: bool | None = None
         monitor.listeners.append(self._on_changed)
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
-        decider.on_load_fell.append(self._fell.set)
+        self._on_load_fell = decider.on_load_fell
 
     def change(self, config: DisaggConfig, limits: HandoffLimits) -> None:
         """Use these settings for requests that come from now on. What was learnt stays."""
@@ -114,6 +114,8 @@ class Handoffs:
             raise NoWorkersError(
                 f"{self.waiting} requests wait for capacity on a decode worker", overloaded=True
             )
+        if not self.waiting:
+            self._on_load_fell.append(self._fell.set)
         self.waiting += 1
         try:
             async with asyncio.timeout(within_s), self._turn:
@@ -128,6 +130,8 @@ class Handoffs:
             raise NoWorkersError(text, overloaded=True) from None
         finally:
             self.waiting -= 1
+            if not self.waiting:
+                self._on_load_fell.remove(self._fell.set)
 
     def client(
         self,

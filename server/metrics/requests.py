@@ -65,6 +65,7 @@ class RequestMetrics:
             "Between two messages of a stream, where one answer was asked for.",
             SECONDS,
         )
+        self.gaps_s: list[float] | None = self._itl.new
         self._duration = Histogram(
             "dynamo_router_request_duration_seconds",
             "From a request's arrival to its end, of those that were sent to a worker.",
@@ -112,11 +113,8 @@ class RequestMetrics:
             # Messages of several answers are mixed, and each has a last message of its own.
             self._keep(message)
         if request.first_message_at is not None:
-            if sequences == 1:  # of each token: without a call
-                itl = self._itl
-                itl.new.append(now - request.last_message_at)
-                if len(itl.new) >= FOLD_AT:
-                    itl.fold()
+            if sequences == 1:
+                self._itl.observe(now - request.last_message_at)
         elif request.facts.streaming:
             self._ttft.observe(now - request.arrived)
             self._workers.on_first_message(attempt.worker_id, now - attempt.sent_at)
@@ -132,6 +130,8 @@ class RequestMetrics:
         if request is None:
             return
         now, attempt = self._now(), request.attempt
+        if len(self._itl.new) >= FOLD_AT:
+            self._itl.fold()
         self._count_objectives(request, code)
         if attempt is None:
             self._queue_wait.observe(now - request.arrived)

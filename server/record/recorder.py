@@ -235,8 +235,8 @@ class PoolRecord:
         self._file = recorder.file_of(model, router)
         self._soonest: OrderedDict[str, float] = OrderedDict()
         self._share = TimeShare(SHARE, burst_s=BURST_S)
+        self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
         self._soonest_due = float("-inf")
-        self.on_message = inner.on_message
         self.on_retry = inner.on_retry
 
     def after(self, inner: Callable[[Placement], object]) -> Callable[[Placement], None]:

@@ -170,13 +170,13 @@ async def test_where_a_free_worker_is_foreseen_a_timer_lets_the_request_go() -> 
     async with Rig(FakeEngine(), admission=admission) as rig:
         unforeseen = asyncio.create_task(rig.answers(prompt("unforeseen")))
         await until(lambda: len(admission.queue) == 1)
-        assert admission._timer is None
+        assert admission.timer is None
         opens = loop.time() + 0.05
         foreseen = asyncio.create_task(rig.answers(prompt("foreseen")))
         assert len(await foreseen) == len(await unforeseen) == 3  # nobody polls
         assert loop.time() >= opens
         await rig.settled()
-    assert admission._timer is None
+    assert admission.timer is None
 
 
 async def late(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:

@@ -58,11 +58,11 @@ def test_config_prints_every_value_with_its_origin(
 def test_both_vocabularies_of_the_cost_function_are_understood(run) -> None:
     _, out, _ = run("config", "--json", "--kv-overlap-score-weight", "2.5")
     assert json.loads(out)["router.overlap_score_weight"]["value"] == 2.5
-    params = KvRouterConfig(overlap_score_weight=2.5, overlap_score_credit=0.3).cost_params()
+    params = KvRouterConfig(overlap_score_weight=2.5, overlap_score_credit=0.3).cost_params
     assert (params.prefill_load_scale, params.overlap_score_credit) == (2.5, 1.0)
-    params = KvRouterConfig(overlap_score_weight=0.0).cost_params()
+    params = KvRouterConfig(overlap_score_weight=0.0).cost_params
     assert (params.prefill_load_scale, params.overlap_score_credit) == (0.0, 0.0)
-    params = KvRouterConfig(prefill_load_scale=3.0, overlap_score_credit=0.3).cost_params()
+    params = KvRouterConfig(prefill_load_scale=3.0, overlap_score_credit=0.3).cost_params
     assert (params.prefill_load_scale, params.overlap_score_credit) == (3.0, 0.3)
 
 

@@ -24,6 +24,7 @@ from .asgi import (
     Receive,
     Scope,
     Send,
+    check_length,
     headers_of,
     read_body,
     send_json,
@@ -268,8 +269,13 @@ class Application:
             coding = coding_of(headers) if "content-encoding" in headers else ""
             most = self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
-            body = await read_body(receive, most, count.add, self._off_loop)
-            whole = True
+            found = client.whole_body()
+            if found is None:
+                found = await read_body(receive, most, count.add, self._off_loop)
+            else:
+                check_length(len(found), most)
+                count.add(len(found))
+            body, whole = found, True
             if coding and body:
                 body = await unpacked(body, coding, most, count.add, self._off_loop)
             query = scope["query_string"]

@@ -56,8 +56,7 @@ async def read_body(
             raise ClientLeftError
         parts.append(message.get("body", b""))
         length += len(parts[-1])
-        if length > most:
-            raise HttpError(413, f"the body is longer than {most} bytes")
+        check_length(length, most)
         count(len(parts[-1]))
         if not message.get("more_body", False):
             break
@@ -67,6 +66,12 @@ async def read_body(
         return await off_loop.run(partial(b"".join, parts), size=length)
     except CapacityError as error:
         raise HttpError(429, str(error)) from None
+
+
+def check_length(length: int, most: int) -> None:
+    """HttpError 413 for a body of more than `most` bytes."""
+    if length > most:
+        raise HttpError(413, f"the body is longer than {most} bytes")
 
 
 async def send_whole(
@@ -97,6 +102,10 @@ class Output(Protocol):
 
     def write(self, data: bytes, *, more: bool = True) -> None: ...
 
+    def whole_body(self) -> bytes | None:
+        """The request's body, if all of it is there."""
+        ...
+
 
 class Client:
     """The client of one connection: whether it keeps up or has left, and a direct way to write to
@@ -111,6 +120,10 @@ class Client:
         self.reads = True
         """whether it keeps up: what was sent fits into buffers. True, too, once it is gone and no
         work for it is left."""
+
+    def whole_body(self) -> bytes | None:
+        """The body of the request in turn, if all of it is there; None: it is to be received."""
+        return None if self.output is None else self.output.whole_body()
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer; its head goes with the first of its body."""

@@ -221,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
         await self.client.drained()
 
     def want_body(self) -> None:
-        if self._exchange is self._arriving or not self._is_full():
+        if self._paused and (self._exchange is self._arriving or not self._is_full()):
             self._read_on()
 
     def on_answered(self, exchange: Exchange) -> None:
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
                 self._read_on()
         elif self._refusal is not None:
             self._send_refusal(self._taken_record())
-        else:
+        elif self._paused:
             self._read_on()
 
     # The parser's side
@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
         }
-        record = self._taken_record()
+        record, self._record = self._record or RequestRecord(), None
         record.scope = scope
         exchange = self._arriving = Exchange(
             self,
@@ -325,7 +325,8 @@ class HttpConnection(asyncio.Protocol):
         if self._arriving is None:
             return  # the parser passes over the body of what could be upgraded
         self._reading, self._silent_bytes = False, 0
-        self._stop_watching()
+        if self._slow is not None:
+            self._stop_watching()
         self._arriving.on_body_end()
 
     # Its own parts

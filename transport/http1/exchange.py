@@ -92,11 +92,13 @@ class Exchange:
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
         self.unread += len(data)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_body_end(self) -> None:
         self.body_ended = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_gone(self) -> None:
         """The connection is lost; what is still sent goes nowhere."""
@@ -128,6 +130,15 @@ class Exchange:
             self._taken = True
             self._carrier.want_body()  # more of the client: what comes next, or that it left
         return {"type": "http.request", "body": body, "more_body": not self.body_ended}
+
+    def whole_body(self) -> bytes | None:
+        """The body, if it has come in one piece and none of it was read; None: see `receive`."""
+        if not self.body_ended or self._taken or self.gone or self.ended or len(self._parts) > 1:
+            return None
+        parts, self._parts, self.unread = self._parts, [], 0
+        self._taken = True
+        self._carrier.want_body()
+        return parts[0] if parts else b""
 
     async def send(self, message: Message) -> None:
         """Waits while the client does not read."""
@@ -162,7 +173,8 @@ class Exchange:
             self._transport.write(data)
         if not more:
             self.ended = True
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             self._carrier.on_answered(self)
 
     def begin(self, status: int, headers: Headers) -> None:

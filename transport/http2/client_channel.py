@@ -238,7 +238,7 @@ class ClientChannel:
         message: bytes,
         *,
         timeout: float | None = None,
-        metadata: Metadata = (),
+        metadata: Metadata | None = None,
     ) -> ClientCall:
         """Begin a call of one message; iterate it for those of the answer."""
         head = self._heads.get(path)

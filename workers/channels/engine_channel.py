@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, Protocol, TypeAlias
 
 from ...base.errors import StatusCode
-from ...transport.http2 import ClientCall, ClientChannel, Fault, Outcome, Tls
+from ...transport.http2 import ClientChannel, Fault, Outcome, Tls
 from ...transport.security import ClientTls
 from ..failures import EngineCallError, Origin, origin_of
 from .event_call import Http2EventCall
@@ -81,20 +81,11 @@ class EngineChannel:
             trust = Tls(lambda: tls.ssl_context, tls.name_of(tls_name))
             tls.files.listeners.append(self._renew)
         self._channel = ClientChannel(address, policy.channel_limits(), trust, self._error_of)
+        self.stream = self._channel.call
+        """begins a call, which the caller ends: to its last message, or by `call.cancel()`"""
 
     def _renew(self, _: object) -> None:
         self._channel.renew()
-
-    def stream(
-        self,
-        method: str,
-        request: bytes,
-        *,
-        timeout: float | None = None,
-        metadata: Metadata | None = None,
-    ) -> ClientCall:
-        """Begin a call. The caller ends it: to its last message, or by `call.cancel()`."""
-        return self._channel.call(method, request, timeout=timeout, metadata=metadata or ())
 
     def events(self, method: str, request: bytes) -> Http2EventCall:
         """Begin a call whose reader goes on for as long as there is an engine."""

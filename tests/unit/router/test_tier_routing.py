@@ -50,8 +50,8 @@ def test_weights_can_be_given_per_router_and_per_request(router: KvRouter) -> No
     weights = {"host_cache_hit_weight": 0.25, "disk_cache_hit_weight": 0.5}
     assert router.best_worker(PROMPT, overrides=weights)[0] == 10
     config = KvRouterConfig(block_size=BLOCK, **weights)
-    assert config.cost_params().host_cache_hit_weight == 0.25
-    assert config.cost_params().disk_cache_hit_weight == 0.5
+    assert config.cost_params.host_cache_hit_weight == 0.25
+    assert config.cost_params.disk_cache_hit_weight == 0.5
 
 
 def test_a_decision_tells_the_tiers_apart_and_books_what_they_save(router: KvRouter) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
+from dynamo_router.frontend.processor._cuts import Cutter
 from dynamo_router.frontend.processor._words import WordIds
 from dynamo_router.frontend.processor.cut_rules import read_cut_rules
 from dynamo_router.frontend.processor.encoder import LEARNT, Encoder
@@ -79,6 +81,7 @@ def test_ids_are_the_library_s_whatever_came_before(texts: list[str]) -> None:
 
 
 WARM = new_encoder()
+GAPS = Cutter((), " ", 1, 1)
 
 
 async def test_words_that_are_known_are_not_encoded_again(made: Made) -> None:
@@ -119,28 +122,70 @@ async def test_bad_texts_are_refused_and_nothing_of_them_is_kept(made: Made) -> 
 
 
 def test_words_in_use_stay_and_memory_is_bounded() -> None:
-    words = WordIds(10, 8)
+    words = WordIds(GAPS, 10, 8)
     words.keep("kept", b"1234")
     for number in range(1000):
         words.keep(f"w{number}", b"0000")
-        parts, missing = words.look_up("kept", [])
+        parts, missing = words.look_up("kept")
         assert (parts, missing) == ([b"1234"], {})
         assert len(words) <= 20
-    assert words.look_up("w1", [])[1] == {"w1": [0]}
+    assert words.look_up("w1")[1] == {"w1": [0]}
 
 
 def test_missing_words_are_named_once_with_their_places() -> None:
-    words = WordIds(4, 8)
+    words = WordIds(GAPS, 4, 8)
     words.keep(" b", b"bbbb")
-    assert words.look_up("a b a a", [1, 3, 5]) == (
+    assert words.look_up("a b a a") == (
         [None, b"bbbb", None, None],
         {"a": [0], " a": [2, 3]},
     )
 
 
+NARROW_WORDS = st.sampled_from([" a", " bc", " é", "d", " " + "w" * 33, " " + "w" * 34])
+NARROW = st.lists(NARROW_WORDS, min_size=1).map("".join)
+
+
+@given(st.lists(NARROW, min_size=1, max_size=6), st.integers(0, 9))
+def test_a_text_of_short_words_is_known_by_its_words_alone(texts: list[str], ids: int) -> None:
+    words = WordIds(GAPS, 1000, 64)
+    made: dict[str, bytes] = {}
+    for text in texts:
+        parts, missing = words.look_up(text)
+        known = words.known(text)
+        assert known is None or known == b"".join(parts)
+        for word, places in missing.items():
+            made[word] = bytes([len(made)]) * 4 * ids
+            words.keep(word, made[word])
+            for place in places:
+                parts[place] = made[word]
+        ends = [0, *GAPS.cuts(text, 0, 0, len(text)), len(text)]
+        if ids <= 7 and max(end - begin for begin, end in pairwise(ends)) <= 34:
+            assert words.known(text) == b"".join(parts)
+        assert words.look_up(text) == (parts, {})
+
+
+def test_wide_texts_and_long_words_are_looked_up_by_word() -> None:
+    words = WordIds(GAPS, 10, 64)
+    for word in (" 漢", " " + "x" * 34):
+        words.keep(word, b"1234")
+        assert words.known(word) is None
+        assert words.look_up(word) == ([b"1234"], {})
+    assert words.known("") == b""
+
+
+def test_words_that_share_a_place_are_not_taken_for_each_other() -> None:
+    words = WordIds(GAPS, 1 << 15, 64)
+    made = {f" w{n}": n.to_bytes(4, "little") for n in range(20_000)}
+    for word, ids in made.items():
+        words.keep(word, ids)
+    found = [words.known(word) for word in made]
+    assert 0 < sum(ids is not None for ids in found) <= 4096
+    assert all(ids in (None, each) for ids, each in zip(found, made.values(), strict=True))
+
+
 def test_long_words_are_not_kept() -> None:
-    words = WordIds(4, 8)
+    words = WordIds(GAPS, 4, 8)
     words.keep("x" * 9, b"1234")
     assert len(words) == 0
     with pytest.raises(ValueError, match="at least one word"):
-        WordIds(0, 8)
+        WordIds(GAPS, 0, 8)

@@ -143,7 +143,7 @@ def test_a_knob_of_dynamos_cost_chooses_it(settings: dict[str, Any], name: str) 
     config = KvRouterConfig(**settings)
     assert config.policy_name == name
     if name.startswith("dynamo"):
-        assert f"dynamo:{config.cost_params().prefill_load_scale:g}" == name
+        assert f"dynamo:{config.cost_params.prefill_load_scale:g}" == name
 
 
 def test_a_request_can_be_weighed_by_dynamos_cost_but_not_by_a_policy_that_learns() -> None:

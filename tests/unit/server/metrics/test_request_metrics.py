@@ -11,6 +11,7 @@ from dynamo_router.router.pairs import PairDecision
 from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy.decision import Decision
 from dynamo_router.server.dispatch.generate_request import read_generate
+from dynamo_router.server.dispatch.observers import MOST_GAPS
 from dynamo_router.server.dispatch.request import Attempt, Request
 from dynamo_router.server.dispatch.retries import FailedAttempt, FailedAttempts
 from dynamo_router.server.metrics.requests import (
@@ -267,3 +268,17 @@ def samples_of(fixture: Fixture, name: str) -> dict[str, float]:
         for sample in family.samples
         if sample.name == name
     }
+
+
+def test_gaps_between_messages_count_as_messages_do_and_do_not_pile_up() -> None:
+    made, request = Fixture(), in_flight(b"1")
+    gaps_s = made.metrics.gaps_s
+    assert gaps_s is not None
+    gaps_s += [0.01] * (MOST_GAPS - 1)
+    made.on_message(request, 0.5)
+    assert gaps_s == []
+    gaps_s += [0.01] * MOST_GAPS
+    made.metrics.on_end(request, StatusCode.OK)
+    assert gaps_s == [] and gaps_s is made.metrics.gaps_s
+    name = "dynamo_component_router_inter_token_latency_seconds_count"
+    assert samples(made.metrics)[name] == 2 * MOST_GAPS

@@ -1,0 +1,289 @@
+"""PlainChats: chats of which only text comes, streamed to one client, from the body to the last
+event in few steps.
+
+What is plain stands in PlainChat, LOUD_HEADERS and `begin`. All other requests, and those that are
+refused before they go to a worker, go the way of Completions: here nothing was done for them.
+"""
+
+import time
+from collections.abc import Awaitable
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ..base.account import current_account
+from ..base.errors import InvalidRequestError
+from ..base.request_record import Generation, current_record
+from ..router.prompt import Prompt
+from ..server.dispatch import GenerateFacts, ReadRequest
+from ..transport.http1 import HttpCall
+from ..workers.dialects import encode_generate
+from ..workers.failures import EngineCallError
+from ..workers.health import HealthMonitor
+from .answer_form import CHAT
+from .engine_requests import FEW, PASSED_ON, Choice, HashedPrompt, engine_settings
+from .generation import ChoiceMessages, Workers
+from .openai import (
+    BAD_BODY,
+    LAST_CHUNK,
+    LONG_BODY,
+    Answer,
+    ChatRequest,
+    Delta,
+    StreamOptions,
+    api_error,
+    chat_events,
+    chat_events_middle,
+    engine_refusal,
+    read_request,
+)
+from .origin import LOUD_HEADERS, new_answer_id
+from .parsers import ModelParsers
+from .processor import ByteText, ModelText, Tenant
+from .sse_writer import PlainEvents, SseWriter
+
+FEW_TOKENS = 4000
+"""Of a prompt: with more of them it takes a turn of its own to read a request."""
+_INT31 = (1 << 31) - 1
+_Limit = Annotated[int, Meta(ge=1, le=_INT31)] | None
+_Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
+
+
+class PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a plain chat: fields and values that ask for nothing but text, within the ranges
+    of ChatRequest. A body that does not fit is read by that."""
+
+    prompt_field: ClassVar[str] = "messages"
+    min_tokens: ClassVar[int] = 0
+    choices: ClassVar[int] = 1
+    model: str
+    messages: Annotated[list[dict[str, str]], Meta(min_length=1, max_length=FEW)]
+    stream: bool
+    max_tokens: _Limit = None
+    max_completion_tokens: _Limit = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_INT31)] | None = None
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    n: Literal[1] | None = None
+    ignore_eos: bool = False
+    stream_options: StreamOptions | None = None
+    user: Any = None
+
+    @property
+    def output_limit(self) -> int | None:
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+
+_decode = msgspec.json.Decoder(PlainChat).decode
+_settings_of = attrgetter("ignore_eos", "top_k", *PASSED_ON)
+_encode = msgspec.json.encode
+MOST_KEPT = 256
+"""Sets of settings whose serialized form is kept."""
+
+
+class AboutModel(Protocol):
+    """What is known of a model and its answers."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def parsers(self) -> ModelParsers: ...
+    def output_limit(self, request: Any, prompt_tokens: int) -> int:
+        """Most tokens of an answer. ApiError 400 if the context does not hold prompt and answer."""
+        ...
+
+
+class PlainChats:
+    """Of one model, which `about` knows more of."""
+
+    def __init__(
+        self,
+        about: AboutModel,
+        workers: Workers,
+        monitor: HealthMonitor,
+        text: ModelText,
+        keep_alive_s: float,
+    ) -> None:
+        self._about, self._workers, self._monitor = about, workers, monitor
+        self._text, self._keep_alive_s = text, keep_alive_s
+        self._settings: dict[tuple[Any, ...], bytes] = {}
+        self._written: tuple[object, bytes] = None, b""  # of these facts of the engines
+
+    def begin(self, call: HttpCall) -> Awaitable[None] | None:
+        """The rest of the way of a call, if it is plain; None: nothing was done. ApiError 400 if
+        the context does not hold prompt and answer."""
+        body, record, parsers = call.body, current_record(), self._about.parsers
+        if (
+            len(body) > LONG_BODY
+            or not LOUD_HEADERS.isdisjoint(call.headers)
+            or (parsers.reasoning or parsers.tool_calls or parsers.unknown_reasoning)
+            or not self._monitor.any_ready
+            or (record is not None and record.trace is not None)
+        ):
+            return None
+        template, detokenizer = self._text.template, self._text.detokenizer()
+        if template is None or not isinstance(detokenizer, ByteText):
+            return None
+        try:
+            chat = _decode(body)
+        except BAD_BODY:
+            return None
+        options = chat.stream_options
+        if not chat.stream or (options is not None and options.continuous_usage_stats):
+            return None
+        for message in chat.messages:
+            if "role" not in message:
+                return None
+        ids = self._text.encode_known(template.render(chat.messages), Tenant(current_account()))
+        if ids is None:
+            return None
+        tokens = np.frombuffer(ids, np.uint32)
+        size, reader = len(tokens), self._workers.dispatcher.reader
+        if not 0 < size <= min(reader.limits.max_prompt_tokens, FEW_TOKENS):
+            return None
+        choice = Choice(
+            0,
+            HashedPrompt(tokens, Prompt(tokens, reader.block_size)),
+            self._about.output_limit(chat, size),
+        )
+        if record is not None:
+            record.generation = partial(_generation, choice)
+        return self._answer(call, chat, choice, detokenizer)
+
+    async def _answer(
+        self,
+        call: HttpCall,
+        chat: PlainChat,
+        choice: Choice,
+        detokenizer: ByteText,
+    ) -> None:
+        answer_id, created = new_answer_id(CHAT.prefix, call.request_id), int(time.time())
+        request_id, (tokens, prompt) = f"{answer_id}-0", choice.prompt
+        body, largest = encode_generate(
+            request_id, choice.max_tokens, self._settings_for(call, chat, choice), tokens
+        )
+        facts = GenerateFacts(request_id, prompt, largest, choice.max_tokens, 1, True)
+        stream = SseWriter(call.send, call.client, call.answer_headers, self._keep_alive_s)
+        events = self._events(answer_id, created)
+        answer = _Written(self._about, call, stream, answer_id, created, events.begun)
+        messages = ChoiceMessages(
+            self._workers,
+            self._text,
+            answer.request,
+            choice,
+            answer.take,
+            call.client,
+            (request_id, call.caller),
+        )
+        plain, messages.plain_text = messages.plain, detokenizer
+        plain.begin_with(detokenizer, choice, call.client, stream, events)
+        try:
+            try:
+                await self._workers.dispatcher.generate(
+                    ReadRequest(body, facts),
+                    messages.respond,
+                    put=plain,
+                    call_metadata=tuple(call.headers.items()),
+                    caller=call.caller,
+                    stops_held=True,
+                )
+            except (InvalidRequestError, EngineCallError) as error:
+                raise engine_refusal(error, {}) from None
+            finally:
+                plain.close()
+            messages.end()
+            if chat.stream_options is not None and chat.stream_options.include_usage:
+                for event in answer.form().ending(choice.usage, None):
+                    await stream.write(event)
+        except Exception as error:
+            if not stream.started:
+                raise
+            failure = api_error(error)
+            call.record.failure, call.record.error = failure.status, str(failure)
+            await stream.write(answer.form().failure(failure))
+        finally:
+            await stream.close()
+        await stream.end(LAST_CHUNK)
+
+    def _settings_for(self, call: HttpCall, chat: PlainChat, choice: Choice) -> bytes:
+        key = _settings_of(chat)
+        settings = self._settings.get(key)
+        if settings is None:
+            settings = engine_settings(read_request(call.body, ChatRequest), choice, None, True)
+            if len(self._settings) >= MOST_KEPT:
+                self._settings.clear()
+            self._settings[key] = settings
+        return settings
+
+    def _events(self, answer_id: str, created: int) -> PlainEvents:
+        facts, about = self._monitor.facts, self._about
+        if facts is not self._written[0]:
+            self._written = facts, chat_events_middle(about.name, about.fingerprint)
+        return chat_events(answer_id, created, self._written[1])
+
+
+class _Written:
+    """What is written of an answer in more steps, where an engine's message is not plain."""
+
+    __slots__ = ("_about", "_begun", "_call", "_created", "_form", "_id", "_request", "_stream")
+
+    def __init__(
+        self,
+        about: AboutModel,
+        call: HttpCall,
+        stream: SseWriter,
+        answer_id: str,
+        created: int,
+        begun: set[int],
+    ) -> None:
+        self._about, self._call, self._stream = about, call, stream
+        self._id, self._created, self._begun = answer_id, created, begun
+        self._request: ChatRequest | None = None
+        self._form: Answer | None = None
+
+    def request(self) -> ChatRequest:
+        """The request with all of its fields."""
+        request = self._request
+        if request is None:
+            request = self._request = read_request(self._call.body, ChatRequest)
+        return request
+
+    def form(self) -> Answer:
+        """The form of what is not plain."""
+        if self._form is None:
+            about, request = self._about, self.request()
+            form = CHAT.make(self._id, self._created, about.name, request, about.fingerprint)
+            assert isinstance(form, Answer)
+            form.begun = self._begun
+            self._form = form
+        return self._form
+
+    def take(self, index: int, delta: Delta) -> None:
+        self._stream.put(self.form().chunk(index, delta), last=delta.finish_reason is not None)
+
+
+def _generation(choice: Choice) -> Generation:
+    """What was made so far."""
+    usage, reason = choice.usage, choice.finish_reason
+    return Generation(
+        usage.prompt_tokens or len(choice.prompt.tokens),
+        usage.completion_tokens,
+        usage.cached_tokens,
+        choice.first_at,
+        () if reason is None else (reason,),
+    )

@@ -1,0 +1,175 @@
+"""Conversations put together from pieces are what the template makes of them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.frontend.processor import ChatTemplate
+from dynamo_router.frontend.processor.template_pieces import (
+    EDGE,
+    MOST_MESSAGES,
+    MOST_SHAPES,
+    TemplatePieces,
+)
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+BY_ROLE = (
+    "{{bos_token}}{% for m in messages %}<|{{m['role']}}|>{{m['content']}}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+JOINED = (
+    "{%- if messages[0].role == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- elif message.role == 'assistant' %}{{- '<|im_start|>' + message.role }}"
+    "{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}"
+    "{%- for call in message.tool_calls %}{{ call | tojson }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+STRIPPED = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|head|>' + message['role'] + '<|/head|>\\n\\n' + message['content'] | trim"
+    " + '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|head|>a<|/head|>' }}{% endif %}"
+)
+TURNS = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<turn>' + role + '\\n' + message['content'] | trim + '</turn>\\n' }}{% endfor %}"
+)
+OFFSET = (
+    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}"
+    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}"
+    "{% endif %}"
+    "{% for m in rest %}{% if loop.index0 == 0 and first %}[{{ first }}]{% endif %}"
+    "{{ m.content if m.role == 'user' else m.content ~ eos_token }}"
+    "{{ (' ' ~ m.content ~ ' ') | trim }}"
+    "{% endfor %}{{ messages | length }}{{ messages[-1].content }}"
+)
+PASS_ON = {
+    "by role": BY_ROLE,
+    "joined": JOINED,
+    "stripped": STRIPPED,
+    "turns": TURNS,
+    "set": OFFSET,
+}
+
+LOOK_INSIDE = {
+    "compared": "{% for m in messages %}{% if m.content == 'a' %}x{% endif %}{% endfor %}",
+    "counted": "{% for m in messages %}{{ m.content | length }}{% endfor %}",
+    "upper": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+    "split": "{% for m in messages %}{{ m.content.split('a')[-1] }}{% endfor %}",
+    "in": "{% for m in messages %}{% if 'a' in m.content %}x{% endif %}{% endfor %}",
+    "sliced": "{{ messages[0]['content'][:1] }}",
+    "entries": "{% for m in messages %}{% for k, v in m.items() %}{{ v|upper }}{% endfor %}"
+    "{% endfor %}",
+    "json": "{{ messages | tojson }}",
+    "message json": "{% for m in messages %}{{ m | tojson }}{% endfor %}",
+    "by key": "{% set k = 'content' %}{% for m in messages %}{{ m[k] | upper }}{% endfor %}",
+    "alias": "{% for m in messages %}{% set c = m.content %}{{ c | upper }}{% endfor %}",
+    "of a name": "{% set ns = namespace(c='') %}{% for m in messages %}{% set ns.c = m.content %}"
+    "{% endfor %}{{ ns.c | upper }}",
+    "before": "{% for m in messages %}{{ loop.previtem.content | upper }}{% endfor %}",
+    "before by filter": "{% for m in messages %}{% set p = loop | attr('previtem') %}"
+    "{% if p %}{{ p['content'] | upper }}{% endif %}{% endfor %}",
+    "changed": "{% for m in messages %}{% if loop.changed(m.content) %}x{% endif %}{% endfor %}",
+    "macro": "{% macro w(m) %}{{ m.content | upper }}{% endmacro %}"
+    "{% for m in messages %}{{ w(m) }}{% endfor %}",
+    "block": "{% set t %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}"
+    "{{ t|upper }}",
+    "filter block": "{% filter upper %}{{ messages[0].content }}{% endfilter %}",
+    "twice": "{% for m in messages %}{{ m.content * 2 }}{% endfor %}",
+    "today": "{{ strftime_now('%S') }}{{ messages[0].content }}",
+    "random": "{{ [1, 2] | random }}{{ messages[0].content }}",
+    "loops": "{% for c in messages[0].content %}-{{ c }}{% endfor %}",
+    "two kinds": "{% for m in messages %}{{ m.content }}{% endfor %}{% set m = messages %}",
+    "sorted": "{% for m in messages | sort(attribute='content') %}{{ m.content }}{% endfor %}",
+}  # fmt: skip
+
+CONTENT = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(
+        ["", " ", " a ", "\n", "b\n", "<s>", "{{ x }}", EDGE, f"{EDGE}c{EDGE}", "\xa0d"]
+    ),
+)
+ROLES = st.sampled_from(["user", "assistant", "system", "tool", "odd"])
+PLAIN = st.fixed_dictionaries({"role": ROLES, "content": CONTENT})
+OTHERS = st.one_of(
+    st.fixed_dictionaries({"role": ROLES}),
+    st.fixed_dictionaries({"role": ROLES, "content": st.none()}),
+    st.fixed_dictionaries({"role": ROLES, "content": CONTENT, "name": st.just("n")}),
+    st.builds(lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]},
+              ROLES, CONTENT),
+)  # fmt: skip
+CHATS = st.lists(st.one_of(PLAIN, PLAIN, PLAIN, PLAIN, OTHERS), min_size=1, max_size=5)
+
+
+def text_of(template: ChatTemplate, messages: Any, prompted: bool, *, pieces: bool) -> str:
+    """The text, or why there is none."""
+    try:
+        if pieces:
+            return template.render(messages, add_generation_prompt=prompted)
+        return template._rendered(messages, prompted, None, None)
+    except InvalidRequestError as error:
+        return f"refused: {error}"
+
+
+TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in PASS_ON.items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(CHATS, st.booleans()), min_size=1, max_size=4))
+@pytest.mark.parametrize("name", PASS_ON)
+def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> None:
+    template = TEMPLATES[name]
+    assert template._pieces is not None
+    for messages, prompted in chats:
+        together = text_of(template, messages, prompted, pieces=True)
+        assert together == text_of(template, messages, prompted, pieces=False)
+
+
+@pytest.mark.parametrize("text", LOOK_INSIDE.values(), ids=LOOK_INSIDE)
+def test_a_template_that_looks_into_contents_has_no_pieces(text: str) -> None:
+    template = ChatTemplate(text, TOKENS)
+    assert template._pieces is None
+    messages = [{"role": "user", "content": each} for each in ("a b", "c")]
+    assert text_of(template, messages, True, pieces=True) == text_of(
+        template, messages, True, pieces=False
+    ) or "strftime_now" in text or "random" in text  # fmt: skip
+
+
+def test_a_template_or_token_with_the_mark_has_no_pieces() -> None:
+    assert ChatTemplate(BY_ROLE + EDGE, TOKENS)._pieces is None
+    assert ChatTemplate(BY_ROLE, {"bos_token": EDGE})._pieces is None
+    assert ChatTemplate(BY_ROLE, {})._pieces is not None
+
+
+def test_the_template_is_rendered_once_for_a_shape_and_shapes_are_bounded() -> None:
+    rendered: list[Any] = []
+
+    def render(messages: Any, prompted: bool) -> str:
+        rendered.append(messages)
+        return "".join(f"{each['role']}:{each['content']};" for each in messages)
+
+    pieces = TemplatePieces(render)
+    for text in ("a", "b", "c"):
+        chat = [{"role": "user", "content": text}, {"role": "x", "content": text}]
+        assert pieces.put_together(chat, True) == f"user:{text};x:{text};"
+    assert len(rendered) == 1
+    for number in range(3 * MOST_SHAPES):
+        one = [{"role": f"r{number}", "content": "a"}]
+        assert pieces.put_together(one, True) == f"r{number}:a;"
+        assert len(pieces._kept) <= MOST_SHAPES
+    many = [{"role": "user", "content": "a"}] * (MOST_MESSAGES + 1)
+    assert pieces.put_together(many, True) is None
