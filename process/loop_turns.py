@@ -101,7 +101,7 @@ class LoopTurns:
             self._begun_s += waiter.seconds
             try:
                 waiter.begin()
-            except Exception as error:  # else no later turn would come, for anybody
+            except Exception as error:  # else no later turn would come
                 text = "work failed as its turn came"
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": text, "exception": error}
