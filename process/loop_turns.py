@@ -99,7 +99,13 @@ class LoopTurns:
     def _begin_next(self) -> None:
         while self._begun_s < self._most_s and (waiter := self._turns.take()) is not None:
             self._begun_s += waiter.seconds
-            waiter.begin()
+            try:
+                waiter.begin()
+            except Exception as error:  # else no later turn would come
+                text = "work failed as its turn came"
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": text, "exception": error}
+                )
 
 
 _ends: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurns] = WeakKeyDictionary()

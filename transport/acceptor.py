@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 BACKLOG = 4096
 """Connections that wait in the kernel, as far as it lets us."""
@@ -21,6 +22,7 @@ made. It would be up to 4 MiB, and as many messages of engines. What is under wa
 ACCEPT_AGAIN_S = 0.5
 """When there was no descriptor left for a connection."""
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Accepted = Callable[[socket.socket, str], None]
@@ -46,25 +48,40 @@ class Acceptor:
         `shared`: with other processes of this user, which get a part of the connections each.
         """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        missing: OSError | None = None
+        before = len(self._sockets)
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, kind, protocol)
             try:
-                listener.setblocking(False)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if shared:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    every = address[0] == "::"  # of IPv4 too
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
-                listener.bind((address[0], port, *address[2:]))
-                listener.listen(BACKLOG)
-            except OSError:
-                listener.close()
+                port = self._listen(socket.socket(family, kind, protocol), address, port, shared)
+            except OSError as error:
+                # As `localhost` has ::1 where there is no IPv6.
+                if family == socket.AF_INET6 and error.errno in _NO_FAMILY:
+                    missing = error
+                    continue
                 self.close()
                 raise
-            self._sockets.append(listener)
-            port = listener.getsockname()[1]
+        if missing is not None and len(self._sockets) == before:
+            raise missing
         return port
+
+    def _listen(
+        self, listener: socket.socket, address: tuple[Any, ...], port: int, shared: bool
+    ) -> int:
+        try:
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if listener.family == socket.AF_INET6:
+                every = address[0] == "::"  # of IPv4 too
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
+            listener.bind((address[0], port, *address[2:]))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._sockets.append(listener)
+        return int(listener.getsockname()[1])
 
     def bind_unix(self, path: str) -> None:
         """Listen on a Unix socket, for processes of this user alone. OSError if it cannot."""
@@ -84,10 +101,13 @@ class Acceptor:
         for listener in self._sockets:
             self._accept_on(listener)
 
-    def accept_waiting(self) -> None:
-        """Accept now what has connected: before `close`, which breaks it off."""
-        for listener in self._sockets:
-            self._accept(listener)
+    async def accept_waiting(self, most_s: float) -> None:
+        """Accept what has connected, in turns of the loop, for at most `most_s`: before `close`,
+        which breaks it off."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + most_s
+        while any([self._accept(listener) for listener in self._sockets]) and loop.time() < until:
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
@@ -103,21 +123,28 @@ class Acceptor:
         self._again.pop(listener, None)
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Whether more may wait than a turn has taken."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener)
-                self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)
+                self._wait(listener)
                 self._on_no_descriptors(error)
-                return
+                return False
             connection.setblocking(False)
             if _UNSENT_OPTION is not None and connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
             self._accepted(connection, str(address[0]) if address else "unix")
+        return True
+
+    def _wait(self, listener: socket.socket) -> None:
+        """Until there are descriptors again."""
+        if listener not in self._again:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again[listener] = loop.call_later(ACCEPT_AGAIN_S, self._accept_on, listener)

@@ -83,13 +83,18 @@ class HttpConnections:
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, host: str, new: Callable[[], asyncio.Protocol]) -> "BoundedConnection | str":
+    def enter(
+        self,
+        host: str,
+        new: Callable[[], asyncio.Protocol],
+        give_up: Callable[[], object] = lambda: None,
+    ) -> "BoundedConnection | str":
         """A connection of ours, from this host, around the protocol that serves it; or why there is
-        no room for it."""
+        no room for it. `give_up` is called if it is to end before it is made."""
         peer = network_of(host)
         if (refusal := self._refusal(peer)) is not None:
             return refusal
-        connection = BoundedConnection(new(), self, peer)
+        connection = BoundedConnection(new(), self, peer, give_up)
         self._by_peer.setdefault(peer, OrderedDict())[connection] = None
         self._count += 1
         return connection
@@ -142,9 +147,11 @@ class HttpConnections:
 class BoundedConnection(asyncio.Protocol):
     """Passes everything on to the protocol that serves the connection, and counts."""
 
-    def __init__(self, inner: Any, connections: HttpConnections, peer: str) -> None:
-        """`peer`: whose it is, as far as shares of connections go."""
-        self.peer = peer
+    def __init__(
+        self, inner: Any, connections: HttpConnections, peer: str, give_up: Callable[[], object]
+    ) -> None:
+        """`peer`: whose it is, as far as shares of connections go; `give_up`: see `enter`."""
+        self.peer, self._give_up = peer, give_up
         self._inner = inner
         self._connections = connections
         self._loop = asyncio.get_running_loop()
@@ -192,10 +199,11 @@ class BoundedConnection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def abort(self) -> None:
-        """End it at once, or as soon as it is made."""
+        """End it at once, also before it is made, or as soon as it is."""
         self._connections.on_closed(self)
         if self._transport is None:
             self._unwanted = True
+            self._give_up()
         else:
             abort: Callable[[], None] = getattr(self._transport, "abort")  # noqa: B009
             abort()

@@ -70,6 +70,8 @@ class OpenConnections:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     turns: LoopTurns = field(default_factory=LoopTurns)
     """what is read in one turn of the event loop: addresses take turns"""
+    are_ending: bool = False
+    """a connection that is made now has one request"""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -192,7 +194,9 @@ class HttpConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether the client has sent all of a request and reads its answer: it need not say
-        anything."""
+        anything. Also whether it sent what we have not read yet."""
+        if self._came_in:
+            return True
         current = self._exchange
         return current is not None and current.body_ended and self.client.reads
 
@@ -296,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport,
             scope,
             record,
-            keep_alive=parser.should_keep_alive() and framed,
+            keep_alive=parser.should_keep_alive() and framed and not self._connections.are_ending,
             expects=self._expects and version == "1.1",
         )
         self._in_head, self._silent_bytes = False, 0

@@ -23,10 +23,12 @@ from .errors import ErrorForm, HttpError, plain_error
 from .exchange import refusal
 from .limits import HttpLimits
 
-Enter = Callable[[str, Callable[[], asyncio.Protocol]], asyncio.Protocol | str]
-"""Given the host that a connection comes from, and what makes the protocol that serves it: that
-protocol, or one around it; or why it is refused. Its `connection_lost` is called in any case, also
-if its TLS fails and it is never made."""
+Enter = Callable[
+    [str, Callable[[], asyncio.Protocol], Callable[[], object]], asyncio.Protocol | str
+]
+"""Given the host that a connection comes from, what makes the protocol that serves it, and what
+gives it up before it is made: that protocol, or one around it; or why it is refused. Its
+`connection_lost` is called in any case, also if its TLS fails and it is never made."""
 
 
 def _count_nothing(limit: str) -> None:
@@ -41,7 +43,7 @@ class HttpListener:
         app: Application,
         form: ErrorForm = plain_error,
         *,
-        enter: Enter = lambda host, new: new(),
+        enter: Enter = lambda host, new, give_up: new(),
         limits: HttpLimits | None = None,
         on_limit: Callable[[str], None] = _count_nothing,
         observer: AnswerObserver | None = None,
@@ -58,7 +60,7 @@ class HttpListener:
             app.route_of,
         )
         self._acceptors: list[Acceptor] = []
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[socket.socket, asyncio.Task[bool]] = {}
 
     @property
     def open(self) -> int:
@@ -96,6 +98,7 @@ class HttpListener:
         self._listen_no_more()
         for connection in list(self._connections.open):
             connection.shut_down()
+        self._connections.are_ending = True  # some have been accepted, and are not made yet
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         # Of what was sent ahead, one begins as another ends.
@@ -105,7 +108,7 @@ class HttpListener:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         self._listen_no_more()
-        while tasks := [*self._opening, *self._connections.tasks]:
+        while tasks := [*self._opening.values(), *self._connections.tasks]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -118,13 +121,30 @@ class HttpListener:
             acceptor.close()
 
     def _open(self, tls: ssl.SSLContext | None, accepted: socket.socket, host: str) -> None:
-        protocol = self._enter(host, self._connection)
+        protocol = self._enter(host, self._connection, partial(self._give_up, accepted))
         if isinstance(protocol, str):
             self._refuse(accepted, protocol, in_the_clear=tls is None)
             return
         task = asyncio.get_running_loop().create_task(self._make(tls, accepted, protocol))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[accepted] = task
+        task.add_done_callback(partial(self._opened, accepted, protocol))
+
+    def _give_up(self, accepted: socket.socket) -> None:
+        if (task := self._opening.get(accepted)) is not None:
+            task.cancel()
+
+    def _opened(
+        self, accepted: socket.socket, protocol: asyncio.Protocol, task: asyncio.Task[bool]
+    ) -> None:
+        """A connection has its transport, or will never have one: its task may not have begun."""
+        del self._opening[accepted]
+        is_made = False
+        try:
+            is_made = not task.cancelled() and task.result()
+        finally:
+            if not is_made:
+                accepted.close()
+                protocol.connection_lost(None)
 
     def _refuse(self, accepted: socket.socket, why: str, *, in_the_clear: bool) -> None:
         """Say why, if that can be said at once, and close. What the client has sent is read first,
@@ -139,10 +159,11 @@ class HttpListener:
 
     async def _make(
         self, tls: ssl.SSLContext | None, accepted: socket.socket, protocol: asyncio.Protocol
-    ) -> None:
-        """A transport for an accepted connection, with TLS if that is asked for."""
+    ) -> bool:
+        """A transport for an accepted connection, with TLS if that is asked for; False: it has
+        none."""
         loop, most = asyncio.get_running_loop(), self._connections.limits.handshake_s
-        until, is_made = loop.time() + most, False
+        until = loop.time() + most
         try:
             await loop.connect_accepted_socket(
                 lambda: protocol,
@@ -150,15 +171,12 @@ class HttpListener:
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else most,
             )
-            is_made = True
         except (OSError, TimeoutError):
             if tls is not None:
                 late = loop.time() >= until
                 self._on_limit("connection_handshake_s" if late else "client_violations")
-        finally:
-            if not is_made:
-                accepted.close()
-                protocol.connection_lost(None)
+            return False
+        return True
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self._new_app, self._connections, self._form)

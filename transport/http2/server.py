@@ -109,7 +109,7 @@ class Http2Server:
         Idempotent; a stop that was cancelled, or has a long grace, can be called again.
         """
         if grace_s > 0:
-            self._acceptor.accept_waiting()  # their clients may have called
+            await self._acceptor.accept_waiting(grace_s)  # their clients may have called
         self._acceptor.close()
         if grace_s > 0:
             await self._drain(grace_s)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.polling import until
 
 from dynamo_router.base.account import set_account
 from dynamo_router.process.loop_turns import END_S, MOST_S, LoopTurns, end_in_turn
@@ -139,3 +140,20 @@ def test_what_ends_is_counted_for_each_loop_anew() -> None:
         del ended[:]
         assert 0 < asyncio.run(end_many()) <= MOST_S / END_S + 1
         assert len(ended) < 1000
+
+
+async def test_what_fails_as_it_begins_keeps_nothing_else_from_beginning(watch: Watch) -> None:
+    errors: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: errors.append(repr(context["exception"])))
+    begun: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("this one")
+
+    watch.turns.call(AT_A_TIME, partial(begun.append, 0))
+    watch.turns.call(1.0, fail)
+    for number in range(1, 3 * AT_A_TIME):
+        watch.turns.call(1.0, partial(begun.append, number))
+    await until(lambda: len(begun) == 3 * AT_A_TIME)
+    assert errors == ["ValueError('this one')"]

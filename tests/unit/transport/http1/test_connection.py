@@ -419,3 +419,18 @@ async def test_of_a_url_and_a_header_the_url_says_which_host_is_meant() -> None:
             await rig.send(post(b"", url, CLOSE))
     assert [dict(headers)[b"host"] for headers in seen] == [b"[::1]:8080", b"y", b"u@y"]
     assert all([name for name, _ in headers].count(b"host") == 1 for headers in seen)
+
+
+async def test_who_has_sent_what_was_not_read_yet_is_not_idle() -> None:
+    """It is not ended to make room for another connection."""
+    async with serving() as rig:
+        reader, writer = await rig.open()
+        await until(lambda: len(rig.connections.open) == 1)
+        (connection,) = rig.connections.open
+        assert not connection.busy
+        rig.connections.turns.call(600.0, lambda: None)  # of this turn nothing is left
+        connection.data_received(post(b"x"))
+        assert connection.busy
+        await reader.readuntil(b"POST /a? x")
+        await until(lambda: not connection.busy)
+        writer.close()

@@ -15,6 +15,8 @@ from support.security.certificates import Authority
 from support.servers.http1_server import answer, bodies, post
 
 from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.limit_hits import LimitHits
+from dynamo_router.server.services.connections import LEAST, HttpConnections
 from dynamo_router.transport.http1 import Client, HttpLimits, HttpListener, Receive, Scope, Send
 from dynamo_router.transport.security import ServerTls, ServerTlsConfig
 
@@ -126,7 +128,7 @@ async def _connect_many() -> None:
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_a_connection_for_which_there_is_no_room_is_told_so() -> None:
     application: Any = Application()
-    listener = HttpListener(application, enter=lambda host, new: f"no room for {host}")
+    listener = HttpListener(application, enter=lambda host, *_: f"no room for {host}")
     port = await listener.start("127.0.0.1", 0, key="port")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -196,6 +198,82 @@ async def test_a_client_that_begins_no_tls_has_little_time(tmp_path: Path) -> No
     await reader.read()
     assert hits["client_violations"] == 1
     writer.close()
+    await listener.close()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_who_makes_room_before_its_tls_is_made_is_gone(tmp_path: Path) -> None:
+    """Else one address could have any number of connections that begin no TLS."""
+    application: Any = Application()
+    hits: Counter[str] = Counter()
+    connections = HttpConnections(LEAST, 600.0, LimitHits(), young_s=0.0)
+    listener = HttpListener(
+        application,
+        enter=connections.enter,
+        limits=HttpLimits(handshake_s=600.0),
+        on_limit=lambda limit: hits.update([limit]),
+    )
+    cert, key = Authority(tmp_path).issue("server")
+    context = ServerTls(ServerTlsConfig(cert=cert, key=key)).ssl_context()
+    port = await listener.start("127.0.0.1", 0, key="port", tls=context)
+    clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(LEAST + 2)]
+    for reader, _ in clients[:2]:
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+    assert len(connections) == LEAST and not hits
+    for _, writer in clients:
+        writer.close()
+    await listener.close()
+    assert not len(connections)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_what_was_accepted_in_the_turn_in_which_it_closes_is_closed() -> None:
+    lost: list[asyncio.Protocol] = []
+
+    class Lost(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.append(self)
+
+    application: Any = Application()
+    listener = HttpListener(application, enter=lambda *_: Lost())
+    ours, theirs = socket.socketpair()
+    listener._open(None, theirs, "127.0.0.1")
+    await listener.close()
+    assert len(lost) == 1 and theirs.fileno() == -1
+    ours.close()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+async def test_a_connection_that_is_made_as_it_drains_has_one_request() -> None:
+    application: Any = Application()
+    made = asyncio.Event()
+    held: list[asyncio.Task[Any]] = []
+
+    class Late(HttpListener):
+        async def _make(self, *connection: Any) -> Any:
+            held.append(asyncio.current_task())  # type: ignore[arg-type]
+            if len(held) > 1:
+                await made.wait()
+            return await super()._make(*connection)
+
+    listener = Late(application)
+    port = await listener.start("127.0.0.1", 0, key="port")
+    _, first = await asyncio.open_connection("127.0.0.1", port)
+    first.write(post(b""))
+    await until(lambda: application.begun == 1)
+    reader, late = await asyncio.open_connection("127.0.0.1", port)
+    late.write(post(b"") * 2)
+    await until(lambda: len(held) == 2)
+    draining = asyncio.create_task(listener.drain(60))
+    await asyncio.sleep(0)
+    made.set()
+    for _ in range(3):
+        application.go.release()
+    assert bodies(await asyncio.wait_for(reader.read(), 60)) == [b"2"]
+    await draining
+    first.close()
+    late.close()
     await listener.close()
 
 
