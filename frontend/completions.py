@@ -36,10 +36,10 @@ from .openai import (
     ToolChoice,
     Usage,
     answer_too_long,
-    api_error,
     check_messages,
     engine_refusal,
     first_beyond,
+    noted_error,
     prompt_too_long,
 )
 from .origin import Origin, origin_of, tenant_of
@@ -432,9 +432,7 @@ class Completions:
         except Exception as error:
             if not stream.started:
                 raise
-            failure = api_error(error)
-            call.record.failure, call.record.error = failure.status, str(failure)
-            await stream.write(form.failure(failure))
+            await stream.write(form.failure(noted_error(call.record, error)))
         finally:
             await stream.close()
         await stream.end(form.last)

@@ -332,10 +332,8 @@ class ChoiceMessages:
             # One of many, if many clients read again together.
             await self._workers.turns.take(RESUMED_S)
         if self._one_by_one and not self.finished and self._request().scores_prompt:
-            off_loop = (
-                self._workers.dispatcher.reader.off_loop
-            )  # it has a list for each token of the prompt
-            work = partial(self._read, message)
+            # It has a list for each token of the prompt.
+            off_loop, work = self._workers.dispatcher.reader.off_loop, partial(self._read, message)
             delta = self._shown(await off_loop.run(work, size=len(message)))
         else:
             delta = self._show(message)

@@ -35,10 +35,10 @@ from .openai import (
     ChatRequest,
     Delta,
     StreamOptions,
-    api_error,
     chat_events,
     chat_events_middle,
     engine_refusal,
+    noted_error,
     read_request,
 )
 from .origin import LOUD_HEADERS, new_answer_id
@@ -213,9 +213,7 @@ class PlainChats:
         except Exception as error:
             if not stream.started:
                 raise
-            failure = api_error(error)
-            call.record.failure, call.record.error = failure.status, str(failure)
-            await stream.write(answer.form().failure(failure))
+            await stream.write(answer.form().failure(noted_error(call.record, error)))
         finally:
             await stream.close()
         await stream.end(LAST_CHUNK)

@@ -18,6 +18,7 @@ from .errors import (
     bad_body,
     engine_refusal,
     error_answer,
+    noted_error,
     prompt_too_long,
     unknown_model,
 )

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ...base.errors import RETRY_AFTER_S, InvalidRequestError, RouterError
+from ...base.request_record import RequestRecord
 from ...server.dispatch import HTTP_STATUSES, PROMPT_LIMIT, retry_after_s, status_of
 from ...transport.http1 import ErrorAnswer, HttpError
 from ...workers.failures import EngineCallError, shortened
@@ -95,6 +96,13 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(status, text, code=TOO_LONG)
     after = retry_after_s(error)
     return ApiError(status, text or code.name.lower(), param=param, retry_after_s=after)
+
+
+def noted_error(record: RequestRecord, error: BaseException) -> ApiError:
+    """The same of an answer whose status was sent already: the access log has this one."""
+    failure = api_error(error)
+    record.failure, record.error = failure.status, str(failure)
+    return failure
 
 
 _WORDS = {

@@ -24,8 +24,8 @@ UNIX = "unix:"
 MOST_FRAMES = 64
 """Of a peer that are passed on in one turn of the loop, about: a first token costs some 0.1 ms."""
 MOST_TOGETHER = 4
-"""The first call that begins in a turn of the loop is sent at once; those that begin later in that
-turn leave in writes of so many, the rest at its end."""
+"""How many calls one write sends. A channel sends the first call of a turn of the event loop at
+once, then each MOST_TOGETHER that begin in that turn, and what is left when the turn ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
