@@ -9,6 +9,7 @@ processes, and end with the process that has them, however it ends. The owner ha
 while it lives; a writer locks the byte that the first epoch of its grant numbers, while it copies.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -167,5 +168,14 @@ def _size(layout: ArenaLayout, blocks: int) -> int:
 
 
 def _no_file(size: int, folder: Path, error: OSError) -> ConfigError:
-    text = f"transfer_folder: no {size >> 20} MiB of blocks in {folder}"
-    return ConfigError(f"{text}: {error.strerror or error}", key="transfer_folder")
+    text = f"transfer_folder: no {size >> 20} MiB of blocks in {folder}: {error.strerror or error}"
+    if error.errno == errno.ENOSPC:
+        room = os.statvfs(folder)
+        free, whole = (count * room.f_frsize >> 20 for count in (room.f_bavail, room.f_blocks))
+        text += f" ({free} of {whole} MiB are free in the file system at {_mount_of(folder)})"
+    return ConfigError(text, key="transfer_folder")
+
+
+def _mount_of(folder: Path) -> Path:
+    folder = folder.resolve()
+    return next(each for each in (folder, *folder.parents) if os.path.ismount(each))

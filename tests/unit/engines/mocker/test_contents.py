@@ -1,7 +1,10 @@
 """Mock engines whose blocks have contents: what they keep, hand over, read and refuse."""
 
 import asyncio
+import errno
 import json
+import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -324,6 +327,19 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no 8388608 MiB of blocks|no .* MiB of blocks"):
         huge.open(8)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    config = TransferConfig(transfer="shm", transfer_folder=str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        config.open(128)
+    mount = next(each for each in tmp_path.parents if os.path.ismount(each))
+    told = rf"no 2 MiB of blocks in .*: No space .* \(\d+ of \d+ MiB .* file system at {mount}\)"
+    assert re.search(told, str(caught.value)) and list(tmp_path.iterdir()) == []
 
 
 async def test_a_missing_nixl_and_a_ucx_without_transport_are_named(
