@@ -170,8 +170,8 @@ def _size(layout: ArenaLayout, blocks: int) -> int:
 def _no_file(size: int, folder: Path, error: OSError) -> ConfigError:
     text = f"transfer_folder: no {size >> 20} MiB of blocks in {folder}: {error.strerror or error}"
     if error.errno == errno.ENOSPC:
-        room = os.statvfs(folder)
-        free, whole = (count * room.f_frsize >> 20 for count in (room.f_bavail, room.f_blocks))
+        stat = os.statvfs(folder)
+        free, whole = (count * stat.f_frsize >> 20 for count in (stat.f_bavail, stat.f_blocks))
         text += f" ({free} of {whole} MiB are free in the file system at {_mount_of(folder)})"
     return ConfigError(text, key="transfer_folder")
 
