@@ -20,7 +20,8 @@ from support.engines.token_services import (
     vllm_part,
 )
 from support.handoffs.fabric import CACHED, Died, EngineFault, Leg
-from support.handoffs.wire import ENGINE, PORT, Wire
+from support.handoffs.wire import ENGINE, Wire
+from support.handoffs.wires import MooncakeWire, NixlPushWire, VllmWire, handed_over
 from support.servers.http_engine import HttpEngine, reply
 
 from dynamo_router.workers.health import HealthMonitor
@@ -89,12 +90,7 @@ class VllmGrpcWire(TokenWire):
         key = self.key(request.request_id, phase, params) if phase else ""
         return Leg(request.request_id, tuple(request.tokenized.input_ids), most, phase, key)
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "prefill":
-            return ""
-        names = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
-        assert all(params.get(name) for name in names), params
-        return str(params["remote_request_id"])
+    key = VllmWire.key
 
     def part(self, tokens: list[int], all_tokens: list[int]) -> Any:
         return vllm_part(tokens, CACHED)
@@ -102,15 +98,7 @@ class VllmGrpcWire(TokenWire):
     def last(
         self, request: Any, tokens: list[int], all_tokens: list[int], reason: str, key: str
     ) -> Any:
-        handed = {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": ENGINE,
-            "remote_request_id": key,
-            "remote_block_ids": [[1, 2]],
-            "remote_host": "127.0.0.1",
-            "remote_port": PORT,
-        }
+        handed = handed_over(key)
         said = tokens if request.stream else all_tokens
         return vllm_last(said, reason, CACHED, json.dumps(handed) if key else "")
 
@@ -121,19 +109,7 @@ class VllmGrpcPushWire(VllmGrpcWire):
     shape, connector = "push", "NixlPushConnector"
     query = "?tp=2&pp=1"
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "decode":
-            assert params == {
-                "do_remote_decode": False,
-                "do_remote_prefill": True,
-                "remote_engine_id": ENGINE,
-                "remote_request_id": request_id,
-                "remote_host": "127.0.0.1",
-                "remote_port": PORT,
-                "tp_size": 2,
-                "pp_size": 1,
-            }
-        return request_id
+    key = NixlPushWire.key
 
     def last(
         self, request: Any, tokens: list[int], all_tokens: list[int], reason: str, key: str
@@ -152,12 +128,7 @@ class VllmGrpcMooncakeWire(VllmGrpcPushWire):
         bootstrap = await stack.enter_async_context(HttpEngine({"/query": ranks}))
         self.query = f"?handoff=mooncake&handoff_port={bootstrap.port}"
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        assert params["transfer_id"].startswith("xfer-")
-        if phase == "decode":
-            assert params["remote_engine_id"] == ENGINE
-            assert params["remote_bootstrap_addr"].startswith("http://127.0.0.1:")
-        return str(params["transfer_id"])
+    key = MooncakeWire.key
 
 
 class SglangGrpcWire(TokenWire):

@@ -154,16 +154,21 @@ class VllmWire(HttpWire):
         usage = {"prompt_tokens_details": {"cached_tokens": CACHED}}
         found: dict[str, Any] = {"choices": [choice], "usage": usage}
         if key:
-            found["kv_transfer_params"] = {
-                "do_remote_prefill": True,
-                "do_remote_decode": False,
-                "remote_engine_id": ENGINE,
-                "remote_request_id": key,
-                "remote_block_ids": [[1, 2]],
-                "remote_host": "127.0.0.1",
-                "remote_port": PORT,
-            }
+            found["kv_transfer_params"] = handed_over(key)
         return found
+
+
+def handed_over(key: str) -> dict[str, Any]:
+    """The parcel of a NixlConnector's prefill engine."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": ENGINE,
+        "remote_request_id": key,
+        "remote_block_ids": [[1, 2]],
+        "remote_host": "127.0.0.1",
+        "remote_port": PORT,
+    }
 
 
 class NixlPushWire(VllmWire):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -215,13 +214,6 @@ RULES: dict[str, tuple[bool, str]] = {
     "single words": (True, ""),
     "tokens within tokens": (True, ""),
 }
-
-
-@pytest.fixture(scope="module")
-def off_loop() -> Iterator[OffLoop]:
-    made = OffLoop()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
