@@ -20,8 +20,7 @@ from support.engines.token_services import (
     vllm_part,
 )
 from support.handoffs.fabric import CACHED, Died, EngineFault, Leg
-from support.handoffs.wire import ENGINE, Wire
-from support.handoffs.wires import MooncakeWire, NixlPushWire, VllmWire, handed_over
+from support.handoffs.wire import ENGINE, MooncakeKeys, NixlKeys, NixlPushKeys, Wire, handed_over
 from support.servers.http_engine import HttpEngine, reply
 
 from dynamo_router.workers.health import HealthMonitor
@@ -69,7 +68,7 @@ class TokenWire(Wire):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
 
-class VllmGrpcWire(TokenWire):
+class VllmGrpcWire(NixlKeys, TokenWire):
     """vLLM with a NixlConnector, which it states."""
 
     connector = "NixlConnector"
@@ -90,8 +89,6 @@ class VllmGrpcWire(TokenWire):
         key = self.key(request.request_id, phase, params) if phase else ""
         return Leg(request.request_id, tuple(request.tokenized.input_ids), most, phase, key)
 
-    key = VllmWire.key
-
     def part(self, tokens: list[int], all_tokens: list[int]) -> Any:
         return vllm_part(tokens, CACHED)
 
@@ -103,13 +100,11 @@ class VllmGrpcWire(TokenWire):
         return vllm_last(said, reason, CACHED, json.dumps(handed) if key else "")
 
 
-class VllmGrpcPushWire(VllmGrpcWire):
+class VllmGrpcPushWire(NixlPushKeys, VllmGrpcWire):
     """With a NixlPushConnector: both legs have the same request id."""
 
     shape, connector = "push", "NixlPushConnector"
     query = "?tp=2&pp=1"
-
-    key = NixlPushWire.key
 
     def last(
         self, request: Any, tokens: list[int], all_tokens: list[int], reason: str, key: str
@@ -117,7 +112,7 @@ class VllmGrpcPushWire(VllmGrpcWire):
         return vllm_last(tokens if request.stream else all_tokens, reason, CACHED)
 
 
-class VllmGrpcMooncakeWire(VllmGrpcPushWire):
+class VllmGrpcMooncakeWire(MooncakeKeys, VllmGrpcPushWire):
     """With a MooncakeConnector, whose bootstrap server has the engine's id."""
 
     shape, connector = "rendezvous", "MooncakeConnector"
@@ -127,8 +122,6 @@ class VllmGrpcMooncakeWire(VllmGrpcPushWire):
         ranks = reply(json.dumps({"0": {"engine_id": ENGINE, "worker_addr": {}}}).encode())
         bootstrap = await stack.enter_async_context(HttpEngine({"/query": ranks}))
         self.query = f"?handoff=mooncake&handoff_port={bootstrap.port}"
-
-    key = MooncakeWire.key
 
 
 class SglangGrpcWire(TokenWire):
