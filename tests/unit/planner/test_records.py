@@ -1,4 +1,4 @@
-"""Fleets, observations, decisions: what they refuse, and how decisions are written."""
+"""Fleets and observations: what they refuse."""
 
 import math
 
@@ -6,47 +6,11 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.planner import (
-    Decision,
     Fleet,
     Objectives,
     Observation,
     ObservedRequest,
-    Score,
-    decode_decision,
-    encode_decision,
 )
-
-DECISION = Decision(
-    id=3,
-    at=12.5,
-    before=Fleet(aggregated=2),
-    after=Fleet(aggregated=1, prefill=1, decode=1),
-    reasons=("why",),
-    scores=(Score(Fleet(decode=1), "present", 1.0, 2.0, 0.9, 0.5, 2),),
-    victims=(7,),
-)
-
-
-def test_a_decision_comes_back_from_its_record() -> None:
-    data = encode_decision(DECISION)
-    assert b'"from":{"aggregated":2}' in data
-    assert decode_decision(data) == DECISION
-    assert decode_decision(data[:-1] + b',"later":{"x":1}}') == DECISION
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "not a decision"),
-        (b"[]", "not a decision: Expected `object`"),
-        (b'{"id":1}', "missing required field"),
-        (b'{"id":1,"at":0,"from":{"decode":-1},"to":{}}', "a fleet cannot have -1 decode engines"),
-        (b'{"id":1,"at":0,"from":{},"to":{},"kind":"guess"}', "Invalid enum value 'guess'"),
-    ],
-)
-def test_what_is_no_decision_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decode_decision(data)
 
 
 def test_fleets_are_counted_by_role() -> None:
