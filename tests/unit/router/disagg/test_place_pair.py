@@ -20,11 +20,6 @@ SHORT = LONG[:BLOCK]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def prefill(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(*PREFILL, clock=clock, block_size=BLOCK) as made:
         yield made
