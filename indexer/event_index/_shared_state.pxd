@@ -18,6 +18,7 @@ from ._mailbox cimport Mailbox, Message, mailbox_end, mailbox_take, mailbox_wait
 from ._rwlock cimport RwLock, rwlock_write_begin, rwlock_write_end
 from ._sources cimport Source
 from ._tiers cimport DEVICE, tiers_apply
+from ._threads cimport preempt_nobody
 from ._turns cimport Turns, turns_begin, turns_end, turns_pass
 
 
@@ -118,8 +119,13 @@ cdef inline void start_writing_after_posted(SharedState* state) noexcept nogil:
 
 
 cdef inline void* index_thread(void* argument) noexcept nogil:
-    """Sleep until something is posted, then apply it; until the mailbox is closed."""
+    """Sleep until something is posted, then apply it; until the mailbox is closed.
+
+    Where there is one processor for both, who posts goes on with its work, and what it posts next
+    is applied with this.
+    """
     cdef SharedState* state = <SharedState*>argument
+    preempt_nobody()
     while mailbox_wait(&state.mailbox):
         turns_begin(&state.turns, False)
         drain_mailbox(state, UINT64_MAX, False)
