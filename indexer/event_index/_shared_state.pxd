@@ -18,7 +18,7 @@ from ._mailbox cimport Mailbox, Message, mailbox_end, mailbox_take, mailbox_wait
 from ._rwlock cimport RwLock, rwlock_write_begin, rwlock_write_end
 from ._sources cimport Source
 from ._tiers cimport DEVICE, tiers_apply
-from ._threads cimport preempt_nobody
+from ._threads cimport take_batch_policy
 from ._turns cimport Turns, turns_begin, turns_end, turns_pass
 
 
@@ -125,7 +125,7 @@ cdef inline void* index_thread(void* argument) noexcept nogil:
     is applied with this.
     """
     cdef SharedState* state = <SharedState*>argument
-    preempt_nobody()
+    take_batch_policy()
     while mailbox_wait(&state.mailbox):
         turns_begin(&state.turns, False)
         drain_mailbox(state, UINT64_MAX, False)

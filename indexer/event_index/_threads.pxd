@@ -28,7 +28,7 @@ cdef extern from * nogil:
     """
     #include <pthread.h>
     #include <sched.h>
-    static inline void dr_preempt_nobody(void) {
+    static inline void dr_take_batch_policy(void) {
     #ifdef SCHED_BATCH
         struct sched_param param;
         int policy;
@@ -37,9 +37,9 @@ cdef extern from * nogil:
     #endif
     }
     """
-    # When this thread wakes up, it takes no processor from one that is running; its share of the time
-    # stays. Nothing where the system does not have that.
-    void preempt_nobody "dr_preempt_nobody" ()
+    # When this thread wakes up, it takes no processor from one that is running; its share of the
+    # time stays. Nothing where the system does not have that.
+    void take_batch_policy "dr_take_batch_policy" ()
 
 cdef extern from * nogil:
     """
