@@ -18,7 +18,6 @@ from ._mailbox cimport Mailbox, Message, mailbox_end, mailbox_take, mailbox_wait
 from ._rwlock cimport RwLock, rwlock_write_begin, rwlock_write_end
 from ._sources cimport Source
 from ._tiers cimport DEVICE, tiers_apply
-from ._threads cimport take_batch_policy
 from ._turns cimport Turns, turns_begin, turns_end, turns_pass
 
 
@@ -119,13 +118,8 @@ cdef inline void start_writing_after_posted(SharedState* state) noexcept nogil:
 
 
 cdef inline void* index_thread(void* argument) noexcept nogil:
-    """Sleep until something is posted, then apply it; until the mailbox is closed.
-
-    Where there is one processor for both, who posts goes on with its work, and what it posts next
-    is applied with this.
-    """
+    """Sleep until something is posted, then apply it; until the mailbox is closed."""
     cdef SharedState* state = <SharedState*>argument
-    take_batch_policy()
     while mailbox_wait(&state.mailbox):
         turns_begin(&state.turns, False)
         drain_mailbox(state, UINT64_MAX, False)

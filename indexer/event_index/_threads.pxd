@@ -26,23 +26,6 @@ cdef extern from "<pthread.h>" nogil:
 
 cdef extern from * nogil:
     """
-    #include <pthread.h>
-    #include <sched.h>
-    static inline void dr_take_batch_policy(void) {
-    #ifdef SCHED_BATCH
-        struct sched_param param;
-        int policy;
-        if (pthread_getschedparam(pthread_self(), &policy, &param) == 0 && policy == SCHED_OTHER)
-            pthread_setschedparam(pthread_self(), SCHED_BATCH, &param);
-    #endif
-    }
-    """
-    # When this thread wakes up, it takes no processor from one that is running; its share of the
-    # time stays. Nothing where the system does not have that.
-    void take_batch_policy "dr_take_batch_policy" ()
-
-cdef extern from * nogil:
-    """
     #define dr_add(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
     #define dr_load(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
     #if defined(__x86_64__) || defined(__i386__)
