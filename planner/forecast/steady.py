@@ -9,6 +9,17 @@ SURE = 3.0
 """Standard deviations of chance, for the most different of some dozen ways to part a stretch."""
 
 
+SETTLED = 4.0
+"""Standard deviations of chance, for the most different of some hundred ways to part an hour."""
+
+
+def is_one_rate(counts: Sequence[float], dispersion: float) -> bool:
+    """Whether all `counts`, an hour of them, are of one rate but for chance. `dispersion` as of
+    `steady_bins`."""
+    stretch = np.array(counts, np.float64)
+    return len(stretch) > 1 and bool(_apart(stretch, dispersion).max() <= SETTLED)
+
+
 def steady_bins(counts: Sequence[float], dispersion: float, ahead: Sequence[float] = ()) -> int:
     """The longest stretch of last `counts` that is of one rate: wherever it is parted, arrivals
     before and after differ by no more than chance. 0 where counts expected `ahead` differ from it.

@@ -201,6 +201,31 @@ def test_a_load_is_not_steady_where_the_season_says_that_it_ends() -> None:
     assert forecast.steady_s(1.0) == 0.0
 
 
+def test_an_hour_of_one_rate_is_the_forecast_whatever_came_last() -> None:
+    rng = np.random.default_rng(5)
+    hour = (4 * rng.poisson(5, 240)).astype(float).tolist()
+    burst = [34.0] * 4
+    forecast = fed(ArrivalForecast(15.0, 10, hour), burst)
+    path = forecast.of_one_rate(0.5, 4.0)
+    assert path is not None and path == pytest.approx(20.0, rel=0.06)
+    assert forecast.quantile(0.5, 4.0)[-5:].sum() > 1.2 * path[-5:].sum()
+    careful = forecast.of_one_rate(0.9, 4.0)
+    assert careful is not None
+    assert careful[-5:].sum() - path[-5:].sum() == pytest.approx(1.28 * (4 * 100) ** 0.5, rel=0.1)
+    assert fed(ArrivalForecast(15.0, 10), hour[:200]).of_one_rate(0.5, 4.0) is None  # no hour yet
+    assert fed(ArrivalForecast(15.0, 10, hour), [60.0] * 8).of_one_rate(0.5, 4.0) is None
+    forecast.skip()
+    assert forecast.of_one_rate(0.5, 4.0) is None
+
+
+def test_an_hour_of_one_rate_says_nothing_where_the_season_ends_it() -> None:
+    night, day = [20.0] * 400, [60.0] * 200
+    forecast = fed(ArrivalForecast(15.0, 10, [*night, *day]), night[:390])
+    assert forecast.of_one_rate(0.5, 1.0) is not None
+    fed(forecast, night[:6])  # four bins before the day
+    assert forecast.of_one_rate(0.5, 1.0) is None
+
+
 def test_a_quantile_is_that_of_the_total_of_bins_that_miss_in_both_directions() -> None:
     """Before, bins had a quantile each, whose sum is reached by one total in hundreds."""
     counts = list(np.random.default_rng(3).poisson(20, 500).astype(float))

@@ -226,6 +226,35 @@ def test_a_steady_load_changes_no_fleet_once_it_is_settled(
         assert fleets[12:] == [settled] * 48, fleets
 
 
+def test_bursts_of_a_load_that_was_constant_for_an_hour_change_no_fleet() -> None:
+    """Before, each burst of a constant load was planned for, and engines came and went."""
+    planner, there, changes = new_planner(season=[30.0] * 240), 2, 0
+    for n in range(20):
+        at, rate = 1000.0 + 60 * n, (2.0, 2.0, 3.4, 1.2, 2.0)[n % 5]
+        asked = [
+            replace(each, session=f"{n}.{place // 8}")
+            for place, each in enumerate(requests(at, rate, 90.0))
+        ]
+        decision = planner.observe(observation(at, 0.0, there, requests=asked))
+        there, changes = decision.after.aggregated, changes + decision.changes
+    assert changes <= 1
+
+
+def test_late_answers_of_a_constant_load_are_not_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner(season=[15.0] * 240)
+    assert fleets_of(planner, 2, 30, [1.0]) == [2] * 30
+    judge_by(monkeypatch, (0.8,))
+    for n, every in enumerate((100, 100, 8)):
+        at = 2800.0 + 60 * n
+        asked = [
+            replace(each, itl_ms=500.0 if place % every == 0 else ITL_MS)
+            for place, each in enumerate(requests(at, 1.0, 600.0))
+        ]
+        seen = observation(at, 0.0, 2, requests=asked, window_s=600.0)
+        assert planner.observe(seen).after.aggregated == (2 if every == 100 else 3)
+
+
 def test_a_load_that_changes_is_not_held_by_what_plans_found_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
