@@ -131,6 +131,8 @@ class Planner:
             reasons.append(self._bins.trouble)
         if seen.unmatched:
             reasons.append(f"{seen.unmatched} reports of unknown workers were left out")
+        if seen.senseless:
+            reasons.append(f"{seen.senseless} records of requests make no sense and were left out")
         failed = seen.fleet("failed")
         if failed.engines:
             reasons.append(f"given up, as they do not get ready: {failed}")

@@ -149,6 +149,14 @@ def test_requests_that_run_get_the_output_of_others() -> None:
         RequestBodies([], 10)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_ids_that_are_none_share_nothing(number: int) -> None:
+    """Before, one such record ended every plan of its window."""
+    requests = [ObservedRequest(float(n), 128, 10, (number, n)) for n in range(3)]
+    bodies = RequestBodies(requests, 64)
+    assert len({each.ids.tobytes() for each in bodies.as_seen(0)}) == 3
+
+
 def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
     yesterday = [10.0] * 20 + [80.0] * 20
     alike, other = (ArrivalForecast(15.0, 8, yesterday) for _ in range(2))
