@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .predictors import Holt, Kalman, LastValue, Path, Predictor, Seasonal
-from .steady import is_one_rate, steady_bins
+from .steady import dispersion_of, is_one_rate, steady_bins
 
 QUANTILES = (0.5, 0.9)
 """At which a predictor's loss is taken: too little costs more than too much."""
@@ -142,6 +142,7 @@ class ArrivalForecast:
         rate for ONE_RATE_S: what moves a forecast then is chance. None where they have not."""
         if not self.is_settled(dispersion):
             return None
+        dispersion = max(dispersion, dispersion_of(self._hour))
         mean = sum(self._hour) / len(self._hour)
         path = np.full(self._bins, mean)
         for block in self._blocks:
@@ -179,6 +180,8 @@ class ArrivalForecast:
         `dispersion` as of `steady_s`."""
         if len(self._hour) < (self._hour.maxlen or 0):
             return False
+        # Sessions are not always known by their prompts: what counts have varied by is chance too.
+        dispersion = max(dispersion, dispersion_of(self._hour))
         return is_one_rate([*self._hour, *self._season_ahead()], dispersion)
 
     def _season_ahead(self) -> list[float]:

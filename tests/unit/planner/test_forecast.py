@@ -9,7 +9,7 @@ from dynamo_router.planner import Observation, ObservedRequest
 from dynamo_router.planner.arrival_bins import ArrivalBins
 from dynamo_router.planner.forecast import ArrivalForecast, RequestBodies
 from dynamo_router.planner.forecast.predictors import Holt, Kalman, LastValue, Seasonal
-from dynamo_router.planner.forecast.steady import steady_bins
+from dynamo_router.planner.forecast.steady import dispersion_of, steady_bins
 
 
 def fed(forecast: ArrivalForecast, counts: list[float]) -> ArrivalForecast:
@@ -224,6 +224,18 @@ def test_an_hour_of_one_rate_is_the_forecast_whatever_came_last() -> None:
     assert fed(ArrivalForecast(15.0, 10, hour), [60.0] * 8).of_one_rate(0.5, 4.0) is None
     forecast.skip()
     assert forecast.of_one_rate(0.5, 4.0) is None
+
+
+def test_sessions_that_nothing_tells_make_counts_that_vary_as_they_were_seen_to() -> None:
+    rng = np.random.default_rng(7)
+    sessions = np.repeat(rng.poisson(1.5, 60), 4) * 3 + rng.poisson(6, 240)  # a minute each
+    hour = sessions.astype(float).tolist()
+    assert steady_bins(hour, 1.0) < 240
+    assert dispersion_of(hour) > 2
+    assert fed(ArrivalForecast(15.0, 10, hour), hour[:4]).of_one_rate(0.5, 1.0) is not None
+    assert dispersion_of(rng.poisson(20, 240).tolist()) < 2
+    assert dispersion_of([20.0] * 100 + [400.0] * 4 + [20.0] * 100) == 1.0
+    assert dispersion_of([0.0] * 40) == dispersion_of([5.0]) == 1.0
 
 
 def test_an_hour_of_one_rate_says_nothing_where_the_season_ends_it() -> None:
