@@ -46,6 +46,8 @@ many plans have to agree, half as many again after an hour without, and AGREEING
 arrivals are no longer those of that time."""
 LEAST_TRIALS, MANY_TRIALS, MOST_TRIALS = 3, 8, 64
 """Plans of a steady load: from how many on their mean may keep a fleet, and change it."""
+ALIKE = 1.1
+"""times as fast, or as slow: plans with other engines than the model has by now do not count."""
 TRIED_S = 300.0
 """that a fleet has served, from when on what it was seen to miss says more than plans do."""
 LEAST_BINS, KNOWN_BINS = 4, 8
@@ -62,10 +64,11 @@ IDLE_S = 300.0
 
 
 class _Trial(NamedTuple):
-    """What a plan found that the present fleet keeps, and smaller ones."""
+    """What a plan found that the present fleet keeps, and smaller ones, with engines of a speed."""
 
     at: float
     kept: dict[Fleet, float]
+    speed: float
 
     def most(self, fleet: Fleet) -> float:
         """What `fleet` keeps at most: no more than any that is as large."""
@@ -314,7 +317,7 @@ class Planner:
         }
         settled = self.forecast.is_settled(self._dispersion)
         if self.forecast.seen >= KNOWN_BINS and (steady_s or settled):
-            self._trials.append(_Trial(seen.at, kept))
+            self._trials.append(_Trial(seen.at, kept, self.model.speed))
         if settled:
             return self._of_settled_load(seen, present, wanted, kept)
         since = max(seen.at - min(steady_s, self.config.window_s), self._regret_at)
@@ -330,7 +333,7 @@ class Planner:
             share, count = attainment(seen, self.objectives, self.config.plan_every_s)
             if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
                 return wanted  # what is measured is not outvoted
-            if 1 - _Trial(seen.at, kept).most(present) > 2 * allowed:
+            if 1 - _Trial(seen.at, kept, 1.0).most(present) > 2 * allowed:
                 return wanted  # too much is at stake
             return present if missed[present] <= allowed else wanted
         if wanted == present and len(trials) < max(MANY_TRIALS, self._agreeing):
@@ -349,7 +352,11 @@ class Planner:
         this one was seen to miss too much, or, as long as it is new, plans say so in the mean; and
         a smaller one that many plans have found enough in the mean."""
         since = max(seen.at - ONE_RATE_S, self._regret_at)
-        trials = [each for each in self._trials if since < each.at <= seen.at]
+        trials = [
+            each
+            for each in self._trials
+            if since < each.at <= seen.at and 1 / ALIKE < each.speed / self.model.speed < ALIKE
+        ]
         costs, allowed = self.constraints.costs, 1 - self.objectives.target
         if len(trials) < LEAST_TRIALS:
             return wanted if wanted.cost(costs) > present.cost(costs) else present
@@ -362,7 +369,9 @@ class Planner:
             served_s = min(seen.window_s, newest_s - self.config.start_up_s)
             share, count = attainment(seen, self.objectives, served_s)
             if share is not None and count >= LEAST_SAMPLES and served_s >= TRIED_S:
-                return wanted if 1 - share > allowed else present
+                # Plans that find it enough say that a burst was seen: it has to be a worse one.
+                enough = missed[present] <= SHRINK_MARGIN * allowed
+                return wanted if 1 - share > (1 + enough) * allowed else present
             return wanted if missed[present] > allowed else present
         if trials[-1].at - trials[0].at < ONE_RATE_S / 3 or len(trials) < self._agreeing:
             return present
