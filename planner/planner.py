@@ -370,8 +370,8 @@ class Planner:
             share, count = attainment(seen, self.objectives, served_s)
             if share is not None and count >= LEAST_SAMPLES and served_s >= TRIED_S:
                 # Plans that find it enough say that a burst was seen: it has to be a worse one.
-                enough = missed[present] <= SHRINK_MARGIN * allowed
-                return wanted if 1 - share > (1 + enough) * allowed else present
+                chance = missed[present] <= SHRINK_MARGIN * allowed
+                return wanted if 1 - share > (1 + chance) * allowed else present
             return wanted if missed[present] > allowed else present
         if trials[-1].at - trials[0].at < ONE_RATE_S / 3 or len(trials) < self._agreeing:
             return present
