@@ -1,6 +1,7 @@
 """Fleets and observations: what they refuse."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,33 @@ def test_unknown_is_not_zero() -> None:
     assert Observation(at=9.0, requests=some, window_s=4.0).arrivals_per_s == 0.5
     with pytest.raises(ValueError, match="nan s is at no time"):
         Observation(at=math.nan)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"arrival_s": math.nan},
+        {"prompt_tokens": 0},
+        {"output_tokens": -1},
+        {"ttft_ms": math.nan},
+        {"itl_ms": -1.0},
+        {"itl_ms": math.inf},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_none(facts: dict[str, Any]) -> None:
+    """Before, a negative ITL made the engine model's speed a complex number."""
+    fine: dict[str, Any] = {"arrival_s": 1.0, "prompt_tokens": 8, "output_tokens": 2}
+    ObservedRequest(**fine)
+    with pytest.raises(ValueError, match="makes no sense"):
+        ObservedRequest(**{**fine, **facts})
+
+
+@pytest.mark.parametrize(
+    "facts", [{"at": math.nan}, {"window_s": math.inf}, {"window_s": -1.0}, {"block_size": 0}]
+)
+def test_an_observation_that_makes_no_sense_is_none(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Observation(**{"at": 1.0, **facts})
 
 
 def test_answers_are_good_within_both_objectives() -> None:
