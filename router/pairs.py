@@ -211,7 +211,7 @@ def choose_pair(
     if computing.any():
         step_s = 0.0 if chosen.foreseen is None else chosen.foreseen.decode_step_s
         price = rule.price(worker, step_s, here.now)
-        local, remote = _forecasts(chosen, source, target, handoff_s, price)
+        local, remote = _forecasts(chosen, source, target, handoff_s, price, rule.is_ahead)
     threshold = config.disagg_prefill_busy_threshold
     facts = PairFacts(
         here.isl,
@@ -230,7 +230,7 @@ def choose_pair(
 
 
 def _forecasts(
-    chosen: Leg, source: Leg, target: Leg, handoff_s: float, price: float
+    chosen: Leg, source: Leg, target: Leg, handoff_s: float, price: float, is_ahead: bool
 ) -> tuple[LocalForecast | None, RemoteForecast | None]:
     """What a prompt meets on `chosen`, and on its way over `source` to `target`."""
     here, there, landing = chosen.foreseen, source.foreseen, target.foreseen
@@ -239,7 +239,9 @@ def _forecasts(
     own_s = here.wait_s, here.prefill_s, here.memory_s
     return (
         LocalForecast(*own_s, here.delay_s, here.stalled_s, here.step_s, price),
-        RemoteForecast(there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s),
+        RemoteForecast(
+            there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s, is_ahead
+        ),
     )
 
 

@@ -26,6 +26,9 @@ from ...router.policy import Decision
 from .prepared_trace import SimulatedTrace
 
 
+FIRST_TOKENS = ("decode", "prefill")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """Engines with a role. Raises ConfigError, naming the key, on a bad value."""
@@ -40,6 +43,13 @@ class RoleConfig:
     transfer_latency_ms: float = option(
         2.0, "From the end of a prefill until its request is at the decode worker."
     )
+    first_token: str = option(
+        "decode",
+        "Whose first token goes to the client: that of the decode engine, which makes it itself"
+        " (vLLM), or that of the prefill engine, which the decode engine goes on from"
+        " (TensorRT-LLM).",
+        choices=FIRST_TOKENS,
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "prefill_workers", "decode_workers")
@@ -48,6 +58,9 @@ class RoleConfig:
         if bool(self.prefill_workers) != bool(self.decode_workers):
             key = "decode_workers" if self.prefill_workers else "prefill_workers"
             raise bad_setting(key, "prefill and decode workers need each other: give both")
+        if self.first_token not in FIRST_TOKENS:
+            text = f"{self.first_token!r} is not one of {', '.join(FIRST_TOKENS)}"
+            raise bad_setting("first_token", text)
 
     @property
     def engines(self) -> int:
@@ -133,6 +146,7 @@ class Handoffs:
         self.prefill = prefill
         token_bytes = fleet.config.tiers.kv_bytes_per_token
         self.rule = PairRule(disagg, aggregated=aggregated, kv_bytes_per_token=token_bytes)
+        self.is_ahead = self.rule.is_ahead = config.first_token == "prefill"
         self.blocked: deque[int] = deque()  # while no decode worker has capacity, in their order
         self._decode, self._fleet, self._trace = decode, fleet, trace
         self._network = TransferNetwork(config.transfer_gbps * 1e9)
@@ -212,16 +226,29 @@ class Handoffs:
             )
         return False
 
+    def first_ahead(
+        self, first_s: NDArray[np.float64], gaps: tuple[NDArray[np.float64], NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.float64], tuple[NDArray[np.float64], NDArray[np.uint32]]]:
+        """Times of first tokens and gaps between tokens, of a log in which the decode engines' are,
+        where the prefill engines' tokens are the clients' first: a hand-off is a gap."""
+        took_s = self.handoff_s[np.isfinite(self.handoff_s)]
+        return np.where(self.remote, self.prefilled_s, first_s), (
+            np.concatenate([gaps[0], took_s]),
+            np.concatenate([gaps[1], np.ones(len(took_s), np.uint32)]),
+        )
+
     def act(self, now: float) -> None:
         """Send on what is due: requests to decode workers, prompts that have come."""
         while self._dispatches and self._dispatches[0][0] <= now:
             place = heapq.heappop(self._dispatches)[1]
             delay = self._trace.followers[place][1] if place in self._trace.followers else None
+            # What goes on from a first token makes one less; an answer has one of its own at least.
+            output = max(1, self._trace.output_tokens(place) - self.is_ahead)
             self._submit(
                 place,
                 self._legs[place].target,
                 now,
-                self._trace.output_tokens(place),
+                output,
                 Handoff.HANDED_OVER,
                 delay,
             )

@@ -357,16 +357,18 @@ class Simulation:
 
     def log(self) -> RequestLog:
         """The log as far as the run has come; its arrays go on to change."""
-        handoffs = self._handoffs
+        handoffs, first_s, gaps = self._handoffs, self._first, self.fleet.gaps()
+        if handoffs is not None and handoffs.is_ahead:
+            first_s, gaps = handoffs.first_ahead(first_s, gaps)
         return RequestLog(
             arrival_s=self._arrival,
             status=self._status,
             worker=self._worker,
-            first_s=self._first,
+            first_s=first_s,
             last_s=self._last,
             cached_tokens=self._cached,
             preemptions=self._preemptions,
-            gaps=self.fleet.gaps(),
+            gaps=gaps,
             engines=self.fleet.stats(),
             end_s=self._clock.time,
             lost_messages=self.fleet.lost_messages,

@@ -78,13 +78,18 @@ class RemoteForecast(NamedTuple):
     delay_s: float
     handoff_s: float  # from the end of the prefill to the first token of the decode worker
     memory_s: float  # until its blocks have room on the decode worker
+    is_ahead: bool = False  # the prefill worker's token is the client's first
 
     @property
     def first_token_s(self) -> float:
-        return self.wait_s + self.prefill_s + self.handoff_s + self.memory_s
+        own_s = self.wait_s + self.prefill_s
+        return own_s if self.is_ahead else own_s + self.handoff_s + self.memory_s
 
     @property
     def total_s(self) -> float:
+        landing_s = self.handoff_s + _waited(self.memory_s)
+        if self.is_ahead:  # an answer that waits for its second token
+            return _waited(self.wait_s) + self.prefill_s + self.delay_s + HARM * landing_s
         own_s = _waited(self.wait_s + self.memory_s) + self.prefill_s
         return own_s + self.delay_s + self.handoff_s
 
@@ -177,6 +182,8 @@ class PairRule:
         self.config = config
         self.needs_pairs = False
         """no decode worker runs a request alone"""
+        self.is_ahead = False
+        """a prefill worker's token goes to the client before the prompt is handed over"""
         self._token_bytes = kv_bytes_per_token
         self.aggregated = aggregated
         self.links = LinkEstimate()
