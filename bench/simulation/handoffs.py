@@ -25,7 +25,6 @@ from ...router.placement import Placement
 from ...router.policy import Decision
 from .prepared_trace import SimulatedTrace
 
-
 FIRST_TOKENS = ("decode", "prefill")
 
 

@@ -18,7 +18,14 @@ from ...process.settings import bad_setting, is_finite, option
 from ...router.disagg import DISAGG_MODES, DisaggConfig
 from ..evaluation import REPORT, SPLIT_NAMES, Split, split_of
 from ..results import Benchmark, Column, rows_table, save_figure
-from ..simulation import FIRST_TOKENS, CapacityConfig, Experiment, Load, RoleConfig, SimulationConfig
+from ..simulation import (
+    FIRST_TOKENS,
+    CapacityConfig,
+    Experiment,
+    Load,
+    RoleConfig,
+    SimulationConfig,
+)
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, TrafficSpec, generate_traffic
 

@@ -201,6 +201,12 @@ class PairRule:
         other.config, other.needs_pairs = replace(self.config, disagg="always"), True
         return other
 
+    def for_first_ahead(self) -> "PairRule":
+        """The same for a request whose first token is the prefill worker's."""
+        other = copy(self)
+        other.is_ahead = True
+        return other
+
     def handoff_bytes(self, uncached_tokens: int) -> int:
         """KV bytes that go to a decode worker which has the other tokens of a prompt."""
         return max(0, uncached_tokens) * self._token_bytes

@@ -15,9 +15,8 @@ from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Placement
 from ...router.prompt import Prompt
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineClient
+from ...workers.dialects import EngineClient, split_tokens
 from ...workers.handoffs import (
-    PARCELS,
     Connector,
     Fit,
     Half,
@@ -30,7 +29,8 @@ from ...workers.handoffs import (
     why_whole,
 )
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_proto import length_delimited
+from ...workers.trtllm_proto import length_delimited, pb
+from ..migration import why_fixed
 from ..request_limits import HandoffLimits
 from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
@@ -84,19 +84,32 @@ class Handoffs:
         self.rule.config, self.outcomes.limits = config, limits
 
     def decide_pair(
-        self, placement: Placement, pool: PrefillWorkers
+        self, placement: Placement, pool: PrefillWorkers, is_first: bool = False
     ) -> tuple[PairDecision, PrefillLeg | None]:
         """Choose the workers of a request, of which these may compute its prompt, and book it.
+        `is_first`: see `sends_first`.
 
         Raises what KvRouter.place_pair does. The leg, if a prefill worker has one, must be ended.
         """
         rule = self.rule if self._runs_whole(pool) else self.rule.for_pairs_alone()
+        if is_first:
+            rule = rule.for_first_ahead()
         pair = self._decider.decide_pair(placement, pool.router, rule)
         for note in self.outcomes.on_pair:
             note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
-        return pair, PrefillLeg(pool, pair.prefill, placement.request_id, self._clock)
+        leg = PrefillLeg(pool, pair.prefill, placement.request_id, self._clock, is_first)
+        return pair, leg
+
+    def sends_first(self, pool: PrefillWorkers, body: bytes) -> bool:
+        """Whether the token that these workers make of a request, a serialized GenerateRequest, may
+        go to its client before the prompt is handed over. The decode workers must go on from it,
+        and the request from there at another pair, if they fail."""
+        fits = self.fit(pool)
+        if fits is None or fits.connector is None or not fits.connector.hands_first:
+            return False
+        return self.outcomes.limits.disagg_handoff != Shape.QUEUE.value and _goes_on(body)
 
     def check_trusted(self) -> None:
         """InvalidRequestError for a request whose client says which leg of another one it is,
@@ -168,7 +181,7 @@ class Handoffs:
         if ids[0] != ids[1]:
             request += length_delimited(1, ids[1].encode())
         limits = self.outcomes.limits
-        if limits.disagg_handoff == Shape.QUEUE.value and connector is PARCELS:
+        if limits.disagg_handoff == Shape.QUEUE.value and connector.takes_queue:
             # A worker that has some of the prompt is worth waiting for; else any will do.
             chosen = leg.worker_id if leg.decision.cached_tokens else None
             hint = RemotePrefillHint(
@@ -247,6 +260,14 @@ class Handoffs:
     def _on_changed(self) -> None:
         self._fits.clear()
         self._each_runs_whole = None
+
+
+def _goes_on(body: bytes) -> bool:
+    """Whether the rest of a streamed answer can be asked of another pair, from its first token."""
+    rest, *_ = split_tokens(body)
+    request = pb.GenerateRequest.FromString(rest)
+    # Not every prefill engine says how likely its token was.
+    return not request.output_config.logprobs and why_fixed(request, stops_held=False) is None
 
 
 def _half(monitor: HealthMonitor) -> Iterable[Half]:

@@ -27,7 +27,12 @@ class PrefillLeg:
     """Booked by `KvRouter.place_pair`, until `end`, which must be called."""
 
     def __init__(
-        self, pool: PrefillWorkers, decision: Decision, booking_id: str, clock: Clock
+        self,
+        pool: PrefillWorkers,
+        decision: Decision,
+        booking_id: str,
+        clock: Clock,
+        is_first: bool = False,
     ) -> None:
         self.decision = decision
         self.worker_id = decision.worker.worker_id
@@ -40,6 +45,10 @@ class PrefillLeg:
         self.began = self.computed_at = clock.now()
         self.cached_tokens = 0
         """of the prompt, found by its worker"""
+        self.is_first = is_first
+        """its worker's token may go to the client at once"""
+        self.has_spoken = False
+        """that token went, and the decode worker has not begun yet"""
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
         self._ended = False
         pool.prefills += 1
