@@ -37,6 +37,8 @@ LONG_WAIT_S = 0.1
 """A wait of so long counts twice, one of twice as long three times."""
 POWER = 6
 """How steeply the price of harm grows. Chosen on the traffic of the split `train`."""
+MOST_LATE = 1e3
+"""Times of --disagg-itl-ms that a token may take, at most: beyond, nothing changes a decision."""
 LEAST_LEFT = 0.05
 """Share of its time that a worker has left for answers, at least."""
 RECENT_S = 8.0
@@ -214,7 +216,7 @@ class PairRule:
     def price(self, worker: object, step_s: float, now: float) -> float:
         """Of a second by which others wait at a worker that decodes in steps of so long."""
         itl_s = step_s / max(LEAST_LEFT, 1 - self._prompts_of(worker, now) / RECENT_S)
-        return HARM * (1 + (itl_s * 1e3 / self.config.disagg_itl_ms) ** POWER)
+        return HARM * (1 + min(itl_s * 1e3 / self.config.disagg_itl_ms, MOST_LATE) ** POWER)
 
     def _prompts_of(self, worker: object, now: float) -> float:
         """Seconds of prompts, as they were forecast, that a worker was given of late."""

@@ -405,6 +405,9 @@ class Dispatcher:
             pool = handoffs.pool_for(placement, request.newest_body)
         if pool is None:
             return PairDecision(self._decider.decide(placement)), None
+        if handoffs.is_full(pool):
+            self.hits.hit("max_unread_prompts")
+            raise NoWorkersError("too many prompts wait for their readers", overloaded=True)
         may_move = request.stream is not None and request.moves < self.migrations.limit
         is_first = may_move and handoffs.sends_first(pool, request.newest_body)
         return handoffs.decide_pair(placement, pool, is_first)

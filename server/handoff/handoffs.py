@@ -102,6 +102,13 @@ class Handoffs:
         leg = PrefillLeg(pool, pair.prefill, placement.request_id, self._clock, is_first)
         return pair, leg
 
+    def is_full(self, pool: PrefillWorkers) -> bool:
+        """Whether these workers may keep no more prompts of this pool, none of which was read."""
+        fits = self.fit(pool)
+        if fits is None or fits.connector is None or not fits.connector.must_read:
+            return False
+        return len(self.readings.tasks) >= self.outcomes.limits.max_unread_prompts
+
     def sends_first(self, pool: PrefillWorkers, body: bytes) -> bool:
         """Whether the token that these workers make of a request, a serialized GenerateRequest, may
         go to its client before the prompt is handed over. The decode workers must go on from it,

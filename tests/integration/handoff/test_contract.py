@@ -292,6 +292,60 @@ async def test_what_an_engine_that_drains_keeps_is_read(name: str) -> None:
         await on.failed("unread", 0)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("name", KEEPING)
+async def test_what_an_engine_keeps_that_fails_its_probes_is_read_or_counted(
+    name: str, comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read once it answers again, as one that asks an engine that is away stands still."""
+    async with scene(name, handoff=SOON) as on:
+        on.prefill[0].legs.faults = ["slow"]
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        stream = call(prompt("r1", TOKENS).SerializeToString())
+        await until(lambda: bool(on.prefill[0].legs.asked))
+        stream.cancel()
+        await until(lambda: not int(on.pools.prefill.router.slots.own_requests().sum()))
+        (engine,) = on.pools.prefill.monitor.engines
+        with monkeypatch.context() as away:
+            away.setattr(type(engine), "is_ready", property(lambda each: each is not engine))
+            on.prefill[0].legs.go.set()
+            await until(lambda: bool(on.fabric.held))
+            if not comes_back:
+                await on.failed("unread")
+                on.fabric.held.clear()
+        assert not on.decode[0].legs.asked
+        for hear in list(on.pools.prefill.monitor.listeners):
+            hear()
+        if comes_back:
+            await until(lambda: bool(on.decode[0].legs.asked) and not on.fabric.blocks)
+            await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_prompts_that_wait_for_their_readers_are_bounded(name: str) -> None:
+    """Also those of clients that left, which no other limit bounds."""
+    limits = HandoffLimits(max_unread_prompts=3)
+    async with scene(name, handoff=limits) as on:
+        on.prefill[0].legs.faults = ["slow"] * 3
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        streams = [call(prompt(f"r{n}", TOKENS).SerializeToString()) for n in range(3)]
+        await until(lambda: len(on.prefill[0].legs.asked) == 3)
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: not int(on.pools.prefill.router.slots.own_requests().sum()))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await on.answer("r4")
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await on.ports.shows('dynamo_router_limits_hit_total{limit="max_unread_prompts"}', 1)
+        on.prefill[0].legs.go.set()
+        await until(
+            lambda: (
+                len(on.decode[0].legs.asked) == 3 and not on.pools.workers.handoffs.readings.tasks
+            )
+        )
+        await on.answer("r5")
+
+
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("name", KEEPING)
 async def test_a_reader_that_is_removed_leaves_a_prompt_that_is_counted(

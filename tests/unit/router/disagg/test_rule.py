@@ -200,3 +200,10 @@ def test_what_is_remembered_of_workers_is_bounded() -> None:
     for worker in range(MOST_SHARES + 10):
         rule.on_local(worker, 1.0, float(worker))
     assert len(rule._prompts_s) == MOST_SHARES and 0 not in rule._prompts_s
+
+
+@pytest.mark.parametrize("step_s", [1e60, math.inf])
+def test_a_step_without_end_has_a_price(step_s: float) -> None:
+    """What is learnt of engines can be anything, and a decision is never an error."""
+    rule = PairRule(DisaggConfig())
+    assert 1e3 < rule.price(1, step_s, 0.0) < math.inf
