@@ -9,7 +9,7 @@ import numpy as np
 from ..base.errors import NoWorkersError
 from ..base.identity import WorkerWithDpRank
 from ..workers.registry import WorkerRegistry
-from .disagg import LocalForecast, PairFacts, PairRule, RemoteForecast, Verdict, judge
+from .disagg import Landing, LocalForecast, PairFacts, PairRule, RemoteForecast, Verdict, judge
 from .policy import (
     Candidates,
     Decision,
@@ -44,6 +44,8 @@ class PairDecision(NamedTuple):
     remote_s: float | None = None
     first_token_s: float | None = None
     """after the decision, as it was forecast of the way that was chosen"""
+    landing: Landing | None = None
+    """of the prompt at the decode worker, until the rule hears `on_landed`"""
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -57,7 +59,9 @@ class PairDecision(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         prefill = None if self.prefill is None else self.prefill.to_dict()
-        return {**self._asdict(), "decode": self.decode.to_dict(), "prefill": prefill}
+        found = {**self._asdict(), "decode": self.decode.to_dict(), "prefill": prefill}
+        del found["landing"]
+        return found
 
 
 class Leg(NamedTuple):
@@ -194,8 +198,15 @@ def choose_pair(
             raise NoCapacityError("no decode worker has room for the prompt", overloaded=True)
         return Verdict(False, "no_room"), decode.best(computing & fits), None
     source = prefill.best(prefill.candidates.eligible)
+    there, computed_s = source.foreseen, 0.0
+    if there is not None:
+        computed_s = there.wait_s + there.prefill_s
     extra_s = _handoffs_s(
-        rule, prefill.registry.worker(source.number), among(here, targets), decode.registry
+        rule,
+        prefill.registry.worker(source.number),
+        among(here, targets),
+        decode.registry,
+        here.now + computed_s,
     )
     if source.foreseen is None:  # then one choice, by load and cache, is for both
         chosen = decode.best(targets | (here.eligible & whole))
@@ -246,13 +257,16 @@ def _forecasts(
 
 
 def _handoffs_s(
-    rule: PairRule, source: WorkerWithDpRank, candidates: Candidates, registry: WorkerRegistry
+    rule: PairRule,
+    source: WorkerWithDpRank,
+    candidates: Candidates,
+    registry: WorkerRegistry,
+    computed_at: float,
 ) -> Floats:
     """Seconds of a hand-off from `source` to each eligible worker, by what it has cached."""
     seconds = np.zeros(len(candidates.eligible))
     uncached = candidates.uncached_tokens()
     for number in np.flatnonzero(candidates.eligible).tolist():
-        size = rule.handoff_bytes(int(uncached[number]))
-        target = registry.worker(number)
-        seconds[number] = rule.links.seconds(source.worker_id, target.worker_id, size)
+        landing = rule.landing(source.worker_id, registry.worker(number), int(uncached[number]))
+        seconds[number] = rule.handoff_s(landing, computed_at)
     return seconds

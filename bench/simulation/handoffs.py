@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import Emitted, Handoff, VirtualFleet
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
-from ...router.disagg import DisaggConfig, PairRule
+from ...router.disagg import DisaggConfig, Landing, PairRule
 from ...router.kv_router import KvRouter
 from ...router.placement import Placement
 from ...router.policy import Decision
@@ -126,7 +125,7 @@ class TransferNetwork:
 class _Legs(NamedTuple):
     source: int
     target: int
-    cached_tokens: int  # at the target, when it was decided
+    landing: Landing
 
 
 class Handoffs:
@@ -189,7 +188,8 @@ class Handoffs:
         )
         source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
         self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
-        self._computing[place] = _Legs(source, target, pair.decode.cached_tokens)
+        assert pair.landing is not None
+        self._computing[place] = _Legs(source, target, pair.landing)
         self.remote[place] = True
         return None
 
@@ -215,14 +215,8 @@ class Handoffs:
         if kind & Emitted.FIRST and place in self._legs:
             legs = self._legs.pop(place)
             took = self.handoff_s[place] = time - self.prefilled_s[place]
-            size = self._trace.requests[place].input_length - legs.cached_tokens
-            self.rule.on_handed_over(
-                legs.source,
-                WorkerWithDpRank(legs.target, 0),
-                self.rule.handoff_bytes(size),
-                float(took),
-                time,
-            )
+            self.rule.on_landed(legs.landing)
+            self.rule.on_handed_over(legs.landing, float(took), time)
         return False
 
     def first_ahead(

@@ -161,7 +161,10 @@ class Simulation:
         if informed:
             self._reports = EngineReports(self.fleet, roles.engines + whole, informed)
         self.prefetches = PrefetchPlan()
-        self._waiting = [new_queue(router) for router in self.routers]
+        elsewhere = []
+        if self._handoffs is not None and fleet.disagg.disagg == "conditional":
+            elsewhere.append(self._handoffs.prefill.seconds_until_free)
+        self._waiting = [new_queue(router, elsewhere) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0
         size = len(trace)

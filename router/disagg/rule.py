@@ -96,6 +96,19 @@ class RemoteForecast(NamedTuple):
         return own_s + self.delay_s + self.handoff_s
 
 
+class Landing(NamedTuple):
+    """A prompt on its way from a prefill worker to a decode worker."""
+
+    source: int
+    """its prefill worker's id"""
+    target: WorkerWithDpRank
+    size: int
+    """bytes of KV cache"""
+    shared: int
+    """and of those that were on their way from that worker, or to that one, when it was decided:
+    they share its network card"""
+
+
 def _waited(wait_s: float) -> float:
     """What a wait counts for."""
     return wait_s * (1 + wait_s / LONG_WAIT_S)
@@ -193,6 +206,10 @@ class PairRule:
         """by worker: seconds of prompts that it was given of late, as of when"""
         self._busy_until: dict[object, float] = {}
         """by worker: the end of these, as it was forecast"""
+        self._sent: Counter[int] = Counter()
+        """by prefill worker: bytes on their way, or to be computed before"""
+        self._landing: Counter[int] = Counter()
+        """the same by decode worker"""
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
 
@@ -231,18 +248,37 @@ class PairRule:
         self._prompts_s[worker] = self._prompts_of(worker, now) + prefill_s, now
         self._busy_until[worker] = max(self._busy_until.get(worker, now), now) + prefill_s
 
-    def on_handed_over(
-        self,
-        source: int,
-        target: WorkerWithDpRank,
-        size: float,
-        took_s: float,
-        now: float,
-    ) -> None:
-        """A hand-off of `size` bytes ends now with its first token. One to a worker that computed
-        a prompt meanwhile has waited for that, and says nothing of hand-offs."""
-        if self._busy_until.get(target, -math.inf) <= now - took_s:
-            self.links.observe(source, target.worker_id, size, took_s)
+    def landing(self, source: int, target: WorkerWithDpRank, uncached_tokens: int) -> Landing:
+        """A prompt that would be handed over now."""
+        size = self.handoff_bytes(uncached_tokens)
+        beside = max(self._sent[source], self._landing[target.worker_id])
+        return Landing(source, target, size, size + beside)
+
+    def handoff_s(self, landing: Landing, computed_at: float) -> float:
+        """Seconds from the end of its prefill to its first token: the transfer, and what is left
+        by then of prompts that the decode worker computes."""
+        left_s = max(0.0, self._busy_until.get(landing.target, -math.inf) - computed_at)
+        source, target, _, shared = landing
+        return left_s + self.links.seconds(source, target.worker_id, shared)
+
+    def on_remote(self, landing: Landing) -> None:
+        """A prompt will be handed over; `on_landed` must follow, once."""
+        self._sent[landing.source] += landing.size
+        self._landing[landing.target.worker_id] += landing.size
+
+    def on_landed(self, landing: Landing) -> None:
+        """It was, or will not be."""
+        for sums, worker in ((self._sent, landing.source), (self._landing, landing.target[0])):
+            sums[worker] -= landing.size
+            if sums[worker] <= 0:
+                del sums[worker]
+
+    def on_handed_over(self, landing: Landing, took_s: float, now: float) -> None:
+        """A hand-off ends now with its first token. One to a worker that computed a prompt
+        meanwhile has waited for that, and says nothing of hand-offs."""
+        if self._busy_until.get(landing.target, -math.inf) <= now - took_s:
+            source, target, _, shared = landing
+            self.links.observe(source, target.worker_id, shared, took_s)
 
     def note(self, verdict: Verdict) -> Verdict:
         """Count a verdict that was carried out."""

@@ -1,6 +1,7 @@
 """Handoffs: decides the pairs of workers of one decode pool, and carries and counts their legs."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -76,6 +77,8 @@ class Handoffs:
         self._refusal = ""  # as it was logged last
         self._each_runs_whole: bool | None = None
         monitor.listeners.append(self._on_changed)
+        if self.is_possible:
+            decider.elsewhere.append(self._seconds_until_free)
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
         self._on_load_fell = decider.on_load_fell
 
@@ -99,8 +102,9 @@ class Handoffs:
             note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
-        leg = PrefillLeg(pool, pair.prefill, placement.request_id, self._clock, is_first)
-        return pair, leg
+        request_id, landing = placement.request_id, pair.landing
+        on_end = None if landing is None else partial(self.rule.on_landed, landing)
+        return pair, PrefillLeg(pool, pair.prefill, request_id, self._clock, is_first, on_end)
 
     def is_full(self, pool: PrefillWorkers) -> bool:
         """Whether these workers may keep no more prompts of this pool, none of which was read."""
@@ -263,6 +267,13 @@ class Handoffs:
         """Why no prompt goes from the workers of a pool to these; empty where it can."""
         found = self.fit(pool)
         return "" if found is None else found.refusal
+
+    def _seconds_until_free(self) -> float:
+        """Until a prefill worker is that these workers may be handed prompts by; inf: none is."""
+        if self.rule.config.disagg != "conditional":
+            return math.inf
+        pools = [pool for pool, fits in self._fits.items() if fits is not None and fits.connector]
+        return min((pool.router.seconds_until_free() for pool in pools), default=math.inf)
 
     def _on_changed(self) -> None:
         self._fits.clear()

@@ -1,5 +1,6 @@
 """PrefillLeg: the part of a request that its prefill worker runs, and what it counts as there."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ...base.clock import Clock
@@ -33,7 +34,9 @@ class PrefillLeg:
         booking_id: str,
         clock: Clock,
         is_first: bool = False,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
+        """`on_end` is called once, when it ends."""
         self.decision = decision
         self.worker_id = decision.worker.worker_id
         engine = pool.monitor.engine(self.worker_id)
@@ -50,7 +53,7 @@ class PrefillLeg:
         self.has_spoken = False
         """that token went, and the decode worker has not begun yet"""
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
-        self._ended = False
+        self._ended, self._on_end = False, on_end
         pool.prefills += 1
 
     @property
@@ -105,6 +108,8 @@ class PrefillLeg:
             self.reports.given_up(self.worker_id)
         self.pool.router.free(self._booking_id, output_tokens=1)
         self.pool.prefills -= 1
+        if self._on_end is not None:
+            self._on_end()
 
 
 class PrefillFailedError(EngineCallError):

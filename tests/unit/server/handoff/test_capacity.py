@@ -30,6 +30,7 @@ class OneAtATime:
         self.free = 0
         self.decided: list[str] = []
         self.on_load_fell: list[Any] = []
+        self.elsewhere: list[Any] = []
         config = AdmissionConfig(queue_limit=limit)
         self.router = SimpleNamespace(block_size=16, limits=SimpleNamespace(config=config))
 
