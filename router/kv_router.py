@@ -321,11 +321,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 first = prefill._book(
                     request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
                 )
+                landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
             rule.note(verdict)
-            if first is not None:
-                uncached = prompt.isl - target.cached_tokens
-                landing = rule.landing(first.worker.worker_id, decode.worker, uncached)
-                rule.on_remote(landing)
         if others:
             decode = decode._replace(runners_up=others)
         if placement.session is not None:

@@ -79,6 +79,10 @@ class Leg(NamedTuple):
             return 0
         return min(int(found.overlaps[self.number]) * found.block_size, found.isl)
 
+    @property
+    def uncached_tokens(self) -> int:
+        return self.candidates.isl - self.cached_tokens
+
 
 def among(candidates: Candidates, eligible: Mask, *, computed: bool = False) -> Candidates:
     """The same request before other workers; `computed`: by another worker, so that each is

@@ -261,10 +261,14 @@ class PairRule:
         source, target, _, shared = landing
         return left_s + self.links.seconds(source, target.worker_id, shared)
 
-    def on_remote(self, landing: Landing) -> None:
+    def on_remote(
+        self, source: WorkerWithDpRank, target: WorkerWithDpRank, uncached_tokens: int
+    ) -> Landing:
         """A prompt will be handed over; `on_landed` must follow, once."""
+        landing = self.landing(source.worker_id, target, uncached_tokens)
         self._sent[landing.source] += landing.size
-        self._landing[landing.target.worker_id] += landing.size
+        self._landing[target.worker_id] += landing.size
+        return landing
 
     def on_landed(self, landing: Landing) -> None:
         """It was, or will not be."""

@@ -1,4 +1,4 @@
-"""Too few prefill workers, or too few decode workers: neither waits for what the other cannot do."""
+"""Too few prefill or too few decode workers: neither waits for what the other cannot do."""
 
 from pathlib import Path
 from typing import Any

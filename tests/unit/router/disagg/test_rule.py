@@ -185,9 +185,11 @@ def test_hand_offs_that_share_a_card_take_longer_until_they_have_landed() -> Non
     rule = PairRule(DisaggConfig(), kv_bytes_per_token=100_000)
     workers = [WorkerWithDpRank(n) for n in range(4)]
     alone_s = rule.handoff_s(rule.landing(9, workers[0], 10_000), 0.0)
-    sent = [rule.landing(9, workers[1], 10_000), rule.landing(8, workers[0], 5_000)]
-    for each in sent:
-        rule.on_remote(each)
+    there = WorkerWithDpRank(9), WorkerWithDpRank(8)
+    sent = [
+        rule.on_remote(there[0], workers[1], 10_000),
+        rule.on_remote(there[1], workers[0], 5_000),
+    ]
     from_there, to_there, apart = (
         rule.handoff_s(rule.landing(source, target, 10_000), 0.0)
         for source, target in ((9, workers[2]), (7, workers[0]), (7, workers[2]))
