@@ -93,7 +93,7 @@ class AttemptLedger:
     def on_landed(self, attempt: Attempt, leg: PrefillLeg, now: float) -> None:
         """The decode worker's first message of a prompt that was handed over: it has computed
         nothing, and had it only since then."""
-        leg.has_spoken = False
+        leg.on_decoded()
         self._router.mark_prefill_complete(attempt.booking_id)
         self._load_fell()
         self._reports.answered(attempt.worker_id, now - leg.computed_at)

@@ -89,6 +89,10 @@ class PrefillLeg:
         self.reports.answered(self.worker_id, took)
         self.reports.succeeded(self.worker_id, took)
 
+    def on_decoded(self) -> None:
+        """The decode worker has begun."""
+        self.has_spoken = False
+
     def touch(self) -> None:
         """It goes on: its booking does not expire."""
         if not self._ended:
