@@ -138,7 +138,8 @@ def new_queue(router: KvRouter, elsewhere: Sequence[Callable[[], float]] = ()) -
     limits = router.limits
 
     def of_all(own_s: float, lane: Lane) -> float:
-        if own_s <= 0 or lane is not None:
+        # A cap on a worker's requests is also for those whose prompts are computed elsewhere.
+        if own_s <= 0 or lane is not None or router.limits.caps:
             return own_s
         return min(own_s, *(seconds() for seconds in elsewhere))
 

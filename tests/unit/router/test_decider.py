@@ -175,7 +175,8 @@ def test_other_settings_reach_the_queue() -> None:
 
 
 async def test_nobody_waits_while_a_worker_elsewhere_may_take_a_part() -> None:
-    with router_of(1, ONE_EACH) as router:
+    with router_of(1, AdmissionConfig(hold=False, queue_threshold=0.001)) as router:
+        router.add_worker(1, max_num_batched_tokens=1000)
         decider, elsewhere_s = Decider(router), 0.5
         decider.elsewhere.append(lambda: elsewhere_s)
         decider.decide(placement(router, "a"))
@@ -188,3 +189,11 @@ async def test_nobody_waits_while_a_worker_elsewhere_may_take_a_part() -> None:
         turn = decider.turn(placement(router, "b"))
         async with asyncio.timeout(5.0), turn:
             pass
+
+
+def test_a_cap_on_requests_holds_for_those_that_others_take_a_part_of() -> None:
+    with router_of(1, ONE_EACH) as router:
+        decider = Decider(router)
+        decider.elsewhere.append(lambda: 0.0)
+        decider.decide(placement(router, "a"))
+        assert not decider.is_open(placement(router, "b"))
