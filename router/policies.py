@@ -18,6 +18,7 @@ from .admission import LoadLimits
 from .candidates import CandidateSource
 from .config import DYNAMO, DYNAMO_KNOBS, FORECAST, KvRouterConfig, default_of
 from .policy import (
+    KEEP_WEIGHT,
     MODES,
     BothLearn,
     DynamoCost,
@@ -58,7 +59,11 @@ def new_policy(config: KvRouterConfig) -> Policy:
         return mode_policy(config.mode)
     name = config.policy_name
     if name == FORECAST:
-        params = ForecastParams(itl_objective_s=config.admission.itl_objective_ms / 1e3)
+        admission = config.admission
+        params = ForecastParams(
+            itl_objective_s=admission.itl_objective_ms / 1e3,
+            keep_weight=0.0 if admission.slo_itl_ms is None else KEEP_WEIGHT,
+        )
         return ForecastPolicy(config.router_temperature, params)
     if name.partition(":")[0] == DYNAMO:
         return _dynamo(config)

@@ -20,7 +20,7 @@ from .dynamo_cost import (
     terms,
     tier_weights_given,
 )
-from .forecast import ForecastParams, ForecastPolicy
+from .forecast import KEEP_WEIGHT, ForecastParams, ForecastPolicy
 from .guard import GuardedPolicy
 from .modes import DynamoCost, LMetric, mode_policy
 from .residuals import ResidualState
@@ -44,6 +44,7 @@ __all__ = [
     "Foreseen",
     "GuardedPolicy",
     "HeardBooking",
+    "KEEP_WEIGHT",
     "LMetric",
     "LOWER_TIER_WEIGHTS",
     "MODES",

@@ -206,7 +206,7 @@ cdef class Forecast:
         if timeline.anchor_at < now or same_step:
             if first:
                 if can_compare(&self.model) and not same_step:
-                    fade_speeds(self.timelines, self.size, self.workers)
+                    fade_speeds(&self.model, self.timelines, self.size, self.workers)
                 steps = max(steps, 1)
                 self.late_s = learn_prefill(
                     &self.model, timeline, booking, position, attended, steps, now, held_up, same_step

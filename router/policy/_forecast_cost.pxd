@@ -38,6 +38,7 @@ cdef extern from *:
     #define FORECAST_EVENED_OUT 0.3
     #define FORECAST_MOST_HELD 4.0
     #define FORECAST_MOST_COUNTED 4.0
+    #define FORECAST_REGAINED 1.3
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -50,6 +51,7 @@ cdef extern from *:
     const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
     const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
+    const double REGAINED "FORECAST_REGAINED"   # times the objective, from where a fast worker returns
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
@@ -371,15 +373,25 @@ cdef inline double missed_objectives(
 
     MOST_COUNTED at most: a worker just below its objective is left alone, but not at any price, or
     those that are beyond theirs already would get all that comes.
+
+    With `keep_weight`, a worker that is faster than the mean and a little beyond counts as if it
+    were on the edge: it meets its objective again once others get what comes. Else all workers of a
+    fleet that cannot keep the objective everywhere would miss it by a little, and none keep it.
     """
     cdef double token = slowness * model.stretch
     cdef double before = miss_chance(
         model, token * decode_step_s(&model.speed, timeline.requests, timeline.context)
     )
-    cdef double after = miss_chance(
-        model, token * decode_step_s(&model.speed, timeline.requests + 1.0, timeline.context + isl)
+    cdef double itl_s = token * decode_step_s(
+        &model.speed, timeline.requests + 1.0, timeline.context + isl
     )
-    return min(MOST_COUNTED, timeline.requests * (after - before) + after)
+    cdef double after = miss_chance(model, itl_s)
+    cdef double found = min(MOST_COUNTED, timeline.requests * (after - before) + after)
+    cdef double spared = model.slowness - slowness, kept
+    if spared > 0.0 and 1.0 < itl_s / model.itl_objective < REGAINED:
+        kept = min(MOST_COUNTED, (timeline.requests + 1.0) * after)
+        found += min(1.0, model.keep_weight * spared) * (kept - found)
+    return found
 
 
 cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:

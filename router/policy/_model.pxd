@@ -47,12 +47,14 @@ cdef struct Model:              # of the fleet
     double ttft                 # running means: of the time to first token, seconds
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
+    double slowness             # mean of the workers', see timeline_slowness
     double stretch              # decode steps' time that a token takes, prompts beside included
     double unclaimed            # prompt tokens not reported as cached, old ones faded,
     double extra                # and that engines found cached of them
     double prefill_weight       # see ForecastParams
     double decode_weight
     double miss_weight
+    double keep_weight
     double itl_objective        # seconds
     double lead                 # seconds of prompts that an engine may have without a hold
     int64_t block_size          # of the latest booking that gave one; 0: unknown
@@ -65,6 +67,7 @@ cdef inline int model_init(Model* model, params) except -1:
     model.prefill_weight = params.prefill_weight
     model.decode_weight = params.decode_weight
     model.miss_weight = params.miss_weight
+    model.keep_weight = params.keep_weight
     model.itl_objective = params.itl_objective_s
     model.lead = params.lead_s
     fit_init(&model.speed.prefill, params.step_s, params.token_s * CHUNK_TOKENS, 1.0, 0.0)
@@ -72,7 +75,7 @@ cdef inline int model_init(Model* model, params) except -1:
     model.ttft = params.ttft_s
     model.output = params.output_tokens
     model.answer = params.output_tokens * params.step_s
-    model.stretch = 1.0
+    model.stretch = model.slowness = 1.0
     return 0
 
 
@@ -120,13 +123,14 @@ cdef inline void learn_cached(
 
 
 cdef inline void fade_speeds(
-    EngineTimeline* timelines, uint32_t size, uint32_t workers
+    Model* model, EngineTimeline* timelines, uint32_t size, uint32_t workers
 ) noexcept nogil:
-    """Weaken what is known of every worker's speed, where `workers` are present.
+    """Weaken what is known of every worker's speed, where `workers` are present, and sum it up.
 
     Otherwise a worker that once was slow, and so gets no requests, could never show better.
     """
     cdef double kept = FADE_SPEED ** (1.0 / workers)
+    cdef double slowness = 0.0
     cdef uint32_t number
     cdef int i
     for number in range(size):
@@ -135,6 +139,9 @@ cdef inline void fade_speeds(
             timelines[number].computed[i] *= kept
         timelines[number].claimed *= kept
         timelines[number].confirmed *= kept
+        if timelines[number].present:
+            slowness += timeline_slowness(&timelines[number], &model.speed)
+    model.slowness = slowness / workers
 
 
 cdef inline void learn_slowness(

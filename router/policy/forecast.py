@@ -37,6 +37,7 @@ ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for sh
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
+KEEP_WEIGHT = 2.0  # where the ITL objective is named: in full at a slowness of 0.5 below the mean
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ForecastParams:
     prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
     decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
+    keep_weight: float = 0.0  # of a fast worker's answers beyond their objective, see KEEP_WEIGHT
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
     lead_s: float = 0.1  # seconds of prompts that an engine may have before requests are held
     step_s: float = 0.02  # of a step that computes a prompt
@@ -103,7 +105,8 @@ class ForecastPolicy(Policy):
         params: ForecastParams | None = None,
     ) -> None:
         self.temperature = temperature
-        self._forecast = Forecast(params or ForecastParams())
+        self.params = params or ForecastParams()
+        self._forecast = Forecast(self.params)
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
         self._fallback = LMetric()

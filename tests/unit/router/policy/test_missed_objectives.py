@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from dynamo_router.router.admission import AdmissionConfig
+from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.policies import new_policy
+from dynamo_router.router.policy import ForecastPolicy
 from dynamo_router.router.policy._forecast import Forecast
-from dynamo_router.router.policy.forecast import ForecastParams
+from dynamo_router.router.policy.forecast import KEEP_WEIGHT, ForecastParams
 
 
 def test_who_comes_goes_where_objectives_are_met_anyway_or_missed_anyway() -> None:
@@ -60,3 +64,69 @@ def test_answers_teach_how_much_longer_a_token_takes_beside_prompts() -> None:
         kernel.end(f"answer {turn}", now, 11)
         now += 1.0
     assert kernel.learnt()[5] == pytest.approx(2.0, rel=0.1)
+
+
+def half_slow(params: ForecastParams, *requests: int) -> Forecast:
+    """Worker 1 takes twice as long as worker 0, which is known; both then have these answers."""
+    kernel, now = Forecast(params), 0.0
+    for worker, request_s in enumerate((0.1, 0.2)):
+        kernel.add_worker(worker, 8192, None)
+        for turn in range(60):
+            kernel.book(f"{turn}", worker, 4000, 4000, now)
+            kernel.first_token(f"{turn}", now + request_s)
+            kernel.end(f"{turn}", now + request_s, 0)
+            now += 1.0
+    for turn in range(60):  # both in turn: the fleet's model is of both
+        for worker, request_s in enumerate((0.1, 0.2)):
+            kernel.book(f"{turn}", worker, 4000, 4000, now)
+            kernel.first_token(f"{turn}", now + request_s)
+            kernel.end(f"{turn}", now + request_s, 0)
+            now += 1.0
+    assert kernel.slowness(0) == 1.0 and kernel.slowness(1) > 1.3
+    for worker, count in enumerate(requests):
+        for turn in range(count):
+            kernel.book(f"{worker}, {turn}", worker, 1000, 1, now)
+            kernel.first_token(f"{worker}, {turn}", now)
+    return kernel
+
+
+@pytest.mark.parametrize(("requests", "kept"), [(12, False), (17, True), (40, False)])
+def test_a_fast_worker_just_beyond_its_objective_is_spared_where_one_is_named(
+    requests: int, kept: bool
+) -> None:
+    """Steps of 10 ms and 1 ms for each answer, an objective of 25: below it and far beyond, 18 and
+    more, what it takes counts as without the weight; 28 ms count as if it were on the edge."""
+    params = ForecastParams(step_s=0.02, context_s=1e-6, itl_objective_s=0.025)
+    keeping = replace(params, keep_weight=KEEP_WEIGHT)
+    rows = [
+        half_slow(each, requests, 20).explain(1000, 16, None, None, None, 2, 1000.0)
+        for each in (params, keeping)
+    ]
+    assert rows[0][1]["missed"] == rows[1][1]["missed"] == pytest.approx(1.0, abs=0.05)
+    if kept:
+        assert rows[0][0]["missed"] < 3.0 < rows[1][0]["missed"] <= 4.0
+    else:
+        assert rows[0][0]["missed"] == rows[1][0]["missed"]
+
+
+def test_equal_workers_cost_the_same_whether_an_objective_is_named_or_not() -> None:
+    params = ForecastParams(step_s=0.02, context_s=1e-6, itl_objective_s=0.025)
+    found = []
+    for each in (params, replace(params, keep_weight=KEEP_WEIGHT)):
+        kernel = Forecast(each)
+        kernel.add_worker(0, 8192, None)
+        for turn in range(17):
+            kernel.book(str(turn), 0, 1000, 1, 0.0)
+            kernel.first_token(str(turn), 0.0)
+        found.append(kernel.explain(1000, 16, None, None, None, 1, 0.001)[0]["missed"])
+    assert found[0] == found[1] > 1.0
+
+
+@pytest.mark.parametrize(("named_ms", "weight"), [(None, 0.0), (25.0, KEEP_WEIGHT)])
+def test_fast_workers_are_spared_where_the_settings_name_an_objective(
+    named_ms: float | None, weight: float
+) -> None:
+    config = KvRouterConfig(admission=AdmissionConfig(slo_itl_ms=named_ms))
+    policy = new_policy(config)
+    assert isinstance(policy, ForecastPolicy)
+    assert policy.params.keep_weight == weight
