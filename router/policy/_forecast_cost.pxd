@@ -387,10 +387,10 @@ cdef inline double missed_objectives(
     )
     cdef double after = miss_chance(model, itl_s)
     cdef double found = min(MOST_COUNTED, timeline.requests * (after - before) + after)
-    cdef double spared = model.slowness - slowness, kept
-    if spared > 0.0 and 1.0 < itl_s / model.itl_objective < REGAINED:
+    cdef double faster = model.slowness - slowness, kept
+    if faster > 0.0 and 1.0 < itl_s / model.itl_objective < REGAINED:
         kept = min(MOST_COUNTED, (timeline.requests + 1.0) * after)
-        found += min(1.0, model.keep_weight * spared) * (kept - found)
+        found += min(1.0, model.keep_weight * faster) * (kept - found)
     return found
 
 

@@ -91,7 +91,7 @@ def half_slow(params: ForecastParams, *requests: int) -> Forecast:
 
 
 @pytest.mark.parametrize(("requests", "kept"), [(12, False), (17, True), (40, False)])
-def test_a_fast_worker_just_beyond_its_objective_is_spared_where_one_is_named(
+def test_a_fast_worker_just_beyond_its_objective_is_kept_where_one_is_named(
     requests: int, kept: bool
 ) -> None:
     """Steps of 10 ms and 1 ms for each answer, an objective of 25: below it and far beyond, 18 and
@@ -123,7 +123,7 @@ def test_equal_workers_cost_the_same_whether_an_objective_is_named_or_not() -> N
 
 
 @pytest.mark.parametrize(("named_ms", "weight"), [(None, 0.0), (25.0, KEEP_WEIGHT)])
-def test_fast_workers_are_spared_where_the_settings_name_an_objective(
+def test_fast_workers_are_kept_where_the_settings_name_an_objective(
     named_ms: float | None, weight: float
 ) -> None:
     config = KvRouterConfig(admission=AdmissionConfig(slo_itl_ms=named_ms))
