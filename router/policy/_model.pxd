@@ -47,7 +47,7 @@ cdef struct Model:              # of the fleet
     double ttft                 # running means: of the time to first token, seconds
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
-    double slowness             # mean of the workers', see timeline_slowness
+    double slowness             # mean of the workers' with a keep_weight, see timeline_slowness
     double stretch              # decode steps' time that a token takes, prompts beside included
     double unclaimed            # prompt tokens not reported as cached, old ones faded,
     double extra                # and that engines found cached of them
@@ -139,9 +139,9 @@ cdef inline void fade_speeds(
             timelines[number].computed[i] *= kept
         timelines[number].claimed *= kept
         timelines[number].confirmed *= kept
-        if timelines[number].present:
+        if timelines[number].present and model.keep_weight > 0.0:  # else nobody asks for it
             slowness += timeline_slowness(&timelines[number], &model.speed)
-    model.slowness = slowness / workers
+    model.slowness = max(1.0, slowness / workers)
 
 
 cdef inline void learn_slowness(
