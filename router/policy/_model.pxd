@@ -139,7 +139,7 @@ cdef inline void fade_speeds(
             timelines[number].computed[i] *= kept
         timelines[number].claimed *= kept
         timelines[number].confirmed *= kept
-        if timelines[number].present and model.keep_weight > 0.0:  # else nobody asks for it
+        if timelines[number].present and model.keep_weight > 0.0:  # else it is not read
             slowness += timeline_slowness(&timelines[number], &model.speed)
     model.slowness = max(1.0, slowness / workers)
 
