@@ -131,7 +131,7 @@ cdef char* put_objective(char* at, bytes name, milliseconds):
 
 
 def line_of(
-    request, double arrived, double ended, str status not None, soonest_s, double began_at,
+    request, double arrived, double ended, str status not None, double began_at,
     Py_ssize_t step, uint64_t unique, bytes key not None,
 ):
     cdef Key salt = read_key(key)
@@ -182,8 +182,10 @@ def line_of(
             at = put_seconds(at, b',"queue_ms":', attempt.queue_s)
             if first_at is not None and streams:
                 at = put_seconds(at, b',"engine_ttft_ms":', first_at - attempt.sent_at)
-            at = put_seconds(at, b',"foreseen_ttft_ms":', attempt.foreseen_ttft_s)
-        at = put_seconds(at, b',"soonest_ttft_ms":', soonest_s)
+            if attempt.foreseen_ttft_s is not None:
+                foreseen_s, soonest_s = attempt.foreseen_ttft_s
+                at = put_seconds(at, b',"foreseen_ttft_ms":', foreseen_s)
+                at = put_seconds(at, b',"soonest_ttft_ms":', soonest_s)
         objectives = placement.objectives
         at = put_objective(at, b',"ttft_objective_ms":', objectives.ttft_ms)
         at = put_objective(at, b',"itl_objective_ms":', objectives.itl_ms)
