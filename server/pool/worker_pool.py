@@ -16,7 +16,6 @@ from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...router.decider import Decider
 from ...router.kv_router import KvRouter
-from ...router.placement import Placement
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
