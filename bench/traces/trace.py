@@ -95,7 +95,8 @@ def read_trace(
     a JSON object with the four keys; numbers that are negative or beyond any sense; an empty
     prompt; a number of ids that does not fit the input length; a timestamp before the previous one;
     an id that follows two different ids (the ids are then no prefixes); a record of another
-    version, or with another block size than is asked for. Memory grows with the number of different ids only, or the record.
+    version, or with another block size than is asked for. Memory grows with the number of different
+    ids only, or the record.
     """
     requests = _in_one_tree(decode_trace(path, trace_block_size=trace_block_size), str(path))
     first = next(requests)

@@ -20,8 +20,6 @@ WINDOWS = 60
 """Of time, in a chart over the record."""
 MOST_DOTS = 700
 MOST_WORKERS = 16
-LONG_MS = 10_000
-"""Written in seconds from here on."""
 PERCENTILES = np.linspace(0, 1, 101)
 
 
@@ -483,14 +481,14 @@ def _whole_percent(share: float) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    if value >= LONG_MS:
+    if value >= 10_000:
         return f"{value / 1e3:,.1f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _one_unit(rows: Sequence[Bar]) -> Format:
-    """As `_ms` writes the longest of these times."""
-    if max((row.value or 0.0 for row in rows), default=0.0) < LONG_MS:
+    """For all of these times; short, so that the longest has room beside its bar."""
+    if max((row.value or 0.0 for row in rows), default=0.0) < 1e3:
         return _ms
     return lambda value: f"{value / 1e3:.3g} s"
 
