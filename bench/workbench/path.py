@@ -4,7 +4,7 @@ Ways to mock engines that compute in no time, in turn within each round, at each
 length of answer: straight to an engine, through a bare copying proxy, through Envoy where that is
 given, through the gRPC door and the OpenAI door of `serve`; where Dynamo is installed, to its own
 mock workers through its frontend, and through the gRPC door of another `serve`. With `--record`
-through the doors of two, one of which records. CPU is that of whole processes, by the kernel's
+through the listeners of two, one of which records. CPU is that of whole processes, by the kernel's
 clock.
 """
 
@@ -59,10 +59,10 @@ BASES = (
 )
 """What each of our doors is compared with, and what a proxy in C++ makes of the same."""
 LONG_BASES = (("frontend", "smg"), ("frontend", "dynamo"))
-DOORS = ("router", "frontend", "frontend-text")
+LISTENERS = ("router", "frontend", "frontend-text")
 RECORDED = "-recorded"
-"""Of the same door where requests are recorded."""
-RECORDED_BASES = tuple((door + RECORDED, door) for door in DOORS)
+"""Of the same listener where requests are recorded."""
+RECORDED_BASES = tuple((name + RECORDED, name) for name in LISTENERS)
 _OPENAI = re.compile(r"openai (\S+)")
 
 
@@ -115,9 +115,9 @@ class Servers:
                     Way(address, serve.pid, engines)
                     for address in (serve.grpc_address, _openai_address(serve))
                 )
-                self._add_generate(DOORS[0] + tag, grpc)
-                self._add_completions(DOORS[1] + tag, openai)
-                self._add_chats(DOORS[2] + tag, openai)
+                self._add_generate(LISTENERS[0] + tag, grpc)
+                self._add_completions(LISTENERS[1] + tag, openai)
+                self._add_chats(LISTENERS[2] + tag, openai)
             return
         serve = await self._serve(fleet)
         engines = _only(children_of(serve.pid), "mocker")

@@ -96,7 +96,8 @@ class PathBenchConfig:
         False, "Give what is measured the first core alone, and client and engines another."
     )
     record: bool = option(
-        False, "What a record costs: each door of two routers, one of which records, and no peers."
+        False,
+        "What a record costs: the listeners of two routers, one of which records; no peers.",
     )
     long: bool = option(
         False,

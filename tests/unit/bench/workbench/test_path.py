@@ -41,9 +41,9 @@ def test_a_router_that_records_beside_one_that_does_not(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run(config) == 0
     result = json.loads(target.read_text())
-    doors = ("router", "frontend", "frontend-text")
+    names = ("router", "frontend", "frontend-text")
     compared = [(each["name"], each["beside"]) for each in result["ratios"]]
-    assert compared == [(f"{door}-recorded", door) for door in doors]
+    assert compared == [(f"{name}-recorded", name) for name in names]
     assert len(result["rows"]) == 6
 
 
