@@ -18,6 +18,7 @@ counts = st.integers(0, 2**31)
 seconds = st.floats(-1e6, 1e6)
 each = st.one_of(seconds, st.sampled_from([math.nan, math.inf, 0.0]))
 foreseen = st.none() | st.tuples(each, each)
+limits = st.none() | st.floats(0.001, 1e9)
 plain = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters='"\\'))
 decisions = st.builds(
     Decision,
@@ -96,7 +97,7 @@ def requests(draw: st.DrawFn) -> EndedRequest:
         "decision": draw(st.none() | decisions),
         "session": draw(st.none() | st.text(min_size=1)),
         "tenant": draw(st.text()),
-        "objectives": Objectives(*(draw(st.none() | st.floats(0.001, 1e9)) for _ in range(2))),
+        "objectives": Objectives(draw(limits), draw(limits)),
         "queue_s": draw(seconds),
         "foreseen_ttft_s": draw(foreseen),
         "attempts": draw(st.integers(1, 9)),
