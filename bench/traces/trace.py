@@ -134,9 +134,10 @@ def read_record(files: Sequence[str]) -> Record:
     headers: dict[str, Header] = {}
     requests: list[RecordedRequest] = []
     decoder = msgspec.json.Decoder(RecordedRequest)
-    for path in files:
-        lines = read_lines(path)
-        first = next(lines, None)
+    readers = [(path, read_lines(path)) for path in files]
+    # All are opened before any is read on: a file that is rotated meanwhile is read once.
+    opened = [(path, lines, next(lines, None)) for path, lines in readers]
+    for path, lines, first in opened:
         if first is None:
             raise TraceError(path, None, "holds no request")
         header = header_of(first)

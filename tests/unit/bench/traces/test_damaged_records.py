@@ -11,8 +11,10 @@ import pytest
 
 from dynamo_router import cli
 from dynamo_router.bench.report import ReportConfig, run
+from dynamo_router.bench.traces import trace
 from dynamo_router.bench.traces.trace import read_record, read_trace
-from dynamo_router.bench.traces.trace_lines import TraceError
+from dynamo_router.bench.traces.trace_lines import Line, TraceError, header_of
+from dynamo_router.server.record_format import Header
 
 HEADER: dict[str, Any] = {
     "format": "dynamo-router record", "version": 1, "block_size": 64, "record": "ab",
@@ -107,3 +109,21 @@ def test_a_command_ends_with_2_and_one_line(
     said = capsys.readouterr().err.strip()
     assert end.value.code == 2
     assert said.count("\n") == 0 and str(path) in said and "block_size" in said
+
+
+def test_files_that_are_rotated_while_they_are_read_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = tmp_path / "a.jsonl", tmp_path / "a.jsonl.1"
+    new.write_bytes(content(HEADER, *LINES[2:]))
+    old.write_bytes(content(HEADER, *LINES[:2]))
+
+    def rotate(line: Line) -> Header | None:
+        if new.exists():
+            old.rename(tmp_path / "a.jsonl.2")
+            new.rename(old)
+        return header_of(line)
+
+    monkeypatch.setattr(trace, "header_of", rotate)
+    found = read_record([str(new), str(old)]).requests
+    assert [each.timestamp_ms for each in found] == [line["timestamp"] for line in LINES]
