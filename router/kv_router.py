@@ -349,21 +349,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             now, limits = self._expire(), self.limits
             return explain(self._source, policy, prompt, config, now, limits, asked, bound)
 
-    def foreseen_ttft_s(self, request_id: str) -> float | None:
-        """Seconds to a booked request's first token, as the policy foresaw them when it was booked;
-        None where it foresees nothing, or is not trusted."""
+    def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
+        """Seconds to a booked request's first token, as the policy foresaw them when it was booked:
+        on its worker, and on the soonest that it might have gone to. None where the policy foresees
+        nothing, or is not trusted."""
         with self._lock:
             return self._policy.foreseen_ttft_s(request_id)
-
-    def soonest_ttft_s(self, prompt: Prompt) -> float | None:
-        """The same on the worker where they are fewest, if the prompt came now. Books nothing."""
-        policy, config = self._policy, self.config
-        if policy.needs_overlaps:
-            prompt.hashed()
-        with self._lock:
-            now = self._expire()
-            found = self._source.candidates(prompt, config, now, with_caches=policy.needs_overlaps)
-            return policy.soonest_ttft_s(found)
 
     def overlaps(
         self, token_ids: Tokens, **content: Unpack[ContentFields]

@@ -3,7 +3,7 @@
 Entered by the commands `synthesize`, `analyze`, `fidelity` and `demo`, and by the index benchmark.
 """
 
-from .fit import Fit, check_fit
+from .fit import TOLERANCE, Fit, check_fit
 from .markov import WINDOW
 from .sample import KINDS, SAMPLE_TRACE, ModelKind, sample_traffic, synthesize
 from .scaling import Scaling

@@ -91,6 +91,8 @@ class _Walker:
             max(1, min(OPENINGS_HELD, len(openings) // OPENINGS_SHARE)),
         )
         self._balances = [Balance() for _ in range(scaling.prefix_root_multiplier)]
+        self._taken: list[int] = model.taken.tolist()
+        self._place = 0
         pools = {
             at: TurnPool(list_records(records), streams[f"turns {at}"], block_size)
             for at, records in enumerate(model.turns[1:], 1)
@@ -135,6 +137,9 @@ class _Walker:
                 turn = self._open(record)
             drawn = self._write(turn, record, now_ms)
             if drawn is not None:
+                learned = self._taken[self._place % len(self._taken)]
+                self._place += 1
+                self._balances[turn.session.family].add(turn.takes, learned)
                 if self._course is not None and goes_on:
                     self._course.went_on()
                 return drawn

@@ -45,7 +45,8 @@ class TurnRecords:
 class SessionModel:
     """What sessions are drawn from: the stems they grow from, and their turns by class.
 
-    `opens` says of every request, in their order, whether it opened a session.
+    `opens` says of every request, in their order, whether it opened a session, `taken` how many
+    full blocks it took over from others.
 
     The classes are those of `turn_class`. Turns that repeat the prompt before them are in none of
     them, but in `repeats`. Stems are chains of blocks: `stem_parents` (START at the top) and
@@ -54,6 +55,7 @@ class SessionModel:
 
     requests: int
     opens: NDArray[np.bool_]
+    taken: NDArray[np.int64]
     stem_parents: NDArray[np.int64]
     stem_lengths: NDArray[np.int64]
     turns: tuple[TurnRecords, ...]
@@ -115,6 +117,7 @@ def learn_sessions(tree: PrefixTree) -> SessionModel:
     return SessionModel(
         requests=len(columns),
         opens=opens,
+        taken=shared.astype(np.int64),
         stem_parents=stem_parents,
         stem_lengths=stem_lengths,
         turns=tuple(records((classes == each) & ~repeats) for each in range(CLASSES)),

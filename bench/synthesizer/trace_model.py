@@ -17,7 +17,7 @@ from .markov import START, WINDOW, MarkovModel, learn_markov
 from .sessions import CLASSES, WHOLE, SessionModel, learn_sessions
 
 # A trace cannot begin like this; the number is the format's.
-MAGIC = b"dynamo-router trace model 2\n"
+MAGIC = b"dynamo-router trace model 3\n"
 CHECKSUM_BYTES = 4
 
 
@@ -199,7 +199,8 @@ def _require_sound(model: TraceModel) -> None:
         -3 <= markov.targets.min() and markov.targets.max() < chains,
         1 <= markov.window <= markov.requests,
         len(markov.window_offsets) == -(-markov.requests // markov.window) + 1,
-        len(sessions.opens) == sessions.requests,
+        len(sessions.opens) == len(sessions.taken) == sessions.requests,
+        sessions.taken.min() >= 0,
         len(sessions.stem_parents) == len(sessions.stem_lengths),
         len(sessions.turns) == CLASSES and len(sessions.turns[0]) >= 1,
     ]

@@ -39,10 +39,15 @@ class Record(NamedTuple):
 
 
 class Balance:
-    """What drawn turns take over beyond what their records did, weighted."""
+    """How many blocks more drawn turns took over than those of the learned course did by then,
+    weighted."""
 
     def __init__(self) -> None:
         self.surplus = 0.0
+
+    def add(self, taken: int, learned: int) -> None:
+        """A turn was drawn, in the place of a learned one."""
+        self.surplus += (taken - learned) * (1 + (taken + learned) / DEEP)
 
 
 class TurnPool:
@@ -81,25 +86,20 @@ class TurnPool:
         else:
             high = max(high, 1)
             low = max(0, min(low, high - NEAREST))
-        at, other = low + index(high - low), low + index(high - low)
-        goes, also = self._goes_on(at), self._goes_on(other)
-        if goes == also or number < STEERED:
-            # The one that is longer in the pool, so that few stay behind in it.
-            swap = self._waits(other) > self._waits(at)
-        else:
+        found: list[int] = []
+        if number >= STEERED:
             # Deep sessions go on while too little is taken over, shallow ones while too much is.
-            swap = also == ((balance.surplus > 0) == (takes < self._mean_takes))
-        if swap:
-            at = other
+            wanted = (balance.surplus > 0) == (takes < self._mean_takes)
+            found = [each for each in range(low, high) if self._goes_on(each) == wanted]
+        # The one that is longer in the pool, so that few stay behind in it.
+        some = [low + index(high - low), low + index(high - low)]
+        at = max([each for each in some if each in found] or found or some, key=self._waits)
         if self._new_tokens(at) > most_new:
             fitting = [each for each in range(low, high) if self._new_tokens(each) <= most_new]
             if not fitting:
                 return None
             at = max(fitting, key=self._waits)
         record = self._records[pool.pop(at) % TURN]
-        # Each record is drawn once a pass, so what turns take over beyond their records is just
-        # what the trace's shared context has too much.
-        balance.surplus += (takes - record.takes) * (1 + (takes + record.takes) / DEEP)
         self._refill()
         if self._slope and takes != record.takes:
             tokens = record.new_tokens + round(self._slope * (takes - record.takes))

@@ -26,7 +26,10 @@ from .trace_lines import (
     read_lines,
 )
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+"""More than any model takes: a length that is beyond is a damaged one."""
+_MS = msgspec.Meta(ge=-(10**13), le=10**13)  # three centuries
+Milliseconds = Annotated[int, _MS] | Annotated[float, _MS]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 R = TypeVar("R", bound="TraceRequest")
 
@@ -37,9 +40,9 @@ class TraceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     The last block may be partial: there are ceil(input_length / block size) ids.
     """
 
-    timestamp_ms: int | float = msgspec.field(name="timestamp")
-    input_length: Count
-    output_length: Count
+    timestamp_ms: Milliseconds = msgspec.field(name="timestamp")
+    input_length: Tokens
+    output_length: Tokens
     hash_ids: tuple[HashId, ...]
     tenant: str = ""
 
@@ -89,10 +92,11 @@ def read_trace(
     Files may be compressed with gzip. A record is put in the order of arrival, and may be several
     files, which a pattern names. Empty lines are passed over and unknown keys ignored. Raises
     TraceError, on the way, for: a file that cannot be read or holds no request; a line that is not
-    a JSON object with the four keys; numbers that are negative; an empty prompt; a number of ids
-    that does not fit the input length; a timestamp before the previous one; an id that follows two
-    different ids (the ids are then no prefixes); a record of another version, or with another block
-    size than is asked for. Memory grows with the number of different ids only, or the record.
+    a JSON object with the four keys; numbers that are negative or beyond any sense; an empty
+    prompt; a number of ids that does not fit the input length; a timestamp before the previous one;
+    an id that follows two different ids (the ids are then no prefixes); a record of another
+    version, or with another block size than is asked for. Memory grows with the number of different
+    ids only, or the record.
     """
     requests = _in_one_tree(decode_trace(path, trace_block_size=trace_block_size), str(path))
     first = next(requests)
@@ -130,9 +134,10 @@ def read_record(files: Sequence[str]) -> Record:
     headers: dict[str, Header] = {}
     requests: list[RecordedRequest] = []
     decoder = msgspec.json.Decoder(RecordedRequest)
-    for path in files:
-        lines = read_lines(path)
-        first = next(lines, None)
+    readers = [(path, read_lines(path)) for path in files]
+    # All are opened before any is read on: a file that is rotated meanwhile is read once.
+    opened = [(path, lines, next(lines, None)) for path, lines in readers]
+    for path, lines, first in opened:
         if first is None:
             raise TraceError(path, None, "holds no request")
         header = header_of(first)

@@ -5,6 +5,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -18,6 +19,8 @@ TRACE_BLOCK_SIZE = 512
 """Tokens that one hash id of a trace stands for, where nothing says so."""
 # A prompt of a million tokens is 2000 ids, so a longer line is no trace but some other file.
 MAX_LINE_BYTES = 16 << 20
+YEARS = range(1970, 9000)
+"""In which a record may begin."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _PATTERN = frozenset("*?[")
 
@@ -103,9 +106,12 @@ def header_of(line: Line) -> Header | None:
         text = f"a record of version {kind.version}; this program reads version {VERSION}"
         raise TraceError(line.path, line.number, text)
     try:
-        return msgspec.json.decode(line.data, type=Header)
-    except msgspec.DecodeError as error:
+        header = msgspec.json.decode(line.data, type=Header)
+        if datetime.fromisoformat(header.began).year not in YEARS:
+            raise ValueError(f"began {header.began!r} is no time of a record")
+    except ValueError as error:  # of msgspec, of a text that is no UTF-8, of a time that is none
         raise TraceError(line.path, line.number, f"the record's header: {error}") from error
+    return header
 
 
 def read_header(trace: str | Path) -> Header | None:

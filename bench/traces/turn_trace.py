@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from .trace import Count, HashId, TraceRequest, lengths_fault, parent_fault, read_trace
+from .trace import HashId, Tokens, TraceRequest, lengths_fault, parent_fault, read_trace
 from .trace_lines import Line, TraceError, block_size_of, files_of, read_header, read_lines
 
 
@@ -24,8 +24,8 @@ class Turn(NamedTuple):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    input_length: Count
-    output_length: Count
+    input_length: Tokens
+    output_length: Tokens
     hash_ids: tuple[HashId, ...]
     timestamp: int | float | None = None
     session_id: str | int | None = None

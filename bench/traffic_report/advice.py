@@ -11,6 +11,8 @@ WORTH = 0.03
 """The least gain of a change that is worth telling, if all of its interval gains."""
 LOST = 0.01
 """Of goodput, which a fleet may lose and count as as good."""
+MUCH_CACHED = 0.05
+"""Of prompt tokens, cached beyond what was, so that it is this that a larger cache gains by."""
 BAD_RATIO = 1.5
 FAR_OVERLAP, MOVED, FAILED, ENOUGH = 0.1, 0.2, 0.01, 0.9
 LEAST_COMPARED = 30
@@ -78,8 +80,13 @@ def _of_outlook(outlook: Outlook) -> Iterator[Advice]:
         least = _least_that_gains_most(more_memory)
         why = f"{least.name}: {_gain_text(least)}"
         now, then = outlook.base.cached_share.mean, least.cached_share.mean
-        if then > now + LOST:
+        if then > now + MUCH_CACHED:
             why += f"; {then:.0%} of prompt tokens would be cached in place of {now:.0%}"
+        else:
+            why += (
+                f"; it is answers under way that would have more room: {then:.0%} of prompt tokens"
+                f" would be cached, and {now:.0%} are with the recorded cache"
+            )
         yield Advice(
             f"Give the engines more cache: {least.setting}, on the GPU or in host memory.",
             f"{why}.",

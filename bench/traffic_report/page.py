@@ -11,7 +11,7 @@ from ...base.package_version import package_version
 from ..results import format_number
 from ..traces import Record, RecordedRequest, Samples, TraceAnalysis, default_sizes
 from .advice import Advice
-from .charts import Axis, Bar, Mark, Series, axis_of, bars, lines, points
+from .charts import Axis, Bar, Format, Mark, Series, axis_of, bars, lines, points
 from .outlook import Change, Estimate, Outlook, percent_change
 from .page_style import STYLE
 from .routing import SERVED, FleetFacts, RoutingFigures, of, predictions
@@ -80,7 +80,7 @@ def _tiles(analysis: TraceAnalysis, figures: RoutingFigures) -> str:
         (_percent(figures.avoidable_prefill), "of computed prompt tokens were avoidable"),
         (_ms(ttft.p50), f"TTFT in the median, {_ms(ttft.p99)} in the 99th percentile"),
         (_percent(figures.goodput), "of requests within their objectives"),
-        (f"{figures.failed:,}", "requests failed"),
+        (f"{figures.failed:,}", f"request{'' if figures.failed == 1 else 's'} failed"),
     ]
     body = "".join(
         f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles
@@ -348,10 +348,10 @@ def _outlook(outlook: Outlook, record: Record) -> str:
         changes = outlook.of_kind(kind)
         if len(changes) < 2:
             continue
-        charts = [
-            bars(f"{head}: mean TTFT", _bars(changes, "ttft_ms"), show=_ms, name=interval),
-            bars(f"{head}: whole answers", _bars(changes, "e2e_ms"), show=_ms, name=interval),
-        ]
+        charts = []
+        for what, key in (("mean TTFT", "ttft_ms"), ("whole answers", "e2e_ms")):
+            rows = _bars(changes, key)
+            charts.append(bars(f"{head}: {what}", rows, show=_one_unit(rows), name=interval))
         parts += [_pairs(charts), _changes(changes, goal)]
     return "".join(parts)
 
@@ -484,6 +484,13 @@ def _ms(value: float | None) -> str:
     if value >= 10_000:
         return f"{value / 1e3:,.1f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _one_unit(rows: Sequence[Bar]) -> Format:
+    """For all of these times; short, so that the longest has room beside its bar."""
+    if max((row.value or 0.0 for row in rows), default=0.0) < 1e3:
+        return _ms
+    return lambda value: f"{value / 1e3:.3g} s"
 
 
 def _seconds(value: float | None) -> str:

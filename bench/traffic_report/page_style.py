@@ -58,5 +58,6 @@ border-bottom:1px solid var(--line)}.facts dt{color:var(--soft)}
 .note{color:var(--warn);margin:10px 10px 0;font-size:14px}
 footer{margin-top:44px;color:var(--soft);font-size:13px;border-top:1px solid var(--line);
 padding-top:14px}
+@media(max-width:600px){text{font-size:15px}text.label,text.value{font-size:17px}}
 @media print{body{background:#fff}figure,.card,.tile{break-inside:avoid}}
 """

@@ -3,13 +3,16 @@
 Ways to mock engines that compute in no time, in turn within each round, at each concurrency and
 length of answer: straight to an engine, through a bare copying proxy, through Envoy where that is
 given, through the gRPC door and the OpenAI door of `serve`; where Dynamo is installed, to its own
-mock workers through its frontend, and through the gRPC door of another `serve`. CPU is that of
-whole processes, by the kernel's clock.
+mock workers through its frontend, and through the gRPC door of another `serve`. With `--record`
+through the listeners of two, one of which records. CPU is that of whole processes, by the kernel's
+clock.
 """
 
 import contextlib
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
@@ -56,6 +59,10 @@ BASES = (
 )
 """What each of our doors is compared with, and what a proxy in C++ makes of the same."""
 LONG_BASES = (("frontend", "smg"), ("frontend", "dynamo"))
+LISTENERS = ("router", "frontend", "frontend-text")
+RECORDED = "-recorded"
+"""Of the same listener where requests are recorded."""
+RECORDED_BASES = tuple((name + RECORDED, name) for name in LISTENERS)
 _OPENAI = re.compile(r"openai (\S+)")
 
 
@@ -65,7 +72,7 @@ async def _measure_ways(config: PathBenchConfig) -> dict[str, Any]:
         await servers.start()
         if config.pin:
             servers.ways.pin()
-        bases = LONG_BASES if config.long else BASES
+        bases = LONG_BASES if config.long else RECORDED_BASES if config.record else BASES
         return await servers.ways.measure(servers.loads, config.requests, config.rounds, bases)
 
 
@@ -98,17 +105,28 @@ class Servers:
             speedup_ratio=SPEEDUP,
         )
         fleet += ["--http-frontend", "0", "--model-id", MODEL, "--model-path", self._model_path]
+        if config.record:
+            folder = self._stack.enter_context(TemporaryDirectory(prefix="bench-path-"))
+            recording = ["--record", str(Path(folder) / "traffic.jsonl.gz")]
+            for arguments, tag in (fleet, ""), ([*fleet, *recording], RECORDED):
+                serve = await self._serve(arguments)
+                engines = _only(children_of(serve.pid), "mocker")
+                grpc, openai = (
+                    Way(address, serve.pid, engines)
+                    for address in (serve.grpc_address, _openai_address(serve))
+                )
+                self._add_generate(LISTENERS[0] + tag, grpc)
+                self._add_completions(LISTENERS[1] + tag, openai)
+                self._add_chats(LISTENERS[2] + tag, openai)
+            return
         serve = await self._serve(fleet)
         engines = _only(children_of(serve.pid), "mocker")
-        openai = _OPENAI.search(serve.ready_line)
-        if openai is None:
-            raise RouterError(f"serve printed no address of its frontend, but: {serve.ready_line}")
+        openai = Way(_openai_address(serve), serve.pid, engines)
         if not config.long:
             await self._add_grpc(serve, engines)
-            self._add_completions("frontend", Way(openai[1], serve.pid, engines))
+            self._add_completions("frontend", openai)
         if config.long or config.smg is not None:
-            name = "frontend" if config.long else "frontend-text"
-            self._add_chats(name, Way(openai[1], serve.pid, engines))
+            self._add_chats("frontend" if config.long else "frontend-text", openai)
         if config.smg is not None:
             # Engines of its own, as ours: its requests must not fill caches whose events we read.
             own = await self._serve([*fleet, "--no-kv-events"])
@@ -187,6 +205,13 @@ class Servers:
             first, turn = (round(load.new_tokens * chars) for load in (begun, grown))
             asks[begun], asks[grown] = client.turns(first, turn, begun.output_tokens)
         self.ways.add(name, way, asks)
+
+
+def _openai_address(serve: ServeProcess) -> str:
+    openai = _OPENAI.search(serve.ready_line)
+    if openai is None:
+        raise RouterError(f"serve printed no address of its frontend, but: {serve.ready_line}")
+    return openai[1]
 
 
 def _only(children: Mapping[int, str], word: str) -> int:

@@ -95,6 +95,10 @@ class PathBenchConfig:
     pin: bool = option(
         False, "Give what is measured the first core alone, and client and engines another."
     )
+    record: bool = option(
+        False,
+        "What a record costs: the listeners of two routers, one of which records; no peers.",
+    )
     long: bool = option(
         False,
         "Chats that grow, through the OpenAI doors, instead: a long first turn, a short next.",
@@ -115,6 +119,8 @@ class PathBenchConfig:
         require_at_least(self, 1, "requests", "rounds", "workers", "tokens", "chars", "turn_tokens")
         require_at_least(self, 1, "concurrency", "output_tokens", "long_tokens")
         require_positive(self, "start_timeout_s")
+        if self.record and (self.long or self.dynamo or self.envoy or self.smg):
+            raise bad_setting("record", "goes without peers and without long")
 
 
 @dataclass(frozen=True, kw_only=True)

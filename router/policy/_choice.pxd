@@ -10,7 +10,8 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint8_t
 
 from ...slots._book cimport Book, load_blocks
-from ._forecast_cost cimport Estimate, Prompt, estimate_misses, estimate_seconds, memory_s
+from ._forecast_cost cimport Estimate, Prompt, estimate_misses, estimate_seconds, foreseen_s
+from ._forecast_cost cimport memory_s
 from ._model cimport Model
 from ._timeline cimport Booking, EngineTimeline
 
@@ -21,6 +22,7 @@ cdef struct Fleet:              # what a choice is made among; arrays by worker 
     const uint8_t* eligible
     const double* unheard       # requests that other routers may have sent there; NULL: none
     double unheard_s            # what each of them counts for
+    double soonest_s            # is made the least time to first token of those eligible
 
 cdef struct Candidate:
     double seconds              # its cost without missed objectives and unheard requests
@@ -35,7 +37,7 @@ cdef struct Misses:             # those that were found last, and for what: idle
 
 
 cdef inline int64_t choose_cheapest(
-    const Prompt* prompt, const Fleet* fleet, const Model* learnt, double now, double u,
+    const Prompt* prompt, Fleet* fleet, const Model* learnt, double now, double u,
     Candidate* candidates,
 ) noexcept nogil:
     """The number of the eligible worker with the lowest finite cost; -1 if there is none.
@@ -48,6 +50,7 @@ cdef inline int64_t choose_cheapest(
     cdef Py_ssize_t number, first = -1
     cdef int64_t ties = 0
     cdef double lowest = INFINITY
+    fleet.soonest_s = INFINITY
     for number in range(fleet.n):
         candidates[number].cost = INFINITY
         if fleet.eligible[number] and fleet.timelines[number].present:
@@ -78,7 +81,7 @@ cdef inline int64_t choose_cheapest(
 
 
 cdef inline void look_at(
-    Candidate* candidate, const Prompt* prompt, const Fleet* fleet, const Model* model,
+    Candidate* candidate, const Prompt* prompt, Fleet* fleet, const Model* model,
     Py_ssize_t number, double now,
 ) noexcept nogil:
     """Fill in what is sure without missed objectives."""
@@ -87,6 +90,7 @@ cdef inline void look_at(
         &found, prompt, number, &fleet.timelines[number], fleet.bookings, model, now
     )
     candidate.seconds = candidate.cost = found.cost
+    fleet.soonest_s = min(fleet.soonest_s, foreseen_s(&found))
     if fleet.unheard != NULL:
         candidate.cost += fleet.unheard_s * fleet.unheard[number]
 

@@ -63,8 +63,9 @@ class Forecast:
         that the latency model learns nothing from it, as where a full cache makes it twice as late
         as was foreseen."""
 
-    def foreseen_s(self, request_id: str) -> float | None:
-        """Seconds to its first token, as foreseen when it was booked; None if it is not."""
+    def foreseen_s(self, request_id: str) -> tuple[float, float] | None:
+        """(seconds to its first token, as foreseen when it was booked; the least of any worker that
+        it was compared with then); None if it is not booked, or only its answer is expected."""
 
     def end(
         self, request_id: str, now: float, output_tokens: int

@@ -14,7 +14,7 @@ from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, felt_share, filled_blocks, foresee
-from ._forecast_cost cimport MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
+from ._forecast_cost cimport foreseen_s, MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -57,6 +57,9 @@ cdef class Forecast:
     cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
     cdef readonly double least_ttft # seconds to the first token, wherever the last prompt scored went
     cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
+    cdef double soonest_s           # least time to first token of the workers that were compared last
+    cdef double soonest_at          # when that was, and for how many tokens; nan: never
+    cdef uint32_t soonest_isl
     cdef readonly double chosen_blocks  # of the worker chosen last, with the prompt; 0: no bound
     cdef Candidate* candidates      # `size` of them, to choose among
     cdef double* potential          # blocks of `size` workers, with the prompt
@@ -64,6 +67,7 @@ cdef class Forecast:
 
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
+        self.soonest_at = NAN
         self.records = {}
         self.ids = []
         model_init(&self.model, params)
@@ -131,7 +135,9 @@ cdef class Forecast:
         tokens = <uint32_t>believed_tokens(&self.model, timeline, isl, isl - tokens)
         slowness = timeline_advance(timeline, self.bookings, &self.model.speed, now)
         foresee(&found, timeline, &self.model, isl, tokens, blocks, slowness, now)
-        self.bookings[record].foreseen_s = found.wait_s + found.prefill_s + found.memory_s
+        self.bookings[record].foreseen_s = self.bookings[record].soonest_s = foreseen_s(&found)
+        if self.soonest_at == now and self.soonest_isl == isl:  # else no worker was compared
+            self.bookings[record].soonest_s = min(foreseen_s(&found), self.soonest_s)
         self.bookings[record].own_s = found.prefill_s
         self.bookings[record].filled = filled_blocks(timeline, &self.model, blocks, now)
         timeline_append(timeline, self.bookings, record, tokens, &self.model.speed, now)
@@ -218,8 +224,12 @@ cdef class Forecast:
         return booking.worker, booking.foreseen_s, now - booking.booked_at, crowded
 
     def foreseen_s(self, str request_id not None):
+        cdef Booking* booking
         found = self.records.get(request_id)
-        return None if found is None else self.bookings[<uint32_t>found].foreseen_s
+        if found is None:
+            return None
+        booking = &self.bookings[<uint32_t>found]
+        return None if booking.expected else (booking.foreseen_s, booking.soonest_s)
 
     def end(self, str request_id not None, double now, uint32_t output_tokens):
         cdef EngineTimeline* timeline
@@ -265,11 +275,12 @@ cdef class Forecast:
         self.reserve(n)
         array = new_array(n, FLOAT64)
         self.least_missed = self.least_ttft = INFINITY if n else 0.0
+        self.soonest_s, self.soonest_at, self.soonest_isl = INFINITY, now, isl
         if n:
             costs = array
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
-                &eligible[0], &costs[0], &self.least_ttft, &self.least_missed, NULL,
+                &eligible[0], &costs[0], &self.least_ttft, &self.least_missed, &self.soonest_s, NULL,
             )
         if self.model.speed.decode.samples < MIN_SAMPLES:
             self.least_missed = 0.0  # too little was seen to say
@@ -314,6 +325,7 @@ cdef class Forecast:
             book_in_use(book, self.in_use, book.n_loads)
             prompt.blocks, prompt.in_use = self.potential, self.in_use
         number = choose_cheapest(&prompt, &fleet, &self.model, now, u, self.candidates)
+        self.soonest_s, self.soonest_at, self.soonest_isl = fleet.soonest_s, now, isl
         self.chosen_blocks = 0.0
         if number >= 0 and self.timelines[number].blocks > 0.0:
             self.chosen_blocks = book_potential_of(book, hash, asked, <uint32_t>number)
@@ -343,8 +355,8 @@ cdef class Forecast:
             memory = new_array(n * sizeof(Estimate), UINT8)
             estimates = <Estimate*>&memory[0]
             estimate_fleet(
-                &prompt, self.timelines, n, self.bookings, &self.model, now, NULL, NULL, NULL, NULL,
-                estimates,
+                &prompt, self.timelines, n, self.bookings, &self.model, now,
+                NULL, NULL, NULL, NULL, NULL, estimates,
             )
             for number in range(n):
                 if self.timelines[number].present and (only < 0 or number == only):

@@ -74,9 +74,14 @@ cdef struct Estimate:           # of one candidate; times in seconds
     double cost                 # in seconds
 
 
+cdef inline double foreseen_s(const Estimate* found) noexcept nogil:
+    """Until its first token, there, if the running step began as forecast."""
+    return found.wait_s + found.prefill_s + found.memory_s
+
+
 cdef inline double ttft_s(const Estimate* found) noexcept nogil:
     """Until its first token, there."""
-    return found.wait_s + found.unsure_s + found.prefill_s + found.memory_s
+    return foreseen_s(found) + found.unsure_s
 
 
 cdef inline double first_token_cost(
@@ -166,12 +171,12 @@ cdef inline void estimate_fleet(
     const Prompt* prompt, EngineTimeline* timelines, Py_ssize_t n, Booking* bookings,
     const Model* model, double now,
     const uint8_t* eligible, double* costs, double* least_ttft, double* least_missed,
-    Estimate* estimates,
+    double* soonest_s, Estimate* estimates,
 ) noexcept nogil:
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
     The other one is NULL. With the costs go the least of the eligible workers' times to first token
-    and of their `missed`. Both are 0 for a worker without requests: it has none to spare, and
+    and of their `missed`, and `soonest_s`, of `foreseen_s`. The former are 0 for a worker without requests: it has none to spare, and
     what it can do would never show. There is one loop for both, so that the compiler inlines the
     estimate: a call for each worker would make it a sixth slower in large fleets.
     """
@@ -191,6 +196,7 @@ cdef inline void estimate_fleet(
         estimate_misses(&estimate, prompt, &timelines[number], model, slowness)
         if costs != NULL:
             costs[number] = estimate.cost
+            soonest_s[0] = min(soonest_s[0], foreseen_s(&estimate))
             if timelines[number].requests > 0.0:
                 least_missed[0] = min(least_missed[0], estimate.missed)
                 least_ttft[0] = min(least_ttft[0], ttft_s(&estimate))

@@ -45,6 +45,7 @@ cdef struct Booking:            # a request in flight
     double cold                 # cold_s of it at that time
     double own_s                # time that its own steps were foreseen to take
     double foreseen_s           # time to first token that was foreseen then
+    double soonest_s            # and the least of any worker that it might have gone to
     double filled               # blocks in use there then, see filled_blocks
     double first_at             # time of its first token, and the timeline's integrals then:
     double context_s

@@ -236,13 +236,10 @@ class Policy:
         """What the request would meet on that worker; None where nothing is foreseen."""
         return None
 
-    def foreseen_ttft_s(self, request_id: str) -> float | None:
-        """Seconds to the first token of a booked request, as foreseen when it was booked; None
-        where nothing was, or what is foreseen is not trusted."""
-        return None
-
-    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
-        """Seconds to the first token where they are fewest; None as above."""
+    def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
+        """Seconds to the first token of a booked request, as foreseen when it was booked: on its
+        worker, and on the soonest that it might have gone to. None where nothing was foreseen, or
+        what is foreseen is not trusted."""
         return None
 
     def relief_s(self, eligible: Mask, now: float) -> float | None:

@@ -230,23 +230,9 @@ class ForecastPolicy(Policy):
             decode[0] + decode[1] * contexts + decode[2] * decoding,
         )
 
-    def foreseen_ttft_s(self, request_id: str) -> float | None:
+    def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
         """See Policy."""
         return self._forecast.foreseen_s(request_id) if self._watch.trusted else None
-
-    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
-        """See Policy."""
-        if not self._watch.trusted:
-            return None
-        terms, eligible = self._terms(candidates), candidates.eligible
-        return min(
-            (
-                row["wait_s"] + row["prefill_s"] + row["memory_s"]
-                for number, row in terms.items()
-                if eligible[number]
-            ),
-            default=None,
-        )
 
     def relief_s(self, eligible: Mask, now: float) -> float | None:
         """See Policy."""

@@ -98,18 +98,11 @@ class GuardedPolicy(Policy):
             self._note(error, "foresee: ")
         return None
 
-    def foreseen_ttft_s(self, request_id: str) -> float | None:
+    def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
         try:
             return self._inner.foreseen_ttft_s(request_id)
         except Exception as error:
             self._note(error, "foreseen_ttft_s: ")
-        return None
-
-    def soonest_ttft_s(self, candidates: Candidates) -> float | None:
-        try:
-            return self._inner.soonest_ttft_s(candidates)
-        except Exception as error:
-            self._note(error, "soonest_ttft_s: ")
         return None
 
     def hold(self, eligible: Mask, active_blocks: Counts, now: float) -> float:

@@ -184,8 +184,9 @@ class Attempt:
     """what its decision is a part of"""
     leg: Final[PrefillLeg | None] = None
     """of its prefill worker, if it has one"""
-    foreseen_ttft_s: Final[float | None] = None
-    """from its booking to its first token, as the policy foresaw it, where that is noted"""
+    foreseen_ttft_s: Final[tuple[float, float] | None] = None
+    """from its booking to its first token, as the policy foresaw it then, and to that of the
+    soonest worker that it might have gone to; where they are noted"""
     call: EngineCall | None = None
     """while it runs, as far as the router knows"""
     messages: int = 0

@@ -16,7 +16,6 @@ from ...kv_events import SYNC_RETRY_S, EventIntake, StateReset, WorkerQueries
 from ...process.off_loop import OffLoop
 from ...router.decider import Decider
 from ...router.kv_router import KvRouter
-from ...router.placement import Placement
 from ...runtime.event_planes import EventPlane, NatsPlane
 from ...runtime.event_planes.zmq import ZmqPlane
 from ...workers.health import HealthMonitor
@@ -102,9 +101,8 @@ class WorkerPool:
             observer = OutputTracking(self.router, observer)
         if config.observability.access_log:
             observer = AccessLog(clock, observer)
-        record: PoolRecord | None = None
         if recorder is not None:
-            observer = record = PoolRecord(recorder, model, self.router, clock, observer)
+            observer = PoolRecord(recorder, model, self.router, clock, observer)
         self.dashboard = Dashboard(
             self.router,
             clock,
@@ -115,10 +113,8 @@ class WorkerPool:
             load=lambda: (self.dispatcher.in_flight, len(self.decider.queue or ())),
             model=lambda: model or config.model_id or "",
         )
-        before: Callable[[Placement], object] = self.dashboard.receipts.before_decision
-        if record is not None:
-            before = record.after(before)
-        self.decider = Decider(self.router, before_decision=before)
+        before_decision = self.dashboard.receipts.before_decision
+        self.decider = Decider(self.router, before_decision=before_decision)
         self.hits = LimitHits() if hits is None else hits
         self.reader = RequestReader(
             config.router.block_size,

@@ -7,7 +7,6 @@ def line_of(
     arrived: float,
     ended: float,
     status: str,
-    soonest_s: float | None,
     began_at: float,
     step: int,
     unique: int,

@@ -1,5 +1,6 @@
 """Kernel: a request that ended as a line of JSON. The face is lines.py."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport isfinite
@@ -100,15 +101,16 @@ cdef char* put_salted(char* at, bytes name, str text, Key salt) except NULL:
     return at + NAME_DIGITS + 1
 
 
-cdef char* put_hashes(char* at, prompt, const uint64_t[::1] hashes, step, uint64_t unique, Key salt):
+cdef char* put_hashes(
+    char* at, const uint64_t* hashes, Py_ssize_t n, Py_ssize_t step, bint is_partial,
+    uint64_t unique, Key salt,
+):
     """The last one may be partial: it has the hash of its last full block of an engine's, or one
     that no other has."""
-    cdef Py_ssize_t n = hashes.shape[0]
-    cdef const uint64_t* all = &hashes[0] if n else NULL
     cdef const uint64_t* tail = NULL
-    if prompt.isl % (step * prompt.block_size):
-        tail = &all[n - 1] if n % <Py_ssize_t>step else &unique
-    return write_array(put_name(at, b',"hash_ids":'), all, n, step, tail, salt)
+    if is_partial:
+        tail = &hashes[n - 1] if n % step else &unique
+    return write_array(put_name(at, b',"hash_ids":'), hashes, n, step, tail, salt)
 
 
 cdef char* put_decision(char* at, prompt, decision):
@@ -131,20 +133,21 @@ cdef char* put_objective(char* at, bytes name, milliseconds):
 
 
 def line_of(
-    request, double arrived, double ended, str status not None, soonest_s, double began_at,
+    request, double arrived, double ended, str status not None, double began_at,
     Py_ssize_t step, uint64_t unique, bytes key not None,
 ):
     cdef Key salt = read_key(key)
     cdef double since = max(0.0, arrived - began_at)
     cdef int64_t output, cached, failures = len(request.failures.failed)
     cdef Answer last
-    cdef char* line
+    cdef char* line = NULL
     cdef char* at
+    cdef Py_buffer hashes  # a typed memoryview takes a quarter of the whole line's time
+    cdef Py_ssize_t n, isl
     facts, attempt, placement, first_at = (
         request.facts, request.attempt, request.placement, request.first_message_at,
     )
     prompt, session, streams = facts.prompt, request.session, facts.streaming
-    hashes = prompt.sequence_hashes
     decision = None if attempt is None else attempt.decision
     if not (isfinite(since) and since * 1e6 < MOST_US):
         raise ValueError(f"{arrived} is no time")
@@ -155,14 +158,20 @@ def line_of(
         output, cached = last.completion_tokens, last.cached_tokens
     if not output and streams:
         output = request.messages  # of an engine that does not count in its chunks
-    line = <char*>malloc(<size_t>(REST + len(status) + salted_bytes(len(hashes), step)))
-    if line is NULL:
-        raise MemoryError
+    isl = prompt.isl
+    PyObject_GetBuffer(prompt.sequence_hashes, &hashes, PyBUF_SIMPLE)
     try:
+        n = hashes.len // <Py_ssize_t>sizeof(uint64_t)
+        line = <char*>malloc(<size_t>(REST + len(status) + salted_bytes(n, step)))
+        if line is NULL:
+            raise MemoryError
         at = put_ms(put_name(line, b'{"timestamp":'), since)
-        at = put_whole(put_name(at, b',"input_length":'), prompt.isl)
+        at = put_whole(put_name(at, b',"input_length":'), isl)
         at = put_whole(put_name(at, b',"output_length":'), output)
-        at = put_hashes(at, prompt, hashes, step, unique, salt)
+        at = put_hashes(
+            at, <const uint64_t*>hashes.buf, n, step, isl % (step * <Py_ssize_t>prompt.block_size),
+            unique, salt,
+        )
         at = put_text(at, b',"status":"', status)
         at = put_salted(at, b',"session_id":"', "" if session is None else session.key, salt)
         at = put_salted(at, b',"tenant":"', placement.tenant, salt)
@@ -182,8 +191,10 @@ def line_of(
             at = put_seconds(at, b',"queue_ms":', attempt.queue_s)
             if first_at is not None and streams:
                 at = put_seconds(at, b',"engine_ttft_ms":', first_at - attempt.sent_at)
-            at = put_seconds(at, b',"foreseen_ttft_ms":', attempt.foreseen_ttft_s)
-        at = put_seconds(at, b',"soonest_ttft_ms":', soonest_s)
+            if attempt.foreseen_ttft_s is not None:
+                foreseen_s, soonest_s = attempt.foreseen_ttft_s
+                at = put_seconds(at, b',"foreseen_ttft_ms":', foreseen_s)
+                at = put_seconds(at, b',"soonest_ttft_ms":', soonest_s)
         objectives = placement.objectives
         at = put_objective(at, b',"ttft_objective_ms":', objectives.ttft_ms)
         at = put_objective(at, b',"itl_objective_ms":', objectives.itl_ms)
@@ -193,3 +204,4 @@ def line_of(
         return PyBytes_FromStringAndSize(line, at - line)
     finally:
         free(line)
+        PyBuffer_Release(&hashes)

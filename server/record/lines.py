@@ -39,7 +39,6 @@ class Salt:
         arrived: float,
         ended: float,
         status: str,
-        soonest_s: float | None,
         step: int,
         unique: int,
     ) -> bytes:
@@ -47,9 +46,7 @@ class Salt:
 
         Times are seconds of the monotonic clock; `step` and `unique`: see the kernel.
         """
-        return line_of(
-            request, arrived, ended, status, soonest_s, self.began_at, step, unique, self._key
-        )
+        return line_of(request, arrived, ended, status, self.began_at, step, unique, self._key)
 
 
 def blocks_to_hash(engine_block_size: int) -> int:

@@ -3,14 +3,27 @@
 import gzip
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 GZIP = ".gz"
 COMPRESSION = 1
-"""Of zlib: higher levels take several times as long for a tenth less."""
+"""Higher levels of zlib take several times as long for a tenth less."""
 MODE = 0o600
 
 Write = Callable[[int, bytes], int]
+
+
+def _compressor() -> Callable[..., bytes]:
+    """That of ISA-L, which takes a third of zlib's time, where its wheel is installed."""
+    try:
+        return cast("Callable[..., bytes]", import_module("isal.igzip").compress)
+    except ImportError:
+        return gzip.compress
+
+
+_compress = _compressor()
 
 
 class RecordFile:
@@ -62,7 +75,7 @@ class RecordFile:
 
     def _packed(self, lines: Sequence[bytes]) -> bytes:
         data = b"".join(lines)
-        return gzip.compress(data, COMPRESSION, mtime=0) if self._packs else data
+        return _compress(data, COMPRESSION, mtime=0) if self._packs else data
 
     def _begin(self) -> None:
         """Move the files that there are on, and begin a new one."""

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +19,7 @@ from ...base.errors import StatusCode
 from ...base.request_record import current_record
 from ...process.settings import bad_setting
 from ...router.kv_router import KvRouter
-from ...router.placement import Placement
 from ..dispatch import DispatchObserver, Request
-from ..loop_share import TimeShare
 from ..record_format import Fleet
 from .lines import Salt, blocks_to_hash, new_header
 from .record_file import RecordFile, Write
@@ -38,9 +36,6 @@ WRITE_EVERY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 MAX_FILES = 64
 """Written at a time: one for each model."""
-MAX_SOONEST = 4096
-SHARE, BURST_S = 0.001, 0.01
-"""Of the event loop's time, for what other workers would have taken."""
 KEY_BYTES = 16
 KEY_FILE = "record-key"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -138,7 +133,6 @@ class Recorder:
         arrived: float,
         ended: float,
         status: str,
-        soonest_s: float | None,
     ) -> None:
         """Take a request that ended: see Salt.line. Never waits."""
         waiting = self._queued_bytes - self._written_bytes
@@ -148,7 +142,7 @@ class Recorder:
         self._unique += 1
         step = blocks_to_hash(request.facts.prompt.block_size)
         try:
-            line = self._salt.line(request, arrived, ended, status, soonest_s, step, self._unique)
+            line = self._salt.line(request, arrived, ended, status, step, self._unique)
         except Exception:  # such as a token that is none: the others are recorded
             if not self.lines["failed"]:
                 log.warning("a request cannot be recorded", exc_info=True)
@@ -231,39 +225,10 @@ class PoolRecord:
         clock: Clock,
         inner: DispatchObserver,
     ) -> None:
-        self._recorder, self._router, self._now, self._inner = recorder, router, clock.now, inner
+        self._recorder, self._now, self._inner = recorder, clock.now, inner
         self._file = recorder.file_of(model, router)
-        self._soonest: OrderedDict[str, float] = OrderedDict()
-        self._share = TimeShare(SHARE, burst_s=BURST_S)
         self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
-        self._soonest_due = float("-inf")
         self.on_retry = inner.on_retry
-
-    def after(self, inner: Callable[[Placement], object]) -> Callable[[Placement], None]:
-        """What is to be called before each decision: `inner`, then the record's own part."""
-
-        def before_decision(placement: Placement) -> None:
-            inner(placement)
-            self._note_soonest(placement)
-
-        return before_decision
-
-    def _note_soonest(self, placement: Placement) -> None:
-        """Note the least TTFT that any worker is foreseen to have; of some where requests come
-        faster than SHARE allows."""
-        now = self._now()
-        if now < self._soonest_due or not placement.request_id:
-            return
-        self._share.begin()
-        try:
-            soonest_s = self._router.soonest_ttft_s(placement.prompt)
-        finally:
-            self._share.spent(self._share.lap(), now)
-            self._soonest_due = now + self._share.wait_s(now)
-        if soonest_s is not None:
-            self._soonest[placement.request_id] = soonest_s
-            if len(self._soonest) > MAX_SOONEST:  # those that were only selected never end here
-                self._soonest.popitem(last=False)
 
     def on_end(self, request: Request | None, code: StatusCode) -> None:
         self._inner.on_end(request, code)
@@ -276,7 +241,6 @@ class PoolRecord:
             request.arrived if record is None else record.began,
             self._now(),
             "ok" if code is StatusCode.OK else code.name.lower(),
-            self._soonest.pop(request.request_id, None),
         )
 
 

@@ -80,7 +80,7 @@ class LedgerRouter:
     def queue_terms(self, prompt: Prompt) -> tuple[int, float]:
         return 1, 0.0
 
-    def foreseen_ttft_s(self, request_id: str) -> float | None:
+    def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
         return None
 
     def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:

@@ -32,7 +32,6 @@ class EndedRequest(NamedTuple):
     arrived: float
     ended: float
     status: str
-    soonest_s: float | None
 
 
 def ended(tokens: int = 100, *, first: int = 0, **more: Any) -> EndedRequest:
@@ -53,8 +52,7 @@ def ended(tokens: int = 100, *, first: int = 0, **more: Any) -> EndedRequest:
         "tenant": "",
         "objectives": Objectives(500.0, 25.0),
         "queue_s": 0.05,
-        "foreseen_ttft_s": 0.2,
-        "soonest_s": 0.1,
+        "foreseen_ttft_s": (0.2, 0.1),
         "attempts": 1,
         "status": "ok",
     }
@@ -81,7 +79,7 @@ def ended(tokens: int = 100, *, first: int = 0, **more: Any) -> EndedRequest:
             of.decision, 7, "r", None, 101.1, None, 0, of.queue_s, 0.0, pair,
             foreseen_ttft_s=of.foreseen_ttft_s, messages=of.messages,
         )  # fmt: skip
-    return EndedRequest(request, of.arrived, of.ended, of.status, of.soonest_s)
+    return EndedRequest(request, of.arrived, of.ended, of.status)
 
 
 def lines_of(*paths: Path) -> tuple[list[Any], list[Any]]:

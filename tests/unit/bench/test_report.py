@@ -99,6 +99,17 @@ def test_poor_records_have_a_page_too(tmp_path: Path, more: dict[str, Any]) -> N
     assert not re.search(r"\b(nan|inf|None)\b", page.partition("<body>")[2])
 
 
+def test_times_of_a_chart_have_one_unit_and_one_request_is_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl.gz", 12, ttft_ms=9_000.0, e2e_ms=60_000.0)
+    lines = [json.loads(each) for each in gzip.decompress(path.read_bytes()).splitlines()]
+    lines[5]["status"] = "unavailable"
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(each)}\n" for each in lines).encode()))
+    page, _ = reported(tmp_path, path, seeds=1, policies="round-robin")
+    assert "<b>1</b><span>request failed</span>" in page
+    chart = page.partition("Other policies: whole answers</figcaption>")[2].partition("</svg>")[0]
+    assert " s</text>" in chart and " ms</text>" not in chart
+
+
 def test_one_request_alone_is_not_simulated(tmp_path: Path) -> None:
     _, figures = reported(tmp_path, written(tmp_path / "a.jsonl.gz", 1))
     assert figures["outlook"] is None and figures["routing"]["requests"] == 1

@@ -130,7 +130,7 @@ def test_the_command_line(
             b'{"timestamp":0,"input_length":600,"output_length":1,"hash_ids":[1]}\n',
             r"bad.jsonl:1: 1 hash_ids for 600 input tokens",
         ),
-        (b"dynamo-router trace model 2\nxx", "is damaged"),
+        (b"dynamo-router trace model 3\nxx", "is damaged"),
     ],
 )
 def test_bad_sources_are_named(tmp_path: Path, content: bytes, message: str) -> None:

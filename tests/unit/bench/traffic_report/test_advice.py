@@ -79,6 +79,16 @@ def test_sessions_that_find_all_there_is_may_move() -> None:
     assert not whats(replace(FIGURES, moved_turns=0.9, cached_share=0.59), None)
 
 
+@pytest.mark.parametrize(
+    ("cached", "word"), [(0.51, "answers under way"), (0.7, "in place of 50%")]
+)
+def test_a_larger_cache_is_said_to_gain_by_what_it_gains_by(cached: float, word: str) -> None:
+    larger = change("2 x", "memory", "caches of 2", ttft=(0.82, 0.8, 0.84))
+    larger = replace(larger, cached_share=Estimate(cached, cached, cached))
+    (found,) = advise(FIGURES, outlook(larger))
+    assert word in found.why and f"{cached:.0%} of prompt tokens would be cached" in found.why
+
+
 def test_the_best_policy_that_surely_gains_is_named_with_its_interval() -> None:
     found = advise(
         FIGURES,

@@ -33,6 +33,25 @@ BESIDE_SMG = [("frontend-text", "smg")] if SMG else []
 BESIDE_DYNAMO = [("frontend", "dynamo"), ("router-dynamo", "dynamo")] if PEER else []
 
 
+def test_a_router_that_records_beside_one_that_does_not(tmp_path: Path) -> None:
+    target = tmp_path / "path.json"
+    config = PathBenchConfig(
+        requests=2, rounds=1, workers=1, tokens=40, concurrency=(1,), output_tokens=(1,),
+        record=True, json=str(target),
+    )  # fmt: skip
+    assert run(config) == 0
+    result = json.loads(target.read_text())
+    names = ("router", "frontend", "frontend-text")
+    compared = [(each["name"], each["beside"]) for each in result["ratios"]]
+    assert compared == [(f"{name}-recorded", name) for name in names]
+    assert len(result["rows"]) == 6
+
+
+def test_what_is_not_compared_with_a_record_is_refused() -> None:
+    with pytest.raises(ConfigError, match="record"):
+        PathBenchConfig(record=True, long=True)
+
+
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "path.json"
     config = PathBenchConfig(

@@ -42,7 +42,11 @@ def prompt(number: int, tokens: int) -> Any:
 
 
 def terms(router: KvRouter, tokens: int, **how: Any) -> list[dict[str, float]]:
-    found = router.explain(prompt(999, tokens), **how).candidates
+    return terms_of(router, prompt(999, tokens), **how)
+
+
+def terms_of(router: KvRouter, asked: Any, **how: Any) -> list[dict[str, float]]:
+    found = router.explain(asked, **how).candidates
     return [dict(each.policy_terms or {}) for each in found]
 
 
@@ -64,6 +68,28 @@ class Engines:
             self.clock.advance(answer_s)
             self.router.free(request, output_tokens=20)
             self.clock.advance(1.0)
+
+
+def test_a_booking_keeps_the_least_that_was_foreseen_of_any_worker(router: KvRouter) -> None:
+    for number, worker in enumerate([0, 0, 1]):
+        router.decide(prompt(number, 600), str(number), pinned_worker=worker)
+        own, soonest = router.foreseen_ttft_s(str(number)) or (0.0, 1.0)
+        assert own == soonest > 0.0  # it could go nowhere else
+    for number in range(3, 6):
+        asked = prompt(number, 600 + 100 * number)
+        rows = terms_of(router, asked)
+        foreseen = [row["wait_s"] + row["prefill_s"] + row["memory_s"] for row in rows]
+        chosen = router.decide(asked, str(number)).number
+        found = router.foreseen_ttft_s(str(number))
+        assert found == (pytest.approx(foreseen[chosen]), pytest.approx(min(foreseen)))
+    assert router.foreseen_ttft_s("none") is None
+
+
+def test_of_a_request_whose_answer_alone_is_expected_no_first_token_is_foreseen() -> None:
+    kernel = Forecast(ForecastParams())
+    kernel.add_worker(0, None, None)
+    kernel.expect("answer", 0, 100, 1.0)
+    assert kernel.foreseen_s("answer") is None
 
 
 def test_it_learns_how_long_a_token_takes(router: KvRouter, clock: ManualClock) -> None:

@@ -190,8 +190,9 @@ def test_who_is_refused_for_a_late_first_token_comes_again_once_it_would_be_in_t
     placement = Placement(router.prompt(TOKENS), "r", clock.now(), objectives=asked)
     with pytest.raises(NoWorkersError) as raised:
         router.place(placement)
-    soonest = router.soonest_ttft_s(router.prompt(TOKENS))
-    assert soonest is not None and soonest > 0.5
+    rows = [dict(each.policy_terms or {}) for each in router.explain(TOKENS).candidates]
+    soonest = min(row["wait_s"] + row["prefill_s"] + row["memory_s"] for row in rows)
+    assert soonest > 0.5
     assert raised.value.retry_after_s == pytest.approx(soonest - 0.2)
     clock.advance(raised.value.retry_after_s + 0.05)  # two empty steps: it joins one of its own
     router.place(Placement(router.prompt(TOKENS), "again", clock.now(), objectives=asked))
@@ -207,12 +208,12 @@ def test_busy_workers_say_when_one_has_computed_its_prompts() -> None:
         router.decide(list(range((worker + 1) * 10**5)), str(worker))
     with pytest.raises(NoWorkersError, match="every worker is busy") as raised:
         router.decide(TOKENS, "one more")
-    sooner = router.foreseen_ttft_s("0")
-    assert sooner is not None and sooner > 1.0
+    foreseen = router.foreseen_ttft_s("0")
+    assert foreseen is not None and foreseen[0] > 1.0
     answer_s = 256.0 * 0.02  # what is believed of one before any has ended
-    assert raised.value.retry_after_s == pytest.approx(max(sooner, answer_s))
+    assert raised.value.retry_after_s == pytest.approx(max(foreseen[0], answer_s))
     with pytest.raises(NoWorkersError, match="the pinned worker is busy") as pinned:
         router.decide(TOKENS, "one more", pinned_worker=1)
-    later = router.foreseen_ttft_s("1")
-    assert later is not None
-    assert pinned.value.retry_after_s == pytest.approx(max(later, answer_s))
+    foreseen = router.foreseen_ttft_s("1")
+    assert foreseen is not None
+    assert pinned.value.retry_after_s == pytest.approx(max(foreseen[0], answer_s))

@@ -16,7 +16,9 @@ from dynamo_router.workers.trtllm_proto import pb
 
 counts = st.integers(0, 2**31)
 seconds = st.floats(-1e6, 1e6)
-foreseen = st.one_of(st.none(), seconds, st.sampled_from([math.nan, math.inf, 0.0]))
+each = st.one_of(seconds, st.sampled_from([math.nan, math.inf, 0.0]))
+foreseen = st.none() | st.tuples(each, each)
+limits = st.none() | st.floats(0.001, 1e9)
 plain = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters='"\\'))
 decisions = st.builds(
     Decision,
@@ -71,8 +73,8 @@ def expected(said: EndedRequest) -> dict[str, object]:
     found["e2e_ms"] = milliseconds(said.ended - arrived)
     found["queue_ms"] = milliseconds(request.queue_s)
     found["engine_ttft_ms"] = milliseconds(engine_ttft)
-    found["foreseen_ttft_ms"] = milliseconds(attempt and attempt.foreseen_ttft_s)
-    found["soonest_ttft_ms"] = milliseconds(said.soonest_s)
+    own_s, soonest_s = (attempt and attempt.foreseen_ttft_s) or (None, None)
+    found["foreseen_ttft_ms"], found["soonest_ttft_ms"] = map(milliseconds, (own_s, soonest_s))
     for name in ("ttft", "itl"):
         objective = getattr(placement.objectives, f"{name}_ms")
         found[f"{name}_objective_ms"] = milliseconds(objective and objective / 1e3)
@@ -95,10 +97,9 @@ def requests(draw: st.DrawFn) -> EndedRequest:
         "decision": draw(st.none() | decisions),
         "session": draw(st.none() | st.text(min_size=1)),
         "tenant": draw(st.text()),
-        "objectives": Objectives(*(draw(st.none() | st.floats(0.001, 1e9)) for _ in range(2))),
+        "objectives": Objectives(draw(limits), draw(limits)),
         "queue_s": draw(seconds),
         "foreseen_ttft_s": draw(foreseen),
-        "soonest_s": draw(foreseen),
         "attempts": draw(st.integers(1, 9)),
         "status": draw(plain),
     }

@@ -122,7 +122,7 @@ def test_it_has_what_became_of_the_request() -> None:
 
 def test_what_is_not_known_is_not_there() -> None:
     refused = line(
-        first_at=None, decision=None, soonest_s=None, objectives=NO_OBJECTIVES,
+        first_at=None, decision=None, objectives=NO_OBJECTIVES,
         status="resource_exhausted", last_message=b"", messages=0, attempts=3,
     )  # fmt: skip
     assert (refused["status"], refused["output_length"], refused["attempts"]) == (
@@ -132,7 +132,7 @@ def test_what_is_not_known_is_not_there() -> None:
     assert set(refused) == known | {"queue_ms", "attempts"}
     assert "worker" in line(decision=Decision(WorkerWithDpRank(2**64 - 1, 0), 0, 0, 0, 0))
     assert not {"ttft_ms", "itl_ms"} & set(line(streaming=False))
-    assert "foreseen_ttft_ms" not in line(foreseen_ttft_s=float("inf"))
+    assert "foreseen_ttft_ms" not in line(foreseen_ttft_s=(float("inf"), 0.1))
 
 
 def test_a_stream_that_was_cut_has_the_tokens_so_far() -> None:
