@@ -1,6 +1,7 @@
 """What an attempt counts as: load while it lasts, a sample if it answers, a fault if it fails."""
 
 import asyncio
+from functools import partial
 
 import structlog
 
@@ -76,9 +77,10 @@ class AttemptLedger:
         if attempt.pair.reason and request.facts.streaming:
             self._outcomes.on_first_token(request.request_id, attempt.pair, waited)
         if leg is not None:
-            if not leg.has_spoken:
-                self.on_landed(attempt, leg, now)
-            self._settle(request, served=True)
+            if leg.has_spoken:  # it is the prefill worker's
+                leg.on_landing = partial(self._on_landed, request, attempt, leg)
+            else:
+                self._on_landed(request, attempt, leg)
             return
         if request.facts.streaming:
             cached_tokens = cached_tokens_of(message)
@@ -90,13 +92,14 @@ class AttemptLedger:
         self._reports.answered(attempt.worker_id, waited)
         self._settle(request, served=True)
 
-    def on_landed(self, attempt: Attempt, leg: PrefillLeg, now: float) -> None:
+    def _on_landed(self, request: Request, attempt: Attempt, leg: PrefillLeg) -> None:
         """The decode worker's first message of a prompt that was handed over: it has computed
         nothing, and had it only since then."""
-        leg.on_decoded()
         self._router.mark_prefill_complete(attempt.booking_id)
         self._load_fell()
-        self._reports.answered(attempt.worker_id, now - leg.computed_at)
+        waited = self._now() - leg.computed_at - leg.held_s
+        self._reports.answered(attempt.worker_id, max(0.0, waited))
+        self._settle(request, served=True)
 
     def on_overdue(self, attempt: Attempt, waited: float) -> None:
         """A stream has no first message after so long: its prompt counts no more once that is far

@@ -15,7 +15,16 @@ from ...workers.failures import EngineCallError, Origin
 from ...workers.finish_reasons import check_reason
 from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
-from .leg_answers import after_first, as_one, as_whole, first_of, is_empty, read, why_refused
+from .leg_answers import (
+    after_first,
+    as_one,
+    as_whole,
+    first_of,
+    has_no_token,
+    is_empty,
+    read,
+    why_refused,
+)
 from .outcomes import HandoffOutcomes
 from .reading import Reading, Readings
 
@@ -23,6 +32,8 @@ MOST_PREFILL_MESSAGES = 16
 """Of an answer of one token."""
 LAST_WORDS_S = 2.0
 """How long the end of an answer waits for its prefill worker, whose prompt was read before."""
+
+_NO_TOKEN = "it ended without a token after the prompt was handed over"
 
 Answers = AsyncGenerator[bytes, None]
 
@@ -125,10 +136,11 @@ class HandoffCall:
                 self._then = then if self._reading is None else self._reading.decode(then, parcel)
                 if self._cancelled:
                     self._then.cancel()
-                self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
                 if self._first_chunk is not None:
-                    leg.has_spoken = True
+                    leg.has_spoken, began = True, self._outcomes.now()
                     yield self._first_chunk.SerializeToString()
+                    leg.held_s = self._outcomes.now() - began
+                self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
             assert self._then is not None
             async with aclosing(_iterated(self._then)) as answers:
                 async for message in self._decoded(answers):
@@ -216,8 +228,9 @@ class HandoffCall:
                 answer = read(message)
                 if not self._messages_out:
                     if is_empty(answer):
-                        text = "it ended without a token after the prompt was handed over"
-                        raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, text)
+                        raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, _NO_TOKEN)
+                    if self._first_chunk is not None and has_no_token(answer):
+                        continue
                     rest = self._after_first(answer, message)
                     self._on_first_token()
                     if rest is None:
@@ -229,7 +242,7 @@ class HandoffCall:
                     await asyncio.wait([self._beside], timeout=LAST_WORDS_S)
                 yield as_one(answer, message, leg.cached_tokens, self._own_id, self._attempt_id)
             if not self._messages_out and not self._whole:
-                self._outcomes.failures["decode_empty"] += 1
+                raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, _NO_TOKEN)
         except EngineCallError as error:
             if self._messages_out or isinstance(error, _LostError):
                 raise
@@ -268,6 +281,7 @@ class HandoffCall:
 
     def _on_first_token(self) -> None:
         self._outcomes.on_handed_over(self._leg, self._pair)
+        self._leg.on_decoded()
         if self._is_computed:
             self._unlimit()
             self._leg.end()

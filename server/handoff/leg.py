@@ -52,6 +52,10 @@ class PrefillLeg:
         """its worker's token may go to the client at once"""
         self.has_spoken = False
         """that token went, and the decode worker has not begun yet"""
+        self.held_s = 0.0
+        """seconds that the client took to take that token"""
+        self.on_landing: Callable[[], object] | None = None
+        """called when the decode worker begins after that token"""
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
         self._ended, self._on_end = False, on_end
         pool.prefills += 1
@@ -92,6 +96,9 @@ class PrefillLeg:
     def on_decoded(self) -> None:
         """The decode worker has begun."""
         self.has_spoken = False
+        if self.on_landing is not None:
+            self.on_landing()
+            self.on_landing = None
 
     def touch(self) -> None:
         """It goes on: its booking does not expire."""

@@ -63,8 +63,13 @@ def first_of(parts: list[Any], own_id: str) -> Any | None:
 def after_first(answer: Any, message: bytes, token: int) -> bytes | None:
     """A decode worker's first message for a client that has its first token already; None if it
     has nothing else. ValueError if it begins with another one."""
-    is_chunk = answer.HasField("chunk")
-    tokens = answer.chunk.token_ids if is_chunk else answer.complete.output_token_ids
+    is_chunk, last = answer.HasField("chunk"), answer.complete
+    if not is_chunk and answer.HasField("complete") and not last.output_token_ids:
+        # It was aborted, or says of the token alone that it is the last one.
+        last.output_token_ids.append(token)
+        last.completion_tokens = max(1, last.completion_tokens)
+        return _serialized(answer)
+    tokens = answer.chunk.token_ids if is_chunk else last.output_token_ids
     if not tokens or tokens[0] != token:
         raise ValueError("it did not go on from the token that was handed to it")
     if not is_chunk:  # the whole of the answer
@@ -72,6 +77,15 @@ def after_first(answer: Any, message: bytes, token: int) -> bytes | None:
     if len(tokens) == 1:
         return None
     del answer.chunk.token_ids[0]
+    return _serialized(answer)
+
+
+def has_no_token(answer: Any) -> bool:
+    """Whether this is a chunk with nothing in it, which some engines begin with."""
+    return bool(answer.HasField("chunk") and not answer.chunk.token_ids)
+
+
+def _serialized(answer: Any) -> bytes:
     body: bytes = answer.SerializeToString()
     return body
 

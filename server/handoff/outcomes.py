@@ -51,7 +51,8 @@ class HandoffOutcomes:
         """The decode worker's first token is out. No time passed where its prefill worker has
         not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
-        if pair.landing is not None:
+        # What may have come while a client held the stream says nothing of the link.
+        if pair.landing is not None and leg.held_s <= took / 2:
             self._rule.on_handed_over(pair.landing, took, self.now())
         for observe in self.on_handoff_s:
             observe(took)
