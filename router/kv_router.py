@@ -285,9 +285,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The same in front of decode workers, with prefill workers, which `prefill` routes to.
 
         A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
-        `mark_prefill_complete` and `free` on each. A request with a session goes to the session's
-        decode worker. Raises what `decide` does; overloaded while no decode worker has room for
-        the prompt, of which no prefill should begin then.
+        `mark_prefill_complete` and `free` on each; and `rule.on_landed` with the `landing` of a
+        decision that has one, once, when the decode worker has begun or will not. A request with a
+        session goes to the session's decode worker. Raises what `decide` does; overloaded while no
+        decode worker has room for the prompt, of which no prefill should begin then.
         """
         from .pairs import PairDecision, choose_pair  # fleets without roles need none of it
 

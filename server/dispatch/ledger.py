@@ -78,7 +78,7 @@ class AttemptLedger:
             self._outcomes.on_first_token(request.request_id, attempt.pair, waited)
         if leg is not None:
             if leg.has_spoken:  # it is the prefill worker's
-                leg.on_landing = partial(self._on_landed, request, attempt, leg)
+                leg.when_decoded(partial(self._on_landed, request, attempt, leg))
             else:
                 self._on_landed(request, attempt, leg)
             return

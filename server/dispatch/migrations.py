@@ -59,7 +59,7 @@ class Migrations:
         """After a failure in mid-stream: let the request ask for the rest of its answer. False if
         it cannot; where nothing is left to ask for, its stream's body is empty.
         """
-        refusal, stream = self._refusal(request, stops_held), request.stream
+        refusal, stream = self._refusal(request, attempt, stops_held), request.stream
         if refusal is not None or stream is None:
             self.refused[refusal or RefusedMove.REQUEST] += 1
             return False
@@ -92,9 +92,12 @@ class Migrations:
             tokens=stream.delivered,
         )
         stream.go_on(body)
+        failures = request.failures
+        # A token of its prefill worker says nothing of those that failed to go on from it.
+        failed = failures.worker_ids if attempt.is_unanswered else failures.begin_anew()
         request.placement = placement._replace(
             prompt=prompt,
-            excluded=unfit | request.failures.begin_anew(),
+            excluded=unfit | failed,
             expected_output_tokens=expected,
         )
         return True
@@ -119,9 +122,11 @@ class Migrations:
         if stream is not None and stream.moves and stream.last:
             request.last_message = stream.last
 
-    def _refusal(self, request: Request, stops_held: bool) -> RefusedMove | None:
+    def _refusal(self, request: Request, attempt: Attempt, stops_held: bool) -> RefusedMove | None:
         stream = request.stream
         if stream is None or not failure_moves([each.verdict for each in request.failures]):
+            return RefusedMove.FAILURE
+        if attempt.is_unanswered and request.failures.is_deadly:
             return RefusedMove.FAILURE
         if stream.moves >= self.limit:
             return RefusedMove.LIMIT

@@ -194,6 +194,12 @@ class Attempt:
     taken_back: TakenBack | None = None
     """why the router itself ended it"""
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether its worker has said nothing: all that the client has of it is the token of its
+        prefill worker, if anything."""
+        return not self.messages or (self.leg is not None and self.leg.has_spoken)
+
 
 @dataclass(slots=True)
 class Hedge:

@@ -75,7 +75,7 @@ class RequestWatch:
         await stopped(self._task)
 
     def move(self, worker_id: int) -> None:
-        """Take requests without a message back from a worker that is out of order.
+        """Take requests that it has not answered back from a worker that is out of order.
 
         As many as the retry budget has room for: the worker may be only overloaded, and all it
         has on top of what the others have would overload those too.
@@ -85,7 +85,8 @@ class RequestWatch:
         for request, attempt in self._running():
             if (
                 attempt.worker_id != worker_id
-                or attempt.messages
+                or not attempt.is_unanswered
+                or attempt.silent_since is None
                 or attempt.taken_back is not None
                 or request.placement.pinned is not None
                 or request.carrier is not None
@@ -149,9 +150,9 @@ class RequestWatch:
             if since is None:
                 since = request.last_message_at
             active[worker_id] = max(active.get(worker_id, 0.0), since)
-            if not attempt.messages:
+            if attempt.is_unanswered:
                 unanswered.add(worker_id)
-                if request.facts.streaming:
+                if request.facts.streaming and not attempt.messages:
                     oldest[worker_id] = min(oldest.get(worker_id, math.inf), attempt.sent_at)
         for worker_id, last in active.items():
             if (silent_s := self._waited(last, now)) >= SUSPECT_AFTER_S:

@@ -104,7 +104,9 @@ class Handoffs:
             return pair, None
         request_id, landing = placement.request_id, pair.landing
         on_end = None if landing is None else partial(self.rule.on_landed, landing)
-        return pair, PrefillLeg(pool, pair.prefill, request_id, self._clock, is_first, on_end)
+        poll = self._decider.poll  # who waits may have the prefill worker's next turn
+        leg = PrefillLeg(pool, pair.prefill, request_id, self._clock, is_first, on_end, poll)
+        return pair, leg
 
     def is_full(self, pool: PrefillWorkers) -> bool:
         """Whether these workers may keep no more prompts of this pool, none of which was read."""
@@ -285,7 +287,8 @@ def _goes_on(body: bytes) -> bool:
     rest, *_ = split_tokens(body)
     request = pb.GenerateRequest.FromString(rest)
     # Not every prefill engine says how likely its token was.
-    return not request.output_config.logprobs and why_fixed(request, stops_held=False) is None
+    output = request.output_config
+    return not output.HasField("logprobs") and why_fixed(request, stops_held=False) is None
 
 
 def _half(monitor: HealthMonitor) -> Iterable[Half]:

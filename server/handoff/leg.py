@@ -35,8 +35,9 @@ class PrefillLeg:
         clock: Clock,
         is_first: bool = False,
         on_end: Callable[[], object] | None = None,
+        load_fell: Callable[[], object] | None = None,
     ) -> None:
-        """`on_end` is called once, when it ends."""
+        """`on_end` is called once, when it ends, `load_fell` once its prompt is computed."""
         self.decision = decision
         self.worker_id = decision.worker.worker_id
         engine = pool.monitor.engine(self.worker_id)
@@ -54,10 +55,9 @@ class PrefillLeg:
         """that token went, and the decode worker has not begun yet"""
         self.held_s = 0.0
         """seconds that the client took to take that token"""
-        self.on_landing: Callable[[], object] | None = None
-        """called when the decode worker begins after that token"""
+        self._on_decoded: Callable[[], object] | None = None
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
-        self._ended, self._on_end = False, on_end
+        self._ended, self._on_end, self._load_fell = False, on_end, load_fell
         pool.prefills += 1
 
     @property
@@ -92,13 +92,19 @@ class PrefillLeg:
         router.mark_prefill_complete(self._booking_id, cached_tokens=cached_tokens)
         self.reports.answered(self.worker_id, took)
         self.reports.succeeded(self.worker_id, took)
+        if self._load_fell is not None:
+            self._load_fell()
 
     def on_decoded(self) -> None:
         """The decode worker has begun."""
         self.has_spoken = False
-        if self.on_landing is not None:
-            self.on_landing()
-            self.on_landing = None
+        if self._on_decoded is not None:
+            self._on_decoded()
+            self._on_decoded = None
+
+    def when_decoded(self, call: Callable[[], object]) -> None:
+        """Have `call` called when the decode worker begins, whose client has a token before."""
+        self._on_decoded = call
 
     def touch(self) -> None:
         """It goes on: its booking does not expire."""

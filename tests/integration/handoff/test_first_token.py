@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import pytest
 from support.fake_engine import prompt
 from support.handoffs.fabric import CACHED, greedy
@@ -63,11 +64,18 @@ def with_logprobs(request: Any) -> None:
     request.output_config.logprobs = 1
 
 
+def with_the_tokens_own_logprob(request: Any) -> None:
+    request.output_config.logprobs = 0
+
+
 def whole_answer(request: Any) -> None:
     request.streaming = False
 
 
-@pytest.mark.parametrize("change", [None, with_stop, with_logprobs, whole_answer])
+CHANGES = [None, with_stop, with_logprobs, with_the_tokens_own_logprob, whole_answer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 async def test_it_waits_where_the_rest_could_not_be_asked_of_another_pair(
     change: Callable[[Any], None] | None,
 ) -> None:
@@ -107,6 +115,41 @@ async def test_a_decode_worker_that_fails_has_another_pair_go_on(name: str, faul
             await on.failed("unread")  # nobody knows whether it has read
             on.fabric.held.clear()
         await on.failed({"empty": "decode_empty", "hang": "handoff_timeout"}.get(fault, "decode"))
+
+
+async def test_a_decode_worker_that_is_down_before_it_began_is_left_at_once() -> None:
+    """It has no token of the answer: what the client has is the prefill worker's."""
+    async with scene("mock", decode=2, limits=MOVING) as on:
+        for wire in on.decode:
+            wire.legs.faults = ["hang", ""]
+        messages = streamed(on, prompt("r1", TOKENS))
+        found = [await anext(messages)]
+        await until(lambda: any(wire.legs.asked for wire in on.decode))
+        (wire,) = [wire for wire in on.decode if wire.legs.asked]
+        (other,) = [each for each in on.decode if each is not wire]
+        other.legs.faults = []
+        (request,) = on.pools.workers.dispatcher.requests
+        for down in on.pools.workers.monitor.on_down:
+            down(request.attempt.worker_id)
+        async with asyncio.timeout(HandoffLimits().disagg_handoff_timeout_s / 3):
+            found += [each async for each in messages]
+        assert list(found[-1].complete.output_token_ids) == [FIRST, *greedy([*PROMPT, FIRST], 3)]
+        wire.legs.faults = []
+
+
+async def test_a_request_that_each_decode_worker_refuses_is_to_blame_itself() -> None:
+    """A prefill worker's token says nothing of the decode worker that failed before."""
+    limits = RequestLimits(migration_limit=3)
+    async with scene("mock", decode=4, limits=limits) as on:
+        reports = on.pools.workers.monitor.reports
+        convicted: list[int] = []
+        reports.convicted = lambda worker_id, verdict: convicted.append(worker_id)
+        for wire in on.decode:
+            wire.legs.faults = ["refuse"]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await on.answer()
+        assert sum(len(wire.legs.asked) for wire in on.decode) == 2
+        assert not convicted
 
 
 @pytest.mark.parametrize("name", [name for name in WIRES if name not in GOING_ON])

@@ -42,6 +42,8 @@ class Scene:
             await until(lambda pool=pool: not int(pool.router.slots.own_requests().sum()))
             await until(lambda pool=pool: not int(pool.router.slots.active_blocks().sum()))
             assert not pool.prefills
+            rule = pool.handoffs.rule
+            assert not rule._sent and not rule._landing
         await until(lambda: not self.fabric.waiting)
         self.fabric.now += LEASE_S + 2
         await until(lambda: not self.fabric.blocks)

@@ -31,7 +31,8 @@ class OneAtATime:
     """In place of a Decider: a fleet with capacity for `free` more requests."""
 
     def __init__(self, limit: int = 8) -> None:
-        self.free = 0
+        self.free = self.polls = 0
+        self.leg: Decision | None = None
         self.decided: list[str] = []
         self.on_load_fell: list[Any] = []
         self.elsewhere: list[Any] = []
@@ -43,7 +44,10 @@ class OneAtATime:
             raise NoCapacityError("none", overloaded=True)
         self.free -= 1
         self.decided.append(placement.request_id)
-        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 2, 0), None, "always")
+        return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 2, 0), self.leg, "always")
+
+    def poll(self) -> None:
+        self.polls += 1
 
     def release(self, count: int = 1) -> None:
         self.free += count
@@ -100,6 +104,23 @@ async def test_no_more_wait_than_may() -> None:
     assert told.value.overloaded
     decider.release()
     await first
+
+
+def test_who_waits_is_asked_once_a_prefill_worker_has_computed_a_prompt() -> None:
+    """It may be free for the next one long before a decode worker begins."""
+    decider = OneAtATime(limit=1)
+    decider.release()
+    decider.leg = Decision(WorkerWithDpRank(9, 0), 0, 0, 2, 0)
+    handoffs = handoffs_of(decider)
+    ignored = lambda *args, **more: None  # noqa: E731
+    reports = SimpleNamespace(answered=ignored, succeeded=ignored)
+    router = SimpleNamespace(mark_prefill_complete=ignored, free=ignored)
+    monitor = SimpleNamespace(engine=ignored, reports=reports, engines=(), listeners=[])
+    pool: Any = type("Pool", (), {"router": router, "monitor": monitor, "prefills": 0})()
+    _, leg = handoffs.decide_pair(Placement(Prompt(range(32), 16), "r1"), pool)
+    assert leg is not None and not decider.polls
+    leg.on_computed(0)
+    assert decider.polls == 1
 
 
 @pytest.mark.parametrize(
