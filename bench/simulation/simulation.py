@@ -162,7 +162,8 @@ class Simulation:
             self._reports = EngineReports(self.fleet, roles.engines + whole, informed)
         self.prefetches = PrefetchPlan()
         elsewhere = []
-        if self._handoffs is not None and fleet.disagg.disagg == "conditional":
+        way = fleet.disagg.disagg, fleet.disagg.disagg_policy
+        if self._handoffs is not None and way == ("conditional", "forecast"):
             elsewhere.append(self._handoffs.prefill.seconds_until_free)
         self._waiting = [new_queue(router, elsewhere) for router in self.routers]
         self._queues = self.router.limits.any_wait

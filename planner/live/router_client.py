@@ -25,7 +25,10 @@ MOST_PAGES = 64
 MAX_ANSWER_BYTES = 32 << 20
 LONGEST_REQUEST_MS = 86_400e3
 LONGEST_RECORD_MS = 10 * 365 * 86_400e3
+MOST_TOKENS = 100_000_000
 """A record that says more is not believed."""
+LONGEST_WORKER = 40
+"""Characters of a worker's id and rank."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +64,9 @@ class RecordedRequest(msgspec.Struct, frozen=True):
         times = (self.timestamp, self.e2e_ms or 0.0, self.ttft_ms or 0.0, self.itl_ms or 0.0)
         longest = (LONGEST_RECORD_MS, *[LONGEST_REQUEST_MS] * 3)
         in_bounds = all(0 <= each < most for each, most in zip(times, longest, strict=True))
-        return in_bounds and self.input_length > 0
+        answered = max(self.output_length, self.cached_tokens or 0)
+        is_named = len(self.worker) <= LONGEST_WORKER
+        return in_bounds and 0 < self.input_length <= MOST_TOKENS >= answered and is_named
 
     @property
     def worker_id(self) -> int | None:

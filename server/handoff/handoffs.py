@@ -271,8 +271,10 @@ class Handoffs:
         return "" if found is None else found.refusal
 
     def _seconds_until_free(self) -> float:
-        """Until a prefill worker is that these workers may be handed prompts by; inf: none is."""
-        if self.rule.config.disagg != "conditional":
+        """Until a prefill worker is that these workers may be handed prompts by; inf: none is, or
+        it is lengths that decide, which would bring prompts to workers that are not free."""
+        config = self.rule.config
+        if (config.disagg, config.disagg_policy) != ("conditional", "forecast"):
             return math.inf
         pools = [pool for pool, fits in self._fits.items() if fits is not None and fits.connector]
         return min((pool.router.seconds_until_free() for pool in pools), default=math.inf)

@@ -93,6 +93,10 @@ def test_times_of_a_record_become_ours() -> None:
         {"input_length": 0},
         {"ttft_ms": -1.0},
         {"itl_ms": 1e12},
+        {"input_length": 10**12},  # of which a plan would make 2^31 blocks
+        {"output_length": 10**12},
+        {"cached_tokens": 10**12},
+        {"worker": "9" * 5000},
     ],
 )
 def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, Any]) -> None:

@@ -124,15 +124,20 @@ def test_who_waits_is_asked_once_a_prefill_worker_has_computed_a_prompt() -> Non
 
 
 @pytest.mark.parametrize(
-    ("mode", "fits", "expected"),
-    [("conditional", True, 0.2), ("conditional", False, math.inf), ("always", True, math.inf)],
+    ("mode", "policy", "fits", "expected"),
+    [
+        ("conditional", "forecast", True, 0.2),
+        ("conditional", "forecast", False, math.inf),
+        ("conditional", "isl_bounding", True, math.inf),  # lengths alone decide, not who is free
+        ("always", "forecast", True, math.inf),
+    ],
 )
 def test_no_request_is_held_while_a_prefill_worker_that_fits_is_free(
-    mode: str, fits: bool, expected: float
+    mode: str, policy: str, fits: bool, expected: float
 ) -> None:
     decider = OneAtATime()
     handoffs = handoffs_of(decider)
-    handoffs.change(DisaggConfig(disagg=mode), HandoffLimits())
+    handoffs.change(DisaggConfig(disagg=mode, disagg_policy=policy), HandoffLimits())
     router = SimpleNamespace(seconds_until_free=lambda: 0.2)
     pool: Any = type("Pool", (), {"router": router})()
     handoffs._fits[pool] = Fit(PARCELS if fits else None)
