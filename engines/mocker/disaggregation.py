@@ -56,11 +56,13 @@ class DisaggregationRole(NamedTuple):
         phase = request.phase
         if self.mode == "agg" and phase:
             raise unsupported("disaggregated serving", "disaggregated_params")
+        if self.hands_over and phase == 0 and request.max_tokens == 1:
+            return request  # its prefill is all of it
         if phase is not None and self.hands_over != (phase == CONTEXT_ONLY):
             text = f"a request of phase {phase} at a worker for {self.mode}"
             raise InvalidRequestError(text, field="disaggregated_params")
         if self.hands_over:
-            return replace(request, max_tokens=1, min_tokens=0)
+            return replace(request, max_tokens=1, min_tokens=min(1, request.min_tokens))
         if request.handoff is not None:
             self.read_handoff(request.handoff, len(request.token_ids))
         return request

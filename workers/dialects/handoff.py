@@ -17,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...base.errors import UNREADABLE, InvalidRequestError
 from ..trtllm_proto import length_delimited, pb
+from ._token_ids import split_tokens
 
 CONTEXT_ONLY = pb.DisaggregatedParams.REQUEST_TYPE_CONTEXT_ONLY
 GENERATION_ONLY = pb.DisaggregatedParams.REQUEST_TYPE_GENERATION_ONLY
@@ -32,8 +33,11 @@ def for_prefill(request: bytes, fields: bytes = b"", *, limited: bool = True) ->
     """
     more = pb.GenerateRequest(streaming=True)
     if limited:
+        rest, *_ = split_tokens(request)
+        least = pb.GenerateRequest.FromString(rest).sampling_config.min_tokens
         more.max_tokens = 1
-        more.sampling_config.min_tokens = 0
+        # Else a token at which the engine may stop would be all of an answer that has more.
+        more.sampling_config.min_tokens = min(1, least)
     more.disaggregated_params.request_type = CONTEXT_ONLY
     if fields:
         more.disaggregated_params.context_phase_params.kv_cache_blocks = fields

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -332,6 +333,17 @@ async def test_a_folder_that_cannot_be_used_is_named(
         huge.open(8)
     assert not asked, "it would take what is free from all others until it fails"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prefill_engine_runs_answers_of_one_token_and_no_longer_ones_alone() -> None:
+    """And does not end with a stop token where the answer is to have more."""
+    role = DisaggregationRole("prefill", 7, "m", BLOCK)
+    asked = replace(request("a", [1, 2, 3], 1), min_tokens=1, phase=0)
+    assert role.take(asked).max_tokens == role.take(asked).min_tokens == 1
+    with pytest.raises(InvalidRequestError, match="phase 0 at a worker for prefill"):
+        role.take(replace(asked, max_tokens=2))
+    computed = role.take(replace(asked, max_tokens=9, min_tokens=5, phase=CONTEXT_ONLY))
+    assert (computed.max_tokens, computed.min_tokens) == (1, 1)
 
 
 async def test_a_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,16 @@ def request() -> pb.GenerateRequest:
     return made
 
 
-def test_a_prefill_is_the_request_with_one_token() -> None:
+@pytest.mark.parametrize(("least", "of_prefill"), [(0, 0), (1, 1), (5, 1)])
+def test_a_prefill_is_the_request_with_one_token(least: int, of_prefill: int) -> None:
+    """Which is not the last one where the answer is to have more: an engine that may end with it
+    would."""
     asked = request()
+    asked.sampling_config.min_tokens = least
     found = pb.GenerateRequest.FromString(for_prefill(asked.SerializeToString()))
     assert found.tokenized == asked.tokenized and found.request_id == "r1"
-    assert (found.max_tokens, found.streaming, found.sampling_config.min_tokens) == (1, True, 0)
+    assert (found.max_tokens, found.streaming) == (1, True)
+    assert found.sampling_config.min_tokens == of_prefill
     assert found.sampling_config.temperature == 0.5
     assert found.disaggregated_params.request_type == CONTEXT_ONLY
     assert given_handoff(found) is None
