@@ -132,6 +132,12 @@ class Decider:
         return None if bound is None else bound.pinned
 
 
+def seconds_until_taken(router: KvRouter) -> float:
+    """Until one of a router's workers should get a part of a request that need not go there; inf:
+    not before load falls, or a worker comes."""
+    return router.seconds_until_free() if router.takes_any else math.inf
+
+
 def new_queue(router: KvRouter, elsewhere: Sequence[Callable[[], float]] = ()) -> AdmissionQueue:
     """A queue that asks a router when a worker is free, as its configuration says. `elsewhere`:
     see Decider."""

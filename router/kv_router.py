@@ -402,6 +402,13 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 eligible = eligible & self._source.mask([as_worker(worker)])
             return self.limits.seconds_until_free(eligible, now, worker is None, has_more)
 
+    @property
+    def takes_any(self) -> bool:
+        """Whether a worker is here that is not busy: without one, requests are refused at once."""
+        with self._lock:
+            eligible, limits = self.registry.eligible(self._expire()), self.limits
+            return bool((eligible & ~limits.busy() if limits.any_busy else eligible).any())
+
     def wait_times(self) -> Callable[[WorkerLike | None], float]:
         """`seconds_until_free` of any worker, as of now; what they have in common is found once."""
         with self._lock:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import EVEN_SPEEDS, EngineConfig, VirtualFleet
 from ...indexer.event_index import EventIndex
 from ...router.admission import Ticket
-from ...router.decider import new_queue, ticket_of
+from ...router.decider import new_queue, seconds_until_taken, ticket_of
 from ...router.disagg import DisaggConfig
 from ...router.kv_router import KvRouter
 from ...router.placement import Placement
@@ -164,7 +165,7 @@ class Simulation:
         elsewhere = []
         way = fleet.disagg.disagg, fleet.disagg.disagg_policy
         if self._handoffs is not None and way == ("conditional", "forecast"):
-            elsewhere.append(self._handoffs.prefill.seconds_until_free)
+            elsewhere.append(partial(seconds_until_taken, self._handoffs.prefill))
         self._waiting = [new_queue(router, elsewhere) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0

@@ -10,7 +10,7 @@ import structlog
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError
-from ...router.decider import Decider
+from ...router.decider import Decider, seconds_until_taken
 from ...router.disagg import DisaggConfig, PairRule, Verdict
 from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Placement
@@ -277,7 +277,7 @@ class Handoffs:
         if (config.disagg, config.disagg_policy) != ("conditional", "forecast"):
             return math.inf
         pools = [pool for pool, fits in self._fits.items() if fits is not None and fits.connector]
-        return min((pool.router.seconds_until_free() for pool in pools), default=math.inf)
+        return min((seconds_until_taken(pool.router) for pool in pools), default=math.inf)
 
     def _on_changed(self) -> None:
         self._fits.clear()

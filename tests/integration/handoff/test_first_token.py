@@ -1,6 +1,7 @@
 """The prefill engine's token as the client's first, where the decode engine goes on from it."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from support.polling import until
 from dynamo_router.server.request_limits import HandoffLimits, RequestLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
+STORM = int(os.environ.get("CANCEL_STORM", "0"))
+"""Clients that leave at once, before each dialect; 0: some."""
 MOVING = RequestLimits(migration_limit=1)
 SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
 GOING_ON = ["mock", "trtllm-serve", "openengine", "openengine-session-last"]
@@ -135,6 +138,24 @@ async def test_a_decode_worker_that_is_down_before_it_began_is_left_at_once() ->
             found += [each async for each in messages]
         assert list(found[-1].complete.output_token_ids) == [FIRST, *greedy([*PROMPT, FIRST], 3)]
         wire.legs.faults = []
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+async def test_clients_that_leave_between_the_two_first_tokens_leave_nothing(name: str) -> None:
+    async with scene(name, limits=MOVING, handoff=SOON) as on:
+        count = STORM or 40
+
+        async def leaves(number: int) -> None:
+            call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+            stream = call(prompt(f"r{number}", TOKENS).SerializeToString())
+            if number % 3:
+                await anext(aiter(stream))
+            stream.cancel()
+
+        on.decode[0].legs.faults = ["slow"] * count
+        for begin in range(0, count, 40):
+            await asyncio.gather(*(leaves(begin + number) for number in range(40)))
+        on.decode[0].legs.go.set()
 
 
 async def test_a_request_that_each_decode_worker_refuses_is_to_blame_itself() -> None:

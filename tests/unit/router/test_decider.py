@@ -1,6 +1,7 @@
 """Placements in, decisions out: at once by a KvRouter, in their turn by a Decider."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -10,7 +11,7 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.admission import AdmissionConfig, Urgency
 from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.decider import Decider
+from dynamo_router.router.decider import Decider, seconds_until_taken
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.placement import Placement
 
@@ -189,6 +190,17 @@ async def test_nobody_waits_while_a_worker_elsewhere_may_take_a_part() -> None:
         turn = decider.turn(placement(router, "b"))
         async with asyncio.timeout(5.0), turn:
             pass
+
+
+def test_a_fleet_that_takes_nothing_is_never_free() -> None:
+    """For its own requests it is: they are refused at once. Those of others go nowhere there."""
+    busy = AdmissionConfig(hold=False, active_prefill_tokens_threshold=1)
+    with router_of(0, busy) as router:
+        assert (router.seconds_until_free(), seconds_until_taken(router)) == (0.0, math.inf)
+        router.add_worker(1)
+        assert seconds_until_taken(router) == 0.0
+        Decider(router).decide(placement(router, "a"))
+        assert (router.seconds_until_free(), seconds_until_taken(router)) == (0.0, math.inf)
 
 
 def test_a_cap_on_requests_holds_for_those_that_others_take_a_part_of() -> None:

@@ -138,7 +138,7 @@ def test_no_request_is_held_while_a_prefill_worker_that_fits_is_free(
     decider = OneAtATime()
     handoffs = handoffs_of(decider)
     handoffs.change(DisaggConfig(disagg=mode, disagg_policy=policy), HandoffLimits())
-    router = SimpleNamespace(seconds_until_free=lambda: 0.2)
+    router = SimpleNamespace(seconds_until_free=lambda: 0.2, takes_any=True)
     pool: Any = type("Pool", (), {"router": router})()
     handoffs._fits[pool] = Fit(PARCELS if fits else None)
     (elsewhere,) = decider.elsewhere
