@@ -1,18 +1,19 @@
 """What holds of a plain chat however it goes and ends, on its own way and on that of all others."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from os import environ
 from typing import Any
 
 import grpc
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, stall
-from support.frontend.chat_ways import WAYS, Answer, chat, chat_door, text_of
+from support.frontend.chat_ways import ROUTER, WAYS, Answer, chat, chat_door, text_of
 from support.polling import until
-from support.servers.openai_serving import BLOCK
 
 from dynamo_router.router.admission import AdmissionConfig
-from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.policies import guarded
 from dynamo_router.router.policy import Policy
 from dynamo_router.server.caller_limits import CallerLimits
@@ -50,6 +51,17 @@ async def test_texts_and_usage_are_what_the_engine_said(way: str) -> None:
             assert found == Answer(200, text_of(IDS), "length", usage, "", whole=True)
         door.taken.check(way)
         assert {(r.status, r.error) for r in door.ended} == {(200, "")}
+
+
+async def test_a_body_cut_at_each_byte(way: str) -> None:
+    body = chat("a é漢👩‍👧 of")
+    size = len(json.dumps(body, ensure_ascii=False).encode())
+    async with chat_door(way, engine := FakeEngine(in_steps)) as door:
+        for part in range(0, size, 1 if environ.get("ADVERSITY_PROFILE") == "long" else 3):
+            found = await (await door.send(body, part=part)).answer()
+            assert (found.text, found.whole) == (text_of(IDS), True)
+        asked = {tuple(request.tokenized.input_token_ids) for request in engine.requests}
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, len(IDS)])
@@ -158,10 +170,8 @@ async def waits(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator
 
 async def test_who_waits_for_a_slot_may_leave_or_be_served(way: str) -> None:
     admission = AdmissionConfig(queue_threshold=0)
-    config = KvRouterConfig(
-        block_size=BLOCK, seed=1, router_predicted_ttl_secs=0, admission=admission
-    )
-    async with chat_door(way, engine := FakeEngine(waits), router=config) as door:
+    router = replace(ROUTER, admission=admission)
+    async with chat_door(way, engine := FakeEngine(waits), router=router) as door:
         first = await door.send(chat())
         await until(lambda: engine.requests)
         queue = door.server.pool.decider.queue
