@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete, fail, hang, stall
-from support.frontend.chat_ways import ROUTER, WAYS, Answer, chat, chat_door, text_of
+from support.frontend.chat_ways import ROUTER, WAYS, Answer, chat, chat_server, text_of
 from support.polling import until
 
 from dynamo_router.router.admission import AdmissionConfig
@@ -40,25 +40,25 @@ async def breaks(engine: FakeEngine, request: Any, context: Any) -> AsyncIterato
 
 async def test_texts_and_usage_are_what_the_engine_said(way: str) -> None:
     engine = FakeEngine(in_steps)
-    async with chat_door(way, engine) as door:
+    async with chat_server(way, engine) as chats:
         for limits in ({}, {"temperature": 0.5, "top_k": 3, "ignore_eos": True}):
-            found = await door.ask(chat(**limits))
+            found = await chats.ask(chat(**limits))
             (asked,) = engine.requests
             engine.requests.clear()
             engine.ended.clear()
             tokens = len(asked.tokenized.input_token_ids)
             usage = tokens, len(IDS)
             assert found == Answer(200, text_of(IDS), "length", usage, "", whole=True)
-        door.taken.check(way)
-        assert {(r.status, r.error) for r in door.ended} == {(200, "")}
+        chats.taken.check(way)
+        assert {(r.status, r.error) for r in chats.ended} == {(200, "")}
 
 
 async def test_a_body_cut_at_each_byte(way: str) -> None:
     body = chat("a é漢👩‍👧 of")
     size = len(json.dumps(body, ensure_ascii=False).encode())
-    async with chat_door(way, engine := FakeEngine(in_steps)) as door:
+    async with chat_server(way, engine := FakeEngine(in_steps)) as chats:
         for part in range(0, size, 1 if environ.get("ADVERSITY_PROFILE") == "long" else 3):
-            found = await (await door.send(body, part=part)).answer()
+            found = await (await chats.send(body, part=part)).answer()
             assert (found.text, found.whole) == (text_of(IDS), True)
         asked = {tuple(request.tokenized.input_token_ids) for request in engine.requests}
         assert len(asked) == 1
@@ -67,10 +67,10 @@ async def test_a_body_cut_at_each_byte(way: str) -> None:
 @pytest.mark.parametrize("after", [0, 1, 4, len(IDS)])
 async def test_an_engine_that_is_killed_in_each_phase(way: str, after: int) -> None:
     first, second = FakeEngine(breaks), FakeEngine(breaks)
-    async with chat_door(way, first, second) as door:
-        for engine in door.engines:
+    async with chat_server(way, first, second) as chats:
+        for engine in chats.engines:
             engine.breaks_after = after  # type: ignore[attr-defined]
-        client = await door.send(chat())
+        client = await chats.send(chat())
         await until(lambda: first.requests or second.requests)
         killed, other = (first, second) if first.requests else (second, first)
         other.script = in_steps
@@ -78,14 +78,14 @@ async def test_an_engine_that_is_killed_in_each_phase(way: str, after: int) -> N
             await client.begun()
         await killed.stop()
         data = await client.answer()
-        await until(lambda: not door.server.dispatcher.in_flight)
+        await until(lambda: not chats.server.dispatcher.in_flight)
         if not after:
             assert data.text == text_of(IDS) and data.reason == "length" and data.whole
-            assert [record.error for record in door.ended] == [""]
+            assert [record.error for record in chats.ended] == [""]
         else:
-            (record,) = door.ended
+            (record,) = chats.ended
             assert "lost in mid-stream" in record.error and record.failure == 503
-        door.taken.check(way, decided=False)
+        chats.taken.check(way, decided=False)
         killed.requests.clear()
         killed.ended.clear()
 
@@ -95,14 +95,14 @@ async def test_an_engine_that_is_killed_in_each_phase(way: str, after: int) -> N
     [(Code.RESOURCE_EXHAUSTED, 429), (Code.INTERNAL, 500), (Code.INVALID_ARGUMENT, 400)],
 )
 async def test_what_engines_refuse_is_refused(way: str, code: Any, status: int) -> None:
-    async with chat_door(
+    async with chat_server(
         way, FakeEngine(fail(code, "no slot")), FakeEngine(fail(code, "no slot"))
-    ) as door:
-        found = await door.ask(chat())
+    ) as chats:
+        found = await chats.ask(chat())
         assert found.status == status and found.whole
-        await door.settled()
-        assert [record.status for record in door.ended] == [status]
-        door.taken.check(way, decided=False)
+        await chats.settled()
+        assert [record.status for record in chats.ended] == [status]
+        chats.taken.check(way, decided=False)
 
 
 async def test_a_garbled_message_of_an_engine_is_its_failure(way: str) -> None:
@@ -110,8 +110,8 @@ async def test_a_garbled_message_of_an_engine_is_its_failure(way: str) -> None:
         yield chunk(request, 64)
         yield Garbage()
 
-    async with chat_door(way, FakeEngine(garbled)) as door:
-        found = await door.ask(chat())
+    async with chat_server(way, FakeEngine(garbled)) as chats:
+        found = await chats.ask(chat())
         assert (found.status, found.text, found.reason, found.whole) == (
             200,
             text_of([64]),
@@ -119,8 +119,8 @@ async def test_a_garbled_message_of_an_engine_is_its_failure(way: str) -> None:
             True,
         )
         assert found.error
-        await door.settled()
-        assert door.ended[0].error and door.ended[0].failure
+        await chats.settled()
+        assert chats.ended[0].error and chats.ended[0].failure
 
 
 class Garbage:
@@ -138,28 +138,28 @@ class Raising(Policy):
 
 
 async def test_a_policy_of_ones_own_that_raises_ends_no_chat(way: str) -> None:
-    async with chat_door(way, FakeEngine(in_steps), FakeEngine(in_steps)) as door:
-        router = door.server.router
+    async with chat_server(way, FakeEngine(in_steps), FakeEngine(in_steps)) as chats:
+        router = chats.server.router
         router._choice.policy = router._policy = guarded(Raising(), "raising", router.config)
         router._plain = None  # it is of the policy that was there
         for _ in range(3):
-            found = await door.ask(chat())
+            found = await chats.ask(chat())
             assert (found.text, found.whole) == (text_of(IDS), True)
         assert router.policy_failures >= 3
-        door.taken.check(way, decided=False)
+        chats.taken.check(way, decided=False)
 
 
 async def test_requests_beyond_the_limit_are_refused_and_give_their_room_back(way: str) -> None:
     limits = CallerLimits(max_requests=2, max_share_per_caller=1.0)
-    async with chat_door(way, engine := FakeEngine(stall), peers=limits) as door:
-        running = [await door.send(chat()) for _ in range(2)]
+    async with chat_server(way, engine := FakeEngine(stall), peers=limits) as chats:
+        running = [await chats.send(chat()) for _ in range(2)]
         await until(lambda: len(engine.requests) == 2)
-        assert (await door.ask(chat())).status == 429
+        assert (await chats.ask(chat())).status == 429
         engine.go.set()
         assert all([(await each.answer()).whole for each in running])
-        assert (await door.ask(chat())).whole
-        await door.settled()
-        assert sorted(record.status for record in door.ended) == [200, 200, 200, 429]
+        assert (await chats.ask(chat())).whole
+        await chats.settled()
+        assert sorted(record.status for record in chats.ended) == [200, 200, 200, 429]
 
 
 async def waits(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -171,11 +171,11 @@ async def waits(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator
 async def test_who_waits_for_a_slot_may_leave_or_be_served(way: str) -> None:
     admission = AdmissionConfig(queue_threshold=0)
     router = replace(ROUTER, admission=admission)
-    async with chat_door(way, engine := FakeEngine(waits), router=router) as door:
-        first = await door.send(chat())
+    async with chat_server(way, engine := FakeEngine(waits), router=router) as chats:
+        first = await chats.send(chat())
         await until(lambda: engine.requests)
-        queue = door.server.pool.decider.queue
-        waiting = [await door.send(chat()) for _ in range(3)]
+        queue = chats.server.pool.decider.queue
+        waiting = [await chats.send(chat()) for _ in range(3)]
         await until(lambda: len(queue) == 3)
         await waiting[1].leaves()
         await until(lambda: len(queue) == 2)
@@ -187,17 +187,17 @@ async def test_who_waits_for_a_slot_may_leave_or_be_served(way: str) -> None:
 
 @pytest.mark.parametrize("script", [hang, stall])
 async def test_a_client_that_leaves_frees_its_worker(way: str, script: Any) -> None:
-    async with chat_door(way, engine := FakeEngine(script)) as door:
-        client = await door.send(chat())
+    async with chat_server(way, engine := FakeEngine(script)) as chats:
+        client = await chats.send(chat())
         await until(lambda: engine.requests)
         if script is stall:
             await client.begun()
         await client.leaves()
-        await door.settled()
+        await chats.settled()
         assert not engine.finished
-        (record,) = door.ended
+        (record,) = chats.ended
         assert record.status == (499 if script is hang else 200)
-        door.taken.check(way)
+        chats.taken.check(way)
 
 
 FLOOD = 1200
@@ -212,14 +212,14 @@ async def floods(engine: FakeEngine, request: Any, context: Any) -> AsyncIterato
 
 
 async def test_a_client_that_leaves_while_it_is_written_to(way: str) -> None:
-    async with chat_door(way, engine := FakeEngine(floods)) as door:
+    async with chat_server(way, engine := FakeEngine(floods)) as chats:
         for read in (1, 50_000):
-            client = await door.send(chat(), buffer=4096)
+            client = await chats.send(chat(), buffer=4096)
             await client.reader.readexactly(read)
             await client.leaves()
-            await door.settled()
+            await chats.settled()
         assert len(engine.ended) == 2 and not engine.finished
-        door.taken.check(way)
+        chats.taken.check(way)
 
 
 async def test_a_client_that_does_not_read_holds_its_engine_back_and_gets_all(way: str) -> None:
@@ -231,21 +231,21 @@ async def test_a_client_that_does_not_read_holds_its_engine_back_and_gets_all(wa
             sent += 1
             yield message
 
-    async with chat_door(way, FakeEngine(counted)) as door:
-        client = await door.send(chat(), buffer=4096)
-        await until(lambda: not full(door))
+    async with chat_server(way, FakeEngine(counted)) as chats:
+        client = await chats.send(chat(), buffer=4096)
+        await until(lambda: not full(chats))
         held = await at_rest(lambda: sent)
         assert held < FLOOD
         found = await client.answer()
         assert found.text == text_of(EACH) * FLOOD
         assert found.whole and found.usage is not None
         assert found.usage[1] == FLOOD * len(EACH)
-        door.taken.check(way)
+        chats.taken.check(way)
 
 
-def full(door: Any) -> bool:
+def full(chats: Any) -> bool:
     """Whether no client has a buffer that is full."""
-    return all(each.client.reads for each in door.connections.open)
+    return all(each.client.reads for each in chats.connections.open)
 
 
 async def at_rest(count: Any) -> int:
@@ -261,11 +261,11 @@ async def at_rest(count: Any) -> int:
 
 async def test_a_silent_engine_is_given_up_for_another(way: str) -> None:
     limits = RequestLimits(attempt_timeout_s=0.3)
-    async with chat_door(way, FakeEngine(in_steps), FakeEngine(in_steps), limits=limits) as door:
-        first, second = door.engines
+    async with chat_server(way, FakeEngine(in_steps), FakeEngine(in_steps), limits=limits) as chats:
+        first, second = chats.engines
         first.script = second.script = hang
-        client = await door.send(chat())
+        client = await chats.send(chat())
         await until(lambda: first.requests or second.requests)
         (second if first.requests else first).script = in_steps
         assert (await client.answer()).text == text_of(IDS)
-        door.taken.check(way, decided=False)
+        chats.taken.check(way, decided=False)

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import grpc
 import pytest
 from support.fake_engine import FakeEngine, chunk, complete
-from support.frontend.chat_ways import WAYS, Answer, Door, chat, chat_door, text_of
+from support.frontend.chat_ways import WAYS, Answer, ChatServer, chat, chat_server, text_of
 from support.polling import until
 
 import dynamo_router
@@ -67,25 +67,25 @@ async def three(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator
 WORDS = text_of([64, 65, 66])
 
 
-def by_client(door: Door) -> None:
+def by_client(chats: ChatServer) -> None:
     """Its connection is lost."""
-    for connection in list(door.connections.open):
+    for connection in list(chats.connections.open):
         connection._transport.abort()
 
 
-def by_server(door: Door) -> None:
-    """The server's door is closed."""
-    note(door.openai.close())
+def by_server(chats: ChatServer) -> None:
+    """The server's listener is closed."""
+    note(chats.openai.close())
 
 
-def by_abort(door: Door) -> None:
+def by_abort(chats: ChatServer) -> None:
     """It is aborted by its id."""
-    dispatcher = door.server.dispatcher
+    dispatcher = chats.server.dispatcher
     for request in list(dispatcher.requests):
         note(dispatcher.abort(request.request_id))
 
 
-def by_engine(door: Door) -> None:
+def by_engine(chats: ChatServer) -> None:
     """The connection to its engine is lost."""
     for connection in engine_connections:
         if connection._transport is not None:
@@ -126,19 +126,21 @@ def check(found: Answer, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("act", [by_client, by_server, by_abort, by_engine])
-async def test_a_chat_that_is_cut_off_leaves_nothing(act: Callable[[Door], None], way: str) -> None:
-    async with chat_door(way, engine := FakeEngine(three)) as door:
+async def test_a_chat_that_is_cut_off_leaves_nothing(
+    act: Callable[[ChatServer], None], way: str
+) -> None:
+    async with chat_server(way, engine := FakeEngine(three)) as chats:
         number, came, ends = 1, True, set()
         while came:
-            await until(lambda: door.server.monitor.any_ready)
-            with Moment(number, partial(act, door)) as moment:
-                found = await door.ask(chat())
+            await until(lambda: chats.server.monitor.any_ready)
+            with Moment(number, partial(act, chats)) as moment:
+                found = await chats.ask(chat())
             came = moment.came
             await until(lambda: not acting)
             engine.aborted.clear()
-            await door.settled()
+            await chats.settled()
             if act is by_server and came:
-                await door.openai.listen()
+                await chats.openai.listen()
             check(found, way)
             ends.add((found.status, bool(found.text), found.whole, bool(found.error)))
             number += STRIDE

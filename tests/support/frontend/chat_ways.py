@@ -203,7 +203,7 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
     return b"".join(found), False
 
 
-class Door:
+class ChatServer:
     """The server, and all that was asked of it."""
 
     def __init__(self, served: Served, way: str, taken: Taken, engines: list[FakeEngine]) -> None:
@@ -259,7 +259,7 @@ class Door:
     async def ask(self, body: dict[str, Any]) -> Answer:
         try:
             client = await self.send(body)
-        except ConnectionError:  # the door is closed
+        except ConnectionError:  # its listener is closed
             return Answer(0)
         return await client.answer()
 
@@ -321,7 +321,7 @@ def kept() -> Counter[str]:
 
 
 @asynccontextmanager
-async def chat_door(way: str, *engines: FakeEngine, **config: Any) -> AsyncIterator[Door]:
+async def chat_server(way: str, *engines: FakeEngine, **config: Any) -> AsyncIterator[ChatServer]:
     """Serve the engines to plain chats that go this way. Every request has left nothing when the
     block ends."""
     config.setdefault(
@@ -331,28 +331,28 @@ async def chat_door(way: str, *engines: FakeEngine, **config: Any) -> AsyncItera
         engine.has_events = True
     with chats_go(way) as taken:
         async with openai_serving(*engines, **config) as served:
-            door = Door(served, way, taken, list(engines))
+            chats = ChatServer(served, way, taken, list(engines))
             scripts = [engine.script for engine in engines]
             for engine in engines:
                 engine.script = answer
 
             async def is_plain() -> bool:
                 """The words of a first one are not known, nor are the engines' caches at first."""
-                assert (await door.ask(chat())).text
+                assert (await chats.ask(chat())).text
                 return way == "long" or (taken.begun[-1] and taken.decided[-1:] == [True])
 
             await until(is_plain)
-            await door.settled()
+            await chats.settled()
             for engine, script in zip(engines, scripts, strict=True):
                 engine.script = script
                 engine.requests.clear()
                 engine.ended.clear()
                 engine.finished.clear()
             taken.clear()
-            door.counted.clear()
+            chats.counted.clear()
             gc.freeze()  # so that looking for what is kept takes no time
             try:
-                yield door
-                await door.check()
+                yield chats
+                await chats.check()
             finally:
                 gc.unfreeze()
