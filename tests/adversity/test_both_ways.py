@@ -57,7 +57,7 @@ async def test_a_body_cut_at_each_byte(way: str) -> None:
     body = chat("a é漢👩‍👧 of")
     size = len(json.dumps(body, ensure_ascii=False).encode())
     async with chat_server(way, engine := FakeEngine(in_steps)) as chats:
-        for part in range(0, size, 1 if environ.get("ADVERSITY_PROFILE") == "long" else 3):
+        for part in range(0, size, 1 if environ.get("ADVERSITY_PROFILE") == "long" else 9):
             found = await (await chats.send(body, part=part)).answer()
             assert (found.text, found.whole) == (text_of(IDS), True)
         asked = {tuple(request.tokenized.input_token_ids) for request in engine.requests}

@@ -24,7 +24,7 @@ from support.polling import until
 import dynamo_router
 from dynamo_router.transport.http2.client_channel import ClientConnection
 
-STRIDE = 1 if environ.get("ADVERSITY_PROFILE") == "long" else 5
+STRIDE = 1 if environ.get("ADVERSITY_PROFILE") == "long" else 7
 ROOTS = tuple(str(Path(path).resolve()) for path in dynamo_router.__path__)
 
 
