@@ -40,6 +40,7 @@ LIMITS = (
     "max_prompt_tokens",
     "max_streams",
     "max_unknown_workers",
+    "max_unread_prompts",
     "message_timeout_s",
     "pick_timeout_s",
     "queue_timeout_s",

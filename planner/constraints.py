@@ -110,8 +110,10 @@ def constrain(
 
 def _within_bounds(wanted: Fleet, constraints: Constraints, reasons: list[str]) -> Fleet:
     """Every role in use has its fewest engines, and all together fit the budget."""
-    bounded = wanted
-    for role, count in wanted:
+    # Whatever a formula asks for, it takes no longer than the budget is large.
+    most = constraints.engines_max
+    bounded = Fleet(*(min(count, most + 1) for _, count in wanted))
+    for role, count in bounded:
         if 0 < count < constraints.engines_min:
             reasons.append(f"at least {constraints.engines_min} {role}")
             bounded = bounded.replaced(role, constraints.engines_min)

@@ -57,16 +57,3 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     def in_state(self, state: DecisionState) -> "Decision":
         return msgspec.structs.replace(self, state=state)
-
-
-def encode_decision(decision: Decision) -> bytes:
-    """As JSON, for a store."""
-    return msgspec.json.encode(decision)
-
-
-def decode_decision(data: bytes) -> Decision:
-    """Raises ValueError, with what is wrong, for what is no decision."""
-    try:
-        return msgspec.json.decode(data, type=Decision)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"not a decision: {error}") from None

@@ -39,7 +39,8 @@ class ObservedRequest:
 
     `arrival_s` is on the clock of `Observation.at`. `block_ids` name the blocks of its prompt, of
     `Observation.block_size` tokens: equal ids are equal beginnings. Output and latencies are None
-    while they are unknown: it waits or runs, or was lost.
+    while they are unknown: it waits or runs, or was lost. ValueError for a time or a latency that
+    is no number, or for fewer than no tokens.
     """
 
     arrival_s: float
@@ -52,6 +53,14 @@ class ObservedRequest:
     cached_tokens: int | None = None
     worker_id: int | None = None
 
+    def __post_init__(self) -> None:
+        latencies = (self.ttft_ms or 0.0, self.itl_ms or 0.0)
+        tokens = self.prompt_tokens > 0 and (self.output_tokens or 0) >= 0
+        if not (
+            tokens and math.isfinite(self.arrival_s) and all(0 <= n < math.inf for n in latencies)
+        ):
+            raise ValueError(f"a request that makes no sense: {self}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -59,7 +68,9 @@ class Observation:
 
     `requests` are those of the last `window_s` seconds in the order of their arrival; None: the
     server's records cannot be read, which is no silence. `queued` and `queue_age_s` are of the
-    router's queue; None: not reported. `unmatched` are reports of workers that discovery has not.
+    router's queue; None: not reported. `unmatched` are reports of workers that discovery has not,
+    `senseless` records of requests that were left out, as they make no sense. ValueError for a
+    time, a window or a size of blocks that cannot be.
     """
 
     at: float
@@ -71,10 +82,15 @@ class Observation:
     queued: int | None = None
     queue_age_s: float | None = None
     unmatched: int = 0
+    senseless: int = 0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.at):
             raise ValueError(f"an observation at {self.at} s is at no time")
+        if not 0 <= self.window_s < math.inf:
+            raise ValueError(f"an observation of {self.window_s} s")
+        if self.block_size < 1:
+            raise ValueError(f"blocks of {self.block_size} tokens")
 
     def fleet(self, *states: WorkerState) -> Fleet:
         """Workers in these states; without any, those that serve or will: neither draining nor

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .arrival_bins import ArrivalBins
 from .candidates import roles_of
 from .constraints import Change, Constraints, constrain
 from .decision import Decision, DecisionKind, Score
 from .fleet import ROLES, Fleet, Role
-from .forecast import LONGEST_STRETCH, ArrivalForecast
+from .forecast import LONGEST_STRETCH, ONE_RATE_S, ArrivalForecast
 from .objectives import Objectives
 from .observation import Observation, choose_victims
 from .planning import CpuBudget, Oracle, PlanningConfig
@@ -45,6 +46,10 @@ many plans have to agree, half as many again after an hour without, and AGREEING
 arrivals are no longer those of that time."""
 LEAST_TRIALS, MANY_TRIALS, MOST_TRIALS = 3, 8, 64
 """Plans of a steady load: from how many on their mean may keep a fleet, and change it."""
+ALIKE = 1.1
+"""times as fast, or as slow: plans with other engines than the model has by now do not count."""
+TRIED_S = 300.0
+"""that a fleet has served, from when on what it was seen to miss says more than plans do."""
 LEAST_BINS, KNOWN_BINS = 4, 8
 """Bins of arrivals that are known to a plan at least, and to one whose fleets count in a mean."""
 SPARE = 0.1, 0.5
@@ -59,10 +64,11 @@ IDLE_S = 300.0
 
 
 class _Trial(NamedTuple):
-    """What a plan found that the present fleet keeps, and smaller ones."""
+    """What a plan found that the present fleet keeps, and smaller ones, with engines of a speed."""
 
     at: float
     kept: dict[Fleet, float]
+    speed: float
 
     def most(self, fleet: Fleet) -> float:
         """What `fleet` keeps at most: no more than any that is as large."""
@@ -128,6 +134,8 @@ class Planner:
             reasons.append(self._bins.trouble)
         if seen.unmatched:
             reasons.append(f"{seen.unmatched} reports of unknown workers were left out")
+        if seen.senseless:
+            reasons.append(f"{seen.senseless} records of requests make no sense and were left out")
         failed = seen.fleet("failed")
         if failed.engines:
             reasons.append(f"given up, as they do not get ready: {failed}")
@@ -241,13 +249,18 @@ class Planner:
             self._next_plan = seen.at + SOON_S
             return present, (), False, ["too little is known of arrivals"]
         level = self.level(seen)
+
+        def path(dispersion: float) -> NDArray[np.float64]:
+            steady = self.forecast.of_one_rate(level, dispersion)
+            return self.forecast.quantile(level, self._dispersion) if steady is None else steady
+
         problem = Problem(
             config=self.config,
             model=self.model,
             objectives=self.objectives,
             constraints=self.constraints,
             proposals=self._proposals,
-            path=self.forecast.quantile(level, self._dispersion),
+            path=path,
             level=level,
             capacity=dict(self.capacity),
             oracle=self._oracle,
@@ -302,8 +315,11 @@ class Planner:
             for fleet, outcome in search.outcomes.items()
             if fleet.lowest(present) == fleet
         }
-        if self.forecast.seen >= KNOWN_BINS and steady_s:
-            self._trials.append(_Trial(seen.at, kept))
+        settled = self.forecast.is_settled(self._dispersion)
+        if self.forecast.seen >= KNOWN_BINS and (steady_s or settled):
+            self._trials.append(_Trial(seen.at, kept, self.model.speed))
+        if settled:
+            return self._of_settled_load(seen, present, wanted, kept)
         since = max(seen.at - min(steady_s, self.config.window_s), self._regret_at)
         trials = [each for each in self._trials if since < each.at <= seen.at]
         if len(trials) < LEAST_TRIALS:
@@ -317,7 +333,7 @@ class Planner:
             share, count = attainment(seen, self.objectives, self.config.plan_every_s)
             if share is None or count < LEAST_SAMPLES or 1 - share > allowed:
                 return wanted  # what is measured is not outvoted
-            if 1 - _Trial(seen.at, kept).most(present) > 2 * allowed:
+            if 1 - _Trial(seen.at, kept, 1.0).most(present) > 2 * allowed:
                 return wanted  # too much is at stake
             return present if missed[present] <= allowed else wanted
         if wanted == present and len(trials) < max(MANY_TRIALS, self._agreeing):
@@ -327,6 +343,39 @@ class Planner:
             for fleet in kept
             if missed[fleet] <= SHRINK_MARGIN * allowed and fleet.lowest(chosen) == chosen
         ]
+        return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
+
+    def _of_settled_load(
+        self, seen: Observation, present: Fleet, wanted: Fleet, kept: dict[Fleet, float]
+    ) -> Fleet:
+        """What is wanted while arrivals have been of one rate for an hour: a larger fleet where
+        this one was seen to miss too much, or, as long as it is new, plans say so in the mean; and
+        a smaller one that many plans have found enough in the mean."""
+        since = max(seen.at - ONE_RATE_S, self._regret_at)
+        trials = [
+            each
+            for each in self._trials
+            if since < each.at <= seen.at and 1 / ALIKE < each.speed / self.model.speed < ALIKE
+        ]
+        costs, allowed = self.constraints.costs, 1 - self.objectives.target
+        if len(trials) < LEAST_TRIALS:
+            return wanted if wanted.cost(costs) > present.cost(costs) else present
+        missed = {
+            fleet: 1 - float(np.mean([each.most(fleet) for each in trials]))
+            for fleet in {*kept, present}
+        }
+        if wanted.cost(costs) > present.cost(costs):
+            newest_s = min((each.age_s for each in seen.workers), default=0.0)
+            served_s = min(seen.window_s, newest_s - self.config.start_up_s)
+            share, count = attainment(seen, self.objectives, served_s)
+            if share is not None and count >= LEAST_SAMPLES and served_s >= TRIED_S:
+                # Plans that find it enough say that a burst was seen: it has to be a worse one.
+                chance = missed[present] <= SHRINK_MARGIN * allowed
+                return wanted if 1 - share > (1 + chance) * allowed else present
+            return wanted if missed[present] > allowed else present
+        if trials[-1].at - trials[0].at < ONE_RATE_S / 3 or len(trials) < self._agreeing:
+            return present
+        enough = [fleet for fleet in kept if missed[fleet] <= SHRINK_MARGIN * allowed]
         return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
 
     def _plan_silence(

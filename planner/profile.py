@@ -23,6 +23,8 @@ PREFILL = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
 DECODE = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
 KEY = "profile"
 LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+LEAST, MOST = 1e-3, 1e9
+"""ms, and tokens a second, that a profile may have."""
 USES = np.linspace(0.05, 1.0, 20)
 
 Array = NDArray[np.float64]
@@ -102,6 +104,8 @@ def read_curves(paths: Sequence[str]) -> Curves:
     for name in ("prefill_ttft", "prefill_thpt_per_gpu", "z_itl", "z_thpt_per_gpu"):
         if (arrays[name] <= 0).any():
             raise bad_setting(KEY, f"{name} has a value that is not above 0")
+        if ((arrays[name] < LEAST) | (arrays[name] > MOST)).any():
+            raise bad_setting(KEY, f"{name} has a value that is not from {LEAST:g} to {MOST:g}")
     usage = arrays["x_kv_usage"]
     if (usage < 0).any() or (usage > 1).any():
         raise bad_setting(KEY, "x_kv_usage has a share that is not from 0 to 1")

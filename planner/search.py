@@ -51,16 +51,16 @@ Proposal = Callable[[Observation], Fleet | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a plan is searched for with. `path`: counts of the coming bins, as they are planned for;
-    `level`: the forecast's quantile that they are; `capacity`: requests a second that an engine is
-    known to serve well; `number`: of all that is random."""
+    """What a plan is searched for with. `path`: counts of the coming bins, as they are planned for,
+    by the dispersion of arrivals; `level`: the forecast's quantile that they are; `capacity`:
+    requests a second that an engine is known to serve well; `number`: of all that is random."""
 
     config: PlanningConfig
     model: EngineModel
     objectives: Objectives
     constraints: Constraints
     proposals: Mapping[str, Proposal]
-    path: NDArray[np.float64]
+    path: Callable[[float], NDArray[np.float64]]
     level: float
     capacity: Mapping[Role, float]
     oracle: Oracle | None
@@ -93,6 +93,7 @@ class Search:
         budget.note_bodies(len(window), budget.spent_s - before)
         self.outcomes: dict[Fleet, Outcome] = {}
         self._proposed: dict[Fleet, str] = {}
+        self._path = problem.path(self.dispersion)
         self._resize()
 
     def _resize(self) -> None:
@@ -109,7 +110,7 @@ class Search:
         # One that is dated after what is seen, by a router's clock, is past as well.
         self._lead_s = np.minimum([each.arrival_s - self._seen.at for each in self.lead], -1e-6)
         horizon_s = problem.config.horizon_s
-        self._coming = coming = _arrivals(problem.path, BIN_S, horizon_s, problem.number)
+        self._coming = coming = _arrivals(self._path, BIN_S, horizon_s, problem.number)
         self.rate = len(coming) / horizon_s
         if problem.oracle is not None:
             self._foreseen, self._coming = problem.oracle.requests(

@@ -63,13 +63,17 @@ class LoopTurns:
         finally:
             self._turns.remove(caller, waiter)  # nothing, but of a task that was cancelled
 
-    def call(self, seconds: float, begin: Callable[[], object], caller: str | None = None) -> None:
+    def call(self, seconds: float, begin: Callable[[], object]) -> None:
         """Call it once work of about `seconds` seconds, which follows from it, may begin."""
         if self.begins_now(seconds):
             begin()
         else:
-            caller = current_account() if caller is None else caller
-            self._put(caller, _Waiter(begin, seconds))
+            self.put(seconds, begin)
+
+    def put(self, seconds: float, begin: Callable[[], object], caller: str | None = None) -> None:
+        """Call it in a later turn: `begins_now` said so."""
+        caller = current_account() if caller is None else caller
+        self._put(caller, _Waiter(begin, seconds))
 
     def begins_now(self, seconds: float) -> bool:
         """Whether work of about `seconds` seconds begins at once; else have it wait."""

@@ -11,7 +11,7 @@ reported to the router (`mark_prefill_complete`, `free`), and by `poll` here tha
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,8 +41,11 @@ class Decider:
         *,
         before_decision: Callable[[Placement], object] | None = None,
     ) -> None:
+        self.elsewhere: list[Callable[[], float]] = []
+        """called for the seconds until a worker is free that takes a part of requests: none waits
+        for the router's own workers meanwhile"""
         if admission is None and router.limits.any_wait:
-            admission = Admission(new_queue(router))
+            admission = Admission(new_queue(router, self.elsewhere))
         self.router = router
         self._admission = admission
         self._before_decision = before_decision
@@ -129,14 +132,30 @@ class Decider:
         return None if bound is None else bound.pinned
 
 
-def new_queue(router: KvRouter) -> AdmissionQueue:
-    """A queue that asks a router when a worker is free, as its configuration says."""
+def new_queue(router: KvRouter, elsewhere: Sequence[Callable[[], float]] = ()) -> AdmissionQueue:
+    """A queue that asks a router when a worker is free, as its configuration says. `elsewhere`:
+    see Decider."""
     limits = router.limits
+
+    def of_all(own_s: float, lane: Lane) -> float:
+        # A cap on a worker's requests is also for those whose prompts are computed elsewhere.
+        if own_s <= 0 or lane is not None or router.limits.caps:
+            return own_s
+        return min(own_s, *(seconds() for seconds in elsewhere))
+
+    def free_s(lane: Lane) -> float:
+        own_s = router.seconds_until_free(lane)
+        return of_all(own_s, lane) if elsewhere else own_s
+
+    def wait_times() -> Callable[[Lane], float]:
+        own = router.wait_times()
+        return (lambda lane: of_all(own(lane), lane)) if elsewhere else own
+
     return AdmissionQueue(
-        router.seconds_until_free,
+        free_s,
         policy=limits.queue_policy,
         limit=limits.config.queue_limit,
-        wait_times=router.wait_times,
+        wait_times=wait_times,
         now=router.clock.now,
         shares=limits.tenants,
         over_share_wait_s=partial(router.seconds_until_free, has_more=True),

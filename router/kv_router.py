@@ -315,18 +315,19 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 request_id, target.number, target.candidates, prompt, takers, self.config, expected,
                 placement.tenant, placement.owner, is_expected=source is not None,
             )  # fmt: skip
-            first = None
+            first = landing = None
             if source is not None:
                 number, found = source.number, source.candidates
                 first = prefill._book(
                     request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
                 )
+                landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
             rule.note(verdict)
         if others:
             decode = decode._replace(runners_up=others)
         if placement.session is not None:
             self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
-        return PairDecision(decode, first, *verdict[1:])
+        return PairDecision(decode, first, *verdict[1:], landing)
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""

@@ -9,7 +9,7 @@ import numpy as np
 from ..base.errors import NoWorkersError
 from ..base.identity import WorkerWithDpRank
 from ..workers.registry import WorkerRegistry
-from .disagg import LocalForecast, PairFacts, PairRule, RemoteForecast, Verdict, judge
+from .disagg import Landing, LocalForecast, PairFacts, PairRule, RemoteForecast, Verdict, judge
 from .policy import (
     Candidates,
     Decision,
@@ -44,6 +44,8 @@ class PairDecision(NamedTuple):
     remote_s: float | None = None
     first_token_s: float | None = None
     """after the decision, as it was forecast of the way that was chosen"""
+    landing: Landing | None = None
+    """of the prompt at the decode worker, until the rule hears `on_landed`"""
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -57,7 +59,9 @@ class PairDecision(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         prefill = None if self.prefill is None else self.prefill.to_dict()
-        return {**self._asdict(), "decode": self.decode.to_dict(), "prefill": prefill}
+        found = {**self._asdict(), "decode": self.decode.to_dict(), "prefill": prefill}
+        del found["landing"]
+        return found
 
 
 class Leg(NamedTuple):
@@ -74,6 +78,10 @@ class Leg(NamedTuple):
         if found.overlaps is None:
             return 0
         return min(int(found.overlaps[self.number]) * found.block_size, found.isl)
+
+    @property
+    def uncached_tokens(self) -> int:
+        return self.candidates.isl - self.cached_tokens
 
 
 def among(candidates: Candidates, eligible: Mask, *, computed: bool = False) -> Candidates:
@@ -194,8 +202,15 @@ def choose_pair(
             raise NoCapacityError("no decode worker has room for the prompt", overloaded=True)
         return Verdict(False, "no_room"), decode.best(computing & fits), None
     source = prefill.best(prefill.candidates.eligible)
+    there, computed_s = source.foreseen, 0.0
+    if there is not None:
+        computed_s = there.wait_s + there.prefill_s
     extra_s = _handoffs_s(
-        rule, prefill.registry.worker(source.number), among(here, targets), decode.registry
+        rule,
+        prefill.registry.worker(source.number),
+        among(here, targets),
+        decode.registry,
+        here.now + computed_s,
     )
     if source.foreseen is None:  # then one choice, by load and cache, is for both
         chosen = decode.best(targets | (here.eligible & whole))
@@ -211,7 +226,7 @@ def choose_pair(
     if computing.any():
         step_s = 0.0 if chosen.foreseen is None else chosen.foreseen.decode_step_s
         price = rule.price(worker, step_s, here.now)
-        local, remote = _forecasts(chosen, source, target, handoff_s, price)
+        local, remote = _forecasts(chosen, source, target, handoff_s, price, rule.is_ahead)
     threshold = config.disagg_prefill_busy_threshold
     facts = PairFacts(
         here.isl,
@@ -230,7 +245,7 @@ def choose_pair(
 
 
 def _forecasts(
-    chosen: Leg, source: Leg, target: Leg, handoff_s: float, price: float
+    chosen: Leg, source: Leg, target: Leg, handoff_s: float, price: float, is_ahead: bool
 ) -> tuple[LocalForecast | None, RemoteForecast | None]:
     """What a prompt meets on `chosen`, and on its way over `source` to `target`."""
     here, there, landing = chosen.foreseen, source.foreseen, target.foreseen
@@ -239,18 +254,23 @@ def _forecasts(
     own_s = here.wait_s, here.prefill_s, here.memory_s
     return (
         LocalForecast(*own_s, here.delay_s, here.stalled_s, here.step_s, price),
-        RemoteForecast(there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s),
+        RemoteForecast(
+            there.wait_s, there.prefill_s, there.delay_s, handoff_s, landing.memory_s, is_ahead
+        ),
     )
 
 
 def _handoffs_s(
-    rule: PairRule, source: WorkerWithDpRank, candidates: Candidates, registry: WorkerRegistry
+    rule: PairRule,
+    source: WorkerWithDpRank,
+    candidates: Candidates,
+    registry: WorkerRegistry,
+    computed_at: float,
 ) -> Floats:
     """Seconds of a hand-off from `source` to each eligible worker, by what it has cached."""
     seconds = np.zeros(len(candidates.eligible))
     uncached = candidates.uncached_tokens()
     for number in np.flatnonzero(candidates.eligible).tolist():
-        size = rule.handoff_bytes(int(uncached[number]))
-        target = registry.worker(number)
-        seconds[number] = rule.links.seconds(source.worker_id, target.worker_id, size)
+        landing = rule.landing(source.worker_id, registry.worker(number), int(uncached[number]))
+        seconds[number] = rule.handoff_s(landing, computed_at)
     return seconds

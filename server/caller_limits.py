@@ -61,7 +61,7 @@ class CallerLimits:
     max_connection_share: float = option(
         0.5,
         "Largest share of each of those that one address may have (IPv6: one /64), loopback too; "
-        "1 is no bound.",
+        "1 is no bound, as behind a gateway, from whose address all clients come.",
     )
     connection_handshake_s: float = option(
         5.0, "How long a client may take to begin to speak gRPC, TLS included, or TLS of HTTP."

@@ -109,6 +109,12 @@ class HandoffLimits:
         "How long the decode worker may take from the end of the prefill to its first token; then"
         " another pair of workers is tried.",
     )
+    max_unread_prompts: int = option(
+        16_384,
+        "Of engines that keep a prompt until it was read: prompts at a time that are computed or"
+        " were not read yet, also those of clients that left. Further requests are refused.",
+        "--max-unread-prompts",
+    )
     trust_handoff_fields: bool = option(
         False,
         "Pass on the fields of a hand-off that clients send (disaggregated_params,"
@@ -122,6 +128,7 @@ class HandoffLimits:
             known = ", ".join(HANDOFFS)
             raise bad_setting("disagg_handoff", f"{self.disagg_handoff!r} is not one of {known}")
         require_at_least(self, 0, "max_local_prefill_length", "max_prefill_queue_size")
+        require_at_least(self, 1, "max_unread_prompts")
         require_finite(self, SHORTEST_S, "disagg_prefill_timeout_s", "disagg_handoff_timeout_s")
 
 

@@ -8,7 +8,7 @@ from .capacity import CapacityConfig
 from .changing_fleet import ChangingFleet
 from .config import DEFAULT_COMPARE, DEFAULT_WORKERS, Load, SimulationConfig
 from .experiment import Experiment, Result, compare_policies
-from .handoffs import RoleConfig
+from .handoffs import FIRST_TOKENS, RoleConfig
 from .plots import draw_comparison
 from .policies import PolicyVariant, parse_policies
 from .prepared_trace import SimulatedTrace

@@ -15,15 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.identity import WorkerWithDpRank
 from ...engines.mocker import Emitted, Handoff, VirtualFleet
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
-from ...router.disagg import DisaggConfig, PairRule
+from ...router.disagg import DisaggConfig, Landing, PairRule
 from ...router.kv_router import KvRouter
 from ...router.placement import Placement
 from ...router.policy import Decision
 from .prepared_trace import SimulatedTrace
+
+FIRST_TOKENS = ("decode", "prefill")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,13 @@ class RoleConfig:
     transfer_latency_ms: float = option(
         2.0, "From the end of a prefill until its request is at the decode worker."
     )
+    first_token: str = option(
+        "decode",
+        "Whose first token goes to the client: that of the decode engine, which makes it itself"
+        " (vLLM), or that of the prefill engine, which the decode engine goes on from"
+        " (TensorRT-LLM).",
+        choices=FIRST_TOKENS,
+    )
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "prefill_workers", "decode_workers")
@@ -48,6 +56,9 @@ class RoleConfig:
         if bool(self.prefill_workers) != bool(self.decode_workers):
             key = "decode_workers" if self.prefill_workers else "prefill_workers"
             raise bad_setting(key, "prefill and decode workers need each other: give both")
+        if self.first_token not in FIRST_TOKENS:
+            text = f"{self.first_token!r} is not one of {', '.join(FIRST_TOKENS)}"
+            raise bad_setting("first_token", text)
 
     @property
     def engines(self) -> int:
@@ -114,7 +125,7 @@ class TransferNetwork:
 class _Legs(NamedTuple):
     source: int
     target: int
-    cached_tokens: int  # at the target, when it was decided
+    landing: Landing
 
 
 class Handoffs:
@@ -133,6 +144,7 @@ class Handoffs:
         self.prefill = prefill
         token_bytes = fleet.config.tiers.kv_bytes_per_token
         self.rule = PairRule(disagg, aggregated=aggregated, kv_bytes_per_token=token_bytes)
+        self.is_ahead = self.rule.is_ahead = config.first_token == "prefill"
         self.blocked: deque[int] = deque()  # while no decode worker has capacity, in their order
         self._decode, self._fleet, self._trace = decode, fleet, trace
         self._network = TransferNetwork(config.transfer_gbps * 1e9)
@@ -176,7 +188,8 @@ class Handoffs:
         )
         source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
         self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
-        self._computing[place] = _Legs(source, target, pair.decode.cached_tokens)
+        assert pair.landing is not None
+        self._computing[place] = _Legs(source, target, pair.landing)
         self.remote[place] = True
         return None
 
@@ -202,26 +215,33 @@ class Handoffs:
         if kind & Emitted.FIRST and place in self._legs:
             legs = self._legs.pop(place)
             took = self.handoff_s[place] = time - self.prefilled_s[place]
-            size = self._trace.requests[place].input_length - legs.cached_tokens
-            self.rule.on_handed_over(
-                legs.source,
-                WorkerWithDpRank(legs.target, 0),
-                self.rule.handoff_bytes(size),
-                float(took),
-                time,
-            )
+            self.rule.on_landed(legs.landing)
+            self.rule.on_handed_over(legs.landing, float(took), time)
         return False
+
+    def first_ahead(
+        self, first_s: NDArray[np.float64], gaps: tuple[NDArray[np.float64], NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.float64], tuple[NDArray[np.float64], NDArray[np.uint32]]]:
+        """Times of first tokens and gaps between tokens, of a log in which the decode engines' are,
+        where the prefill engines' tokens are the clients' first: a hand-off is a gap."""
+        took_s = self.handoff_s[np.isfinite(self.handoff_s)]
+        return np.where(self.remote, self.prefilled_s, first_s), (
+            np.concatenate([gaps[0], took_s]),
+            np.concatenate([gaps[1], np.ones(len(took_s), np.uint32)]),
+        )
 
     def act(self, now: float) -> None:
         """Send on what is due: requests to decode workers, prompts that have come."""
         while self._dispatches and self._dispatches[0][0] <= now:
             place = heapq.heappop(self._dispatches)[1]
             delay = self._trace.followers[place][1] if place in self._trace.followers else None
+            # What goes on from a first token makes one less; an answer has one of its own at least.
+            output = max(1, self._trace.output_tokens(place) - self.is_ahead)
             self._submit(
                 place,
                 self._legs[place].target,
                 now,
-                self._trace.output_tokens(place),
+                output,
                 Handoff.HANDED_OVER,
                 delay,
             )

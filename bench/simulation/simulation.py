@@ -161,7 +161,10 @@ class Simulation:
         if informed:
             self._reports = EngineReports(self.fleet, roles.engines + whole, informed)
         self.prefetches = PrefetchPlan()
-        self._waiting = [new_queue(router) for router in self.routers]
+        elsewhere = []
+        if self._handoffs is not None and fleet.disagg.disagg == "conditional":
+            elsewhere.append(self._handoffs.prefill.seconds_until_free)
+        self._waiting = [new_queue(router, elsewhere) for router in self.routers]
         self._queues = self.router.limits.any_wait
         self._queue_max = 0
         size = len(trace)
@@ -357,16 +360,18 @@ class Simulation:
 
     def log(self) -> RequestLog:
         """The log as far as the run has come; its arrays go on to change."""
-        handoffs = self._handoffs
+        handoffs, first_s, gaps = self._handoffs, self._first, self.fleet.gaps()
+        if handoffs is not None and handoffs.is_ahead:
+            first_s, gaps = handoffs.first_ahead(first_s, gaps)
         return RequestLog(
             arrival_s=self._arrival,
             status=self._status,
             worker=self._worker,
-            first_s=self._first,
+            first_s=first_s,
             last_s=self._last,
             cached_tokens=self._cached,
             preemptions=self._preemptions,
-            gaps=self.fleet.gaps(),
+            gaps=gaps,
             engines=self.fleet.stats(),
             end_s=self._clock.time,
             lost_messages=self.fleet.lost_messages,

@@ -18,7 +18,14 @@ from ...process.settings import bad_setting, is_finite, option
 from ...router.disagg import DISAGG_MODES, DisaggConfig
 from ..evaluation import REPORT, SPLIT_NAMES, Split, split_of
 from ..results import Benchmark, Column, rows_table, save_figure
-from ..simulation import CapacityConfig, Experiment, Load, RoleConfig, SimulationConfig
+from ..simulation import (
+    FIRST_TOKENS,
+    CapacityConfig,
+    Experiment,
+    Load,
+    RoleConfig,
+    SimulationConfig,
+)
 from ..traces import encode_request
 from ..traffic import TRAFFIC_BLOCK_SIZE, TrafficSpec, generate_traffic
 
@@ -47,6 +54,11 @@ class DisaggBenchConfig:
         (0.7, 1.0), "Arrivals, in parts of the family's rate; may be repeated.", flag="--load"
     )
     requests: int = option(1500, "Requests of a cell.")
+    first_token: str = option(
+        "decode",
+        "Whose first token goes to the client: see `simulate`.",
+        choices=FIRST_TOKENS,
+    )
     num_gpu_blocks: int = option(16384, "KV-cache blocks of an engine.")
     search: CapacityConfig = field(default_factory=CapacityConfig, metadata={"inline": True})
     plot: str | None = option(None, "Write a picture into this file.")
@@ -132,7 +144,11 @@ def _run(
     family, load, mode, prefill = cell
     roles = RoleConfig()
     if prefill:
-        roles = RoleConfig(prefill_workers=prefill, decode_workers=config.workers - prefill)
+        roles = RoleConfig(
+            prefill_workers=prefill,
+            decode_workers=config.workers - prefill,
+            first_token=config.first_token,
+        )
     simulation = SimulationConfig(
         block_size=TRAFFIC_BLOCK_SIZE,
         num_gpu_blocks=config.num_gpu_blocks,

@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,12 +18,14 @@ from rich.table import Table
 
 from ...base.clock import SystemClock
 from ...router.config import KvRouterConfig
+from ...router.disagg import DisaggConfig
 from ...server.access import Security
 from ...server.command import GC_THRESHOLDS
 from ...server.config import ServeConfig
 from ...server.dispatch import NO_TRACE
 from ...server.pool import WorkerPool
 from ...workers.channels import Metadata
+from ...workers.dialects import with_handoff
 from ...workers.engine_facts import EngineFacts
 from ...workers.trtllm_client import EngineIdentity
 from ...workers.trtllm_proto import pb
@@ -114,14 +117,22 @@ class Parts:
         router = KvRouterConfig(mode="kv", block_size=16, router_predicted_ttl_secs=0.0)
         serve = ServeConfig(port=0, http_port=0, router=router)
         clock = SystemClock()
-        self.pool = WorkerPool(serve, Security(serve, clock), clock, NO_TRACE)
+        security = Security(serve, clock)
+        self.pool = WorkerPool(serve, security, clock, NO_TRACE)
+        self.prefill = WorkerPool(serve, security, clock, NO_TRACE)
+        apart = replace(serve, disagg=DisaggConfig(disagg="always"))
+        self.decode = WorkerPool(apart, security, clock, NO_TRACE, prefill=lambda _: self.prefill)
+        self.pools = self.pool, self.prefill, self.decode
         self._answers: list[bytes] = []
         self._short, self._long = _answer(1), _answer(config.output_tokens)
         bodies = generate_bodies(new_prompts(config.tokens), config.output_tokens)
         self._bodies = list(islice(bodies, BODIES))
-        for n in range(config.workers):
-            address = f"127.0.0.1:{FIRST_PORT + n}"
-            self.pool.monitor.add(f"grpc://{address}", client=MemoryEngine(address, self._answers))
+        *chunks, last = self._short
+        handed = [*chunks, with_handoff(last, b"{}")]
+        for n in range(config.workers * len(self.pools)):
+            address, pool = f"127.0.0.1:{FIRST_PORT + n}", self.pools[n % len(self.pools)]
+            answers = handed if pool is self.prefill else self._answers
+            pool.monitor.add(f"grpc://{address}", client=MemoryEngine(address, answers))
         self.messages = 0
         """that came to the client"""
 
@@ -132,6 +143,10 @@ class Parts:
     async def long(self, requests: int) -> None:
         await self._dispatched(requests, self._long)
 
+    async def pairs(self, requests: int) -> None:
+        """Those of one token on two workers each."""
+        await self._dispatched(requests, self._short, self.decode)
+
     async def routed(self, requests: int) -> None:
         """The same requests read, decided, booked, computed and freed, with nothing around it."""
         router, reader = self.pool.router, self.pool.reader
@@ -141,9 +156,11 @@ class Parts:
             router.mark_prefill_complete(facts.request_id, cached_tokens=0)
             router.free(facts.request_id, output_tokens=1)
 
-    async def _dispatched(self, requests: int, answer: list[bytes]) -> None:
+    async def _dispatched(
+        self, requests: int, answer: list[bytes], pool: WorkerPool | None = None
+    ) -> None:
         self._answers[:] = answer
-        generate = self.pool.dispatcher.generate
+        generate = (pool or self.pool).dispatcher.generate
         for n in range(requests):
             await generate(self._bodies[n % BODIES], self._write, put=self._put)
 
@@ -161,13 +178,15 @@ async def _measure(config: DispatcherBenchConfig) -> dict[str, Any]:
     rounds: dict[str, Round] = {
         "request_us": parts.short,
         "long_us": parts.long,
+        "pair_us": parts.pairs,
         "routed_us": parts.routed,
     }
     used: dict[str, list[float]] = {name: [] for name in rounds}
     thresholds = gc.get_threshold()
     try:
-        parts.pool.dispatcher.start()
-        await parts.pool.wait_for_probes(READY_S)
+        for pool in parts.pools:
+            pool.dispatcher.start()
+            await pool.wait_for_probes(READY_S)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -180,8 +199,9 @@ async def _measure(config: DispatcherBenchConfig) -> dict[str, Any]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-        await parts.pool.close()
-    expected = (config.rounds + 1) * config.requests * (2 + config.output_tokens + 1)
+        for pool in parts.pools:
+            await pool.close()
+    expected = (config.rounds + 1) * config.requests * (4 + config.output_tokens + 1)
     assert parts.messages == expected, f"{parts.messages} messages, not {expected}"
     pairs = zip(used.pop("long_us"), used["request_us"], strict=True)
     used["token_us"] = [(long - short) / (config.output_tokens - 1) for long, short in pairs]
@@ -207,6 +227,7 @@ def measure(config: DispatcherBenchConfig) -> dict[str, Any]:
 def tables(result: Mapping[str, Any]) -> list[Table]:
     lines = (
         Column("a request with a token", "request_us", 1),
+        Column("the same on a prefill and a decode worker", "pair_us", 1),
         Column("of it read, decided, booked, freed", "routed_us", 1),
         Column("a further token", "token_us", 1),
     )

@@ -9,6 +9,7 @@ processes, and end with the process that has them, however it ends. The owner ha
 while it lives; a writer locks the byte that the first epoch of its grant numbers, while it copies.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -74,6 +75,8 @@ class SharedFile:
         except OSError as error:
             raise _no_file(size, folder, error) from None
         try:
+            if size > _free_bytes(folder):  # else it takes all there is from others, and then fails
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(file, 0, size)  # a page that cannot be had later would be a SIGBUS
             os.pwrite(file, _HEAD.pack(_MAGIC, blocks, size), 0)
             set_lock(file, _LIFE, fcntl.F_WRLCK)
@@ -167,5 +170,18 @@ def _size(layout: ArenaLayout, blocks: int) -> int:
 
 
 def _no_file(size: int, folder: Path, error: OSError) -> ConfigError:
-    text = f"transfer_folder: no {size >> 20} MiB of blocks in {folder}"
-    return ConfigError(f"{text}: {error.strerror or error}", key="transfer_folder")
+    text = f"transfer_folder: no {size >> 20} MiB of blocks in {folder}: {error.strerror or error}"
+    if error.errno == errno.ENOSPC:
+        free = _free_bytes(folder) >> 20
+        text += f" ({free} MiB are free in the file system at {_mount_of(folder)})"
+    return ConfigError(text, key="transfer_folder")
+
+
+def _free_bytes(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _mount_of(folder: Path) -> Path:
+    folder = folder.resolve()
+    return next(each for each in (folder, *folder.parents) if os.path.ismount(each))

@@ -1,4 +1,4 @@
 """What will come? Arrivals by quantiles, and requests like those of the last minutes."""
 
-from .arrivals import LONGEST_STRETCH, ArrivalForecast, Forecast
+from .arrivals import LONGEST_STRETCH, ONE_RATE_S, ArrivalForecast, Forecast
 from .bodies import RequestBodies

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .predictors import Holt, Kalman, LastValue, Path, Predictor, Seasonal
-from .steady import steady_bins
+from .steady import dispersion_of, is_one_rate, steady_bins
 
 QUANTILES = (0.5, 0.9)
 """At which a predictor's loss is taken: too little costs more than too much."""
@@ -37,6 +37,8 @@ CHANCE = 2.0
 """standard deviations of a bin that the season may have lost more: a few bins say little."""
 LONGEST_STRETCH = 40
 """Bins that are looked at for one rate."""
+ONE_RATE_S = 3600.0
+"""Seconds of one rate, the end of the day before among them, that say how the load is."""
 JUMP_BINS = 3
 """that are of another rate than those before: arrivals have jumped, and are not less than that."""
 LONGEST_JUMP = 240  # bins without data, after which what was seen before says nothing
@@ -71,6 +73,8 @@ class ArrivalForecast:
         self._residuals = [deque[tuple[float, float]](maxlen=RESIDUALS) for _ in self._blocks]
         """by blocks: what was expected, and what it was missed by, beside its square root"""
         self._counts = deque[float](maxlen=LONGEST_STRETCH)
+        hour = math.ceil(ONE_RATE_S / bin_s)
+        self._hour = deque[float](season[-hour:], maxlen=hour)
         self.seen = 0
         if season:
             self._begin_as(season)
@@ -85,6 +89,7 @@ class ArrivalForecast:
             predicted = self._past[-ahead][0][:, ahead - 1]
             self._losses = LOSS_MEMORY * self._losses + _pinball(count, predicted)
         self._counts.append(count)
+        self._hour.append(count)
         for block, residuals in zip(self._blocks, self._residuals, strict=True):
             # Forecasts were made one bin after the other: the last one saw this bin as its first.
             if block.stop <= len(self._past):
@@ -103,6 +108,7 @@ class ArrivalForecast:
                 each.skip()
         self._past.clear()
         self._counts.clear()
+        self._hour.clear()
         self._remember()
 
     def forecast(self) -> Forecast:
@@ -131,6 +137,20 @@ class ArrivalForecast:
                 path[block] = max(0.0, wanted) / size
         return path
 
+    def of_one_rate(self, level: float, dispersion: float) -> Path | None:
+        """The path whose total counts stay below with this chance, where arrivals have been of one
+        rate for ONE_RATE_S: what moves a forecast then is chance. None where they have not."""
+        if not self.is_settled(dispersion):
+            return None
+        dispersion = max(dispersion, dispersion_of(self._hour))
+        mean = sum(self._hour) / len(self._hour)
+        path = np.full(self._bins, mean)
+        for block in self._blocks:
+            total = mean * (block.stop - block.start)
+            more = NormalDist().inv_cdf(level) * math.sqrt(dispersion * total)
+            path[block] *= 1 + more / max(1.0, total)
+        return path
+
     def _expected(self, paths: NDArray[np.float64]) -> Path:
         """The weighted mean of the predictors. Where today goes on as the season did, a block has
         at least the season's arrivals: other predictors see no rise before it begins."""
@@ -153,10 +173,23 @@ class ArrivalForecast:
     def steady_s(self, dispersion: float) -> float:
         """For how long arrivals have been of one rate; 0 where the season says that it ends.
         `dispersion`: the variance of counts, of their mean, that is chance."""
-        ahead: Path = np.zeros(0)
+        return self.bin_s * steady_bins(self._counts, dispersion, self._season_ahead())
+
+    def is_settled(self, dispersion: float) -> bool:
+        """Whether arrivals have been of one rate for ONE_RATE_S, and the season says no other.
+        `dispersion` as of `steady_s`."""
+        if len(self._hour) < (self._hour.maxlen or 0):
+            return False
+        # Sessions are not always known by their prompts: what counts have varied by is chance too.
+        dispersion = max(dispersion, dispersion_of(self._hour))
+        return is_one_rate([*self._hour, *self._season_ahead()], dispersion)
+
+    def _season_ahead(self) -> list[float]:
+        """What comes by the season, if there is one and today goes on as it did."""
         if self._seasonal and self._trusts_season(float(self.forecast().mean[0])):
-            ahead = self._predictors[-1].predict(self._bins)
-        return self.bin_s * steady_bins(self._counts, dispersion, ahead.tolist())
+            ahead: list[float] = self._predictors[-1].predict(self._bins).tolist()
+            return ahead
+        return []
 
     def _trusts_season(self, count: float) -> bool:
         """Whether today goes on as the season did, as far as losses can show."""

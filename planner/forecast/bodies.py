@@ -7,6 +7,7 @@ as it did out of the requests.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -110,10 +111,11 @@ class RequestBodies:
 
 
 def _ids(request: ObservedRequest, block_size: int, place: int) -> NDArray[np.uint64]:
-    """The ids of a prompt's blocks; where they are unknown, it shares none."""
+    """The ids of a prompt's blocks; where they are unknown, or none, it shares none."""
     blocks = -(-request.prompt_tokens // block_size)
     if len(request.block_ids) == blocks:
-        return np.array(request.block_ids, np.uint64)
+        with suppress(OverflowError):
+            return np.array(request.block_ids, np.uint64)
     own = np.arange(blocks, dtype=np.uint64) + np.uint64((place + 1) << 32)
     mix_values(own)
     return own >> np.uint64(1)  # as ids of traces are

@@ -9,6 +9,29 @@ SURE = 3.0
 """Standard deviations of chance, for the most different of some dozen ways to part a stretch."""
 
 
+SETTLED = 4.0
+"""Standard deviations of chance, for the most different of some hundred ways to part an hour."""
+TOGETHER = 4
+"""Bins whose totals are compared with those before: sessions last for longer than a bin."""
+
+
+def is_one_rate(counts: Sequence[float], dispersion: float) -> bool:
+    """Whether all `counts`, an hour of them, are of one rate but for chance. `dispersion` as of
+    `steady_bins`."""
+    stretch = np.array(counts, np.float64)
+    return len(stretch) > 1 and bool(_apart(stretch, dispersion).max() <= SETTLED)
+
+
+def dispersion_of(counts: Sequence[float]) -> float:
+    """The variance of counts, of their mean, as those of a minute differ from the minute before: in
+    the median, which neither a jump nor a slope changes much. At least 1."""
+    whole = np.array(counts, np.float64)[len(counts) % TOGETHER :].reshape(-1, TOGETHER).sum(axis=1)
+    if len(whole) < 2 or not whole.any():
+        return 1.0
+    of_normal = 2 * 0.455  # the median square of a difference of two, beside their variance
+    return max(1.0, float(np.median(np.diff(whole) ** 2) / (of_normal * whole.mean())))
+
+
 def steady_bins(counts: Sequence[float], dispersion: float, ahead: Sequence[float] = ()) -> int:
     """The longest stretch of last `counts` that is of one rate: wherever it is parted, arrivals
     before and after differ by no more than chance. 0 where counts expected `ahead` differ from it.

@@ -66,6 +66,11 @@ class PlanGridConfig:
         None,
         "Seconds after which no further cell is begun; 0: show what is kept. Not given: none.",
     )
+    forget: str = option(
+        "",
+        "Policies whose figures are dropped from --out first, of the cells given, to be run again: "
+        "`plan` once the planner is another one.",
+    )
     out: str = option(
         "plan_grid.jsonl", "Keep every run's figures in this file, and go on from it."
     )
@@ -80,6 +85,9 @@ class PlanGridConfig:
         for name in _parts(self.days):
             if name not in DAYS:
                 raise bad_setting("days", f"{name!r} is none of {', '.join(DAYS)}")
+        for name in _parts(self.forget):
+            if name not in (*PLAN, *BASE):
+                raise bad_setting("forget", f"{name!r} is none of {', '.join((*PLAN, *BASE))}")
         for key in ("start_ups", "model_errors"):
             for part in _parts(getattr(self, key)):
                 if (key, part) != ("model_errors", HITS):
@@ -89,15 +97,19 @@ class PlanGridConfig:
 
     @property
     def cells(self) -> list[Cell]:
-        """In the order in which they are run: those without a model error first."""
+        """In the order in which they are run: each round has every day once, and the start-ups and
+        model errors are spread over the days, so that a part of the grid says something of all."""
         days = [day for day in _parts(self.days) if day != MOONCAKE or self.trace is not None]
+        start_ups = [_number("start_ups", each) for each in _parts(self.start_ups)]
         errors = _parts(self.model_errors)
-        errors.sort(key=lambda each: each != EXACT)
         return [
-            Cell(day, _number("start_ups", start_up), error)
-            for error in errors
-            for start_up in _parts(self.start_ups)
-            for day in days
+            Cell(
+                day,
+                start_ups[(place + turn) % len(start_ups)],
+                errors[(place + turn // len(start_ups)) % len(errors)],
+            )
+            for turn in range(len(start_ups) * len(errors))
+            for place, day in enumerate(days)
         ]
 
     @property
@@ -160,14 +172,15 @@ def run(config: PlanGridConfig) -> int:
     """The command: 0, or ConfigError for a trace that cannot be used or a file not written."""
     output = Output(config.json, width=140)
     kept = read_runs(config.out)
+    if config.forget:
+        kept = _forget(config, kept)
     tasks = _tasks(config, kept)
     began = time.monotonic()
     if tasks and config.limit_s != 0:
         try:
             with open(config.out, "a", encoding="utf-8") as file:
                 for cell, rows in _runs(config, tasks, began):
-                    line = json.dumps({"cell": cell, "rows": rows})
-                    print(line, file=file, flush=True)
+                    print(_kept_line(cell, rows), file=file, flush=True)
                     kept.setdefault(cell, {}).update({each["policy"]: each for each in rows})
                     print(f"{cell}: {', '.join(map(_line, rows))}", file=sys.stderr, flush=True)
         except OSError as error:
@@ -179,6 +192,30 @@ def run(config: PlanGridConfig) -> int:
         output.print(text)
     output.write({**content, "cells": [each.content for each in verdicts]})
     return 0
+
+
+def _kept_line(cell: Cell, rows: Sequence[Row]) -> str:
+    return json.dumps({"cell": cell, "rows": rows})
+
+
+def _forget(config: PlanGridConfig, kept: Kept) -> Kept:
+    """What is kept without the runs to be forgotten; the file is written anew."""
+    forgotten, cells = _parts(config.forget), set(config.cells)
+    left = {
+        cell: {
+            name: row for name, row in rows.items() if cell not in cells or name not in forgotten
+        }
+        for cell, rows in kept.items()
+    }
+    lines = [_kept_line(cell, [*rows.values()]) for cell, rows in left.items() if rows]
+    try:
+        written = f"{config.out}.new"
+        with open(written, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.replace(written, config.out)
+    except OSError as error:
+        raise ConfigError(f"out: cannot write {config.out}: {error}", key="out") from None
+    return left
 
 
 def _line(row: Row) -> str:

@@ -23,6 +23,9 @@ TIMEOUT_S = 5.0
 MOST_PAGES = 64
 """Of the record in one look; the rest comes with the next one."""
 MAX_ANSWER_BYTES = 32 << 20
+LONGEST_REQUEST_MS = 86_400e3
+LONGEST_RECORD_MS = 10 * 365 * 86_400e3
+"""A record that says more is not believed."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +54,14 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     e2e_ms: float | None = None
     queue_ms: float | None = None
     cached_tokens: int | None = None
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether its tokens and times can be."""
+        times = (self.timestamp, self.e2e_ms or 0.0, self.ttft_ms or 0.0, self.itl_ms or 0.0)
+        longest = (LONGEST_RECORD_MS, *[LONGEST_REQUEST_MS] * 3)
+        in_bounds = all(0 <= each < most for each, most in zip(times, longest, strict=True))
+        return in_bounds and self.input_length > 0
 
     @property
     def worker_id(self) -> int | None:

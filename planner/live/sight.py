@@ -16,6 +16,9 @@ from .router_client import RecordedRequest, RouterLook
 from .transaction import EngineState, SeenEngine
 
 MAX_REQUESTS = 20_000
+CLOCK_SLACK_S = 30.0
+"""by which a record's requests may be seen later than those before: more, and its clock went back.
+"""
 _STATES: dict[EngineState, WorkerState] = {
     EngineState.STARTING: "starting",
     EngineState.READY: "serving",
@@ -41,6 +44,8 @@ class Seen:
     block_size: int | None
     unmatched: int = 0
     """workers that routers have, and the store has not"""
+    senseless: int = 0
+    """records of this look that were left out, as they make no sense"""
     trouble: str = ""
     """why there is no data"""
 
@@ -94,6 +99,7 @@ class Seen:
             block_size=self.block_size or 512,
             queued=None if self.queued is None else int(self.queued),
             unmatched=self.unmatched,
+            senseless=self.senseless,
         )
 
     @property
@@ -135,7 +141,8 @@ class Sight:
         self._served: Counter[int] = Counter()
         self._ready_since: dict[int, float] = {}
         self._requests: deque[ArrivedRequest] = deque(maxlen=MAX_REQUESTS)
-        self._offsets: dict[str, float] = {}
+        self._offsets: dict[str, tuple[float, float]] = {}
+        """by records: from its clock to ours, and when that was seen last"""
         self._recorded = True
         self._complete_since: float | None = None
         self._idle_since: float | None = None
@@ -154,8 +161,7 @@ class Sight:
         recorded = complete and all(look.requests is not None for look in looks)
         gap = not recorded or any(look.missed for look in looks)
         self._complete_since = _since(self._complete_since, now, not gap)
-        for look in looks:
-            self._take_requests(now, look)
+        senseless = sum(self._take_requests(now, look) for look in looks)
         while self._requests and self._requests[0].at < now - self._window_s:
             self._requests.popleft()
         seen = tuple(
@@ -180,6 +186,7 @@ class Sight:
             0.0 if self._idle_since is None else now - self._idle_since,
             block_sizes[0] if block_sizes else None,
             len({each for look in looks for each in look.workers} - engines.keys()),
+            senseless,
             self._trouble(routers, looks, recorded),
         )
 
@@ -197,17 +204,24 @@ class Sight:
             return "a router's queue has no number"
         return ""
 
-    def _take_requests(self, now: float, look: RouterLook) -> None:
-        """Note when requests arrived: the newest one that ended, ended by now."""
-        if not look.requests:
-            return
-        offset = min(now - (each.timestamp + (each.e2e_ms or 0.0)) / 1e3 for each in look.requests)
-        # The looks' least delay is the nearest; a record that begins anew has its own clock.
-        offset = self._offsets[look.record] = min(offset, self._offsets.get(look.record, offset))
-        for request in look.requests:
+    def _take_requests(self, now: float, look: RouterLook) -> int:
+        """Note when requests arrived: the newest one that ended, ended by now. How many records
+        were left out: one that ended in a year would put all others a year back."""
+        requests = [each for each in look.requests or () if each.makes_sense]
+        if not requests:
+            return len(look.requests or ())
+        offset = min(now - (each.timestamp + (each.e2e_ms or 0.0)) / 1e3 for each in requests)
+        known, seen_at = self._offsets.get(look.record, (offset, now))
+        # The looks' least delay is the nearest; a record that begins anew has its own clock, and
+        # one whose clock went back is later than what was missed in between.
+        if offset - known <= now - seen_at + CLOCK_SLACK_S:
+            offset = min(offset, known)
+        self._offsets[look.record] = offset, now
+        for request in requests:
             self._requests.append(ArrivedRequest(offset + request.timestamp / 1e3, request))
             if (worker_id := request.worker_id) is not None and request.status == "ok":
                 self._served[worker_id] += 1
+        return len(look.requests or ()) - len(requests)
 
     def _engine(
         self,

@@ -6,13 +6,23 @@ a request that one worker runs: the prompt up to the first token, or all that fo
 
 from .config import DISAGG_MODES, DISAGG_POLICIES, DisaggConfig
 from .links import LinkEstimate
-from .rule import REASONS, LocalForecast, PairFacts, PairRule, RemoteForecast, Verdict, judge
+from .rule import (
+    REASONS,
+    Landing,
+    LocalForecast,
+    PairFacts,
+    PairRule,
+    RemoteForecast,
+    Verdict,
+    judge,
+)
 
 __all__ = [
     "DISAGG_MODES",
     "DISAGG_POLICIES",
     "REASONS",
     "DisaggConfig",
+    "Landing",
     "LinkEstimate",
     "LocalForecast",
     "PairFacts",

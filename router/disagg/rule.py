@@ -37,6 +37,8 @@ LONG_WAIT_S = 0.1
 """A wait of so long counts twice, one of twice as long three times."""
 POWER = 6
 """How steeply the price of harm grows. Chosen on the traffic of the split `train`."""
+MOST_LATE = 1e3
+"""Times of --disagg-itl-ms that a token may take, at most: beyond, nothing changes a decision."""
 LEAST_LEFT = 0.05
 """Share of its time that a worker has left for answers, at least."""
 RECENT_S = 8.0
@@ -78,15 +80,33 @@ class RemoteForecast(NamedTuple):
     delay_s: float
     handoff_s: float  # from the end of the prefill to the first token of the decode worker
     memory_s: float  # until its blocks have room on the decode worker
+    is_ahead: bool = False  # the prefill worker's token is the client's first
 
     @property
     def first_token_s(self) -> float:
-        return self.wait_s + self.prefill_s + self.handoff_s + self.memory_s
+        own_s = self.wait_s + self.prefill_s
+        return own_s if self.is_ahead else own_s + self.handoff_s + self.memory_s
 
     @property
     def total_s(self) -> float:
+        landing_s = self.handoff_s + _waited(self.memory_s)
+        if self.is_ahead:  # an answer that waits for its second token
+            return _waited(self.wait_s) + self.prefill_s + self.delay_s + HARM * landing_s
         own_s = _waited(self.wait_s + self.memory_s) + self.prefill_s
         return own_s + self.delay_s + self.handoff_s
+
+
+class Landing(NamedTuple):
+    """A prompt on its way from a prefill worker to a decode worker."""
+
+    source: int
+    """its prefill worker's id"""
+    target: WorkerWithDpRank
+    size: int
+    """bytes of KV cache"""
+    shared: int
+    """and of those that were on their way from that worker, or to that one, when it was decided:
+    they share its network card"""
 
 
 def _waited(wait_s: float) -> float:
@@ -177,6 +197,8 @@ class PairRule:
         self.config = config
         self.needs_pairs = False
         """no decode worker runs a request alone"""
+        self.is_ahead = False
+        """a prefill worker's token goes to the client before the prompt is handed over"""
         self._token_bytes = kv_bytes_per_token
         self.aggregated = aggregated
         self.links = LinkEstimate()
@@ -184,6 +206,10 @@ class PairRule:
         """by worker: seconds of prompts that it was given of late, as of when"""
         self._busy_until: dict[object, float] = {}
         """by worker: the end of these, as it was forecast"""
+        self._sent: Counter[int] = Counter()
+        """by prefill worker: bytes on their way, or to be computed before"""
+        self._landing: Counter[int] = Counter()
+        """the same by decode worker"""
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
 
@@ -194,6 +220,12 @@ class PairRule:
         other.config, other.needs_pairs = replace(self.config, disagg="always"), True
         return other
 
+    def for_first_ahead(self) -> "PairRule":
+        """The same for a request whose first token is the prefill worker's."""
+        other = copy(self)
+        other.is_ahead = True
+        return other
+
     def handoff_bytes(self, uncached_tokens: int) -> int:
         """KV bytes that go to a decode worker which has the other tokens of a prompt."""
         return max(0, uncached_tokens) * self._token_bytes
@@ -201,7 +233,7 @@ class PairRule:
     def price(self, worker: object, step_s: float, now: float) -> float:
         """Of a second by which others wait at a worker that decodes in steps of so long."""
         itl_s = step_s / max(LEAST_LEFT, 1 - self._prompts_of(worker, now) / RECENT_S)
-        return HARM * (1 + (itl_s * 1e3 / self.config.disagg_itl_ms) ** POWER)
+        return HARM * (1 + min(itl_s * 1e3 / self.config.disagg_itl_ms, MOST_LATE) ** POWER)
 
     def _prompts_of(self, worker: object, now: float) -> float:
         """Seconds of prompts, as they were forecast, that a worker was given of late."""
@@ -216,18 +248,41 @@ class PairRule:
         self._prompts_s[worker] = self._prompts_of(worker, now) + prefill_s, now
         self._busy_until[worker] = max(self._busy_until.get(worker, now), now) + prefill_s
 
-    def on_handed_over(
-        self,
-        source: int,
-        target: WorkerWithDpRank,
-        size: float,
-        took_s: float,
-        now: float,
-    ) -> None:
-        """A hand-off of `size` bytes ends now with its first token. One to a worker that computed
-        a prompt meanwhile has waited for that, and says nothing of hand-offs."""
-        if self._busy_until.get(target, -math.inf) <= now - took_s:
-            self.links.observe(source, target.worker_id, size, took_s)
+    def landing(self, source: int, target: WorkerWithDpRank, uncached_tokens: int) -> Landing:
+        """A prompt that would be handed over now."""
+        size = self.handoff_bytes(uncached_tokens)
+        beside = max(self._sent[source], self._landing[target.worker_id])
+        return Landing(source, target, size, size + beside)
+
+    def handoff_s(self, landing: Landing, computed_at: float) -> float:
+        """Seconds from the end of its prefill to its first token: the transfer, and what is left
+        by then of prompts that the decode worker computes."""
+        left_s = max(0.0, self._busy_until.get(landing.target, -math.inf) - computed_at)
+        source, target, _, shared = landing
+        return left_s + self.links.seconds(source, target.worker_id, shared)
+
+    def on_remote(
+        self, source: WorkerWithDpRank, target: WorkerWithDpRank, uncached_tokens: int
+    ) -> Landing:
+        """A prompt will be handed over; `on_landed` must follow, once."""
+        landing = self.landing(source.worker_id, target, uncached_tokens)
+        self._sent[landing.source] += landing.size
+        self._landing[target.worker_id] += landing.size
+        return landing
+
+    def on_landed(self, landing: Landing) -> None:
+        """It was, or will not be."""
+        for sums, worker in ((self._sent, landing.source), (self._landing, landing.target[0])):
+            sums[worker] -= landing.size
+            if sums[worker] <= 0:
+                del sums[worker]
+
+    def on_handed_over(self, landing: Landing, took_s: float, now: float) -> None:
+        """A hand-off ends now with its first token. One to a worker that computed a prompt
+        meanwhile has waited for that, and says nothing of hand-offs."""
+        if self._busy_until.get(landing.target, -math.inf) <= now - took_s:
+            source, target, _, shared = landing
+            self.links.observe(source, target.worker_id, shared, took_s)
 
     def note(self, verdict: Verdict) -> Verdict:
         """Count a verdict that was carried out."""

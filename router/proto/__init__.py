@@ -1,1 +1,3 @@
-"""The RouterService protocol and its stubs, made by generate.sh."""
+"""The RouterService protocol: its messages, made by generate.sh, and its calls (stub.py)."""
+
+from .stub import RouterServiceStub

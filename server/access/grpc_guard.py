@@ -43,6 +43,5 @@ def _is_local(peer: str) -> bool:
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The authorization header; of several, none that could be believed."""
-    found = [str(value) for key, value in metadata if key == "authorization"]
-    return found[0] if len(found) == 1 else "" if found else None
+    """The authorization header, which came once at most."""
+    return next((str(value) for key, value in metadata if key == "authorization"), None)

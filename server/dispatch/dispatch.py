@@ -405,7 +405,12 @@ class Dispatcher:
             pool = handoffs.pool_for(placement, request.newest_body)
         if pool is None:
             return PairDecision(self._decider.decide(placement)), None
-        return handoffs.decide_pair(placement, pool)
+        if handoffs.is_full(pool):
+            self.hits.hit("max_unread_prompts")
+            raise NoWorkersError("too many prompts wait for their readers", overloaded=True)
+        may_move = request.stream is not None and request.moves < self.migrations.limit
+        is_first = may_move and handoffs.sends_first(pool, request.newest_body)
+        return handoffs.decide_pair(placement, pool, is_first)
 
     async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
         """The same once a decode worker has capacity."""

@@ -10,7 +10,7 @@ from ...base.lost_time import LostTime
 from ...router.decider import Decider
 from ...workers.failures import Blame, EngineCallError, Origin, judge, shortened
 from ...workers.health import HealthMonitor
-from ..handoff import Handoffs, PrefillFailedError
+from ..handoff import Handoffs, PrefillFailedError, PrefillLeg
 from .generate_answer import cached_tokens_of, is_blank
 from .prefill_estimate import PrefillEstimate
 from .request import Attempt, Request
@@ -75,11 +75,12 @@ class AttemptLedger:
         waited, tokens, leg = now - attempt.sent_at, attempt.prefill_tokens, attempt.leg
         if attempt.pair.reason and request.facts.streaming:
             self._outcomes.on_first_token(request.request_id, attempt.pair, waited)
-        if leg is not None:  # its worker has computed nothing, and had it only since then
-            waited = now - leg.computed_at
-            self._router.mark_prefill_complete(attempt.booking_id)
-            self._load_fell()
-        elif request.facts.streaming:
+        if leg is not None:
+            if not leg.has_spoken:
+                self.on_landed(attempt, leg, now)
+            self._settle(request, served=True)
+            return
+        if request.facts.streaming:
             cached_tokens = cached_tokens_of(message)
             self._router.mark_prefill_complete(attempt.booking_id, cached_tokens=cached_tokens)
             self._estimate.observe(tokens, waited)
@@ -88,6 +89,14 @@ class AttemptLedger:
             self._estimate.observe_whole(tokens, waited)
         self._reports.answered(attempt.worker_id, waited)
         self._settle(request, served=True)
+
+    def on_landed(self, attempt: Attempt, leg: PrefillLeg, now: float) -> None:
+        """The decode worker's first message of a prompt that was handed over: it has computed
+        nothing, and had it only since then."""
+        leg.on_decoded()
+        self._router.mark_prefill_complete(attempt.booking_id)
+        self._load_fell()
+        self._reports.answered(attempt.worker_id, now - leg.computed_at)
 
     def on_overdue(self, attempt: Attempt, waited: float) -> None:
         """A stream has no first message after so long: its prompt counts no more once that is far

@@ -68,6 +68,8 @@ class Relay:
                 gaps_s.append(at - request.last_message_at)
             if not attempt.messages:
                 self._on_first_message(request, attempt, message, at)
+            elif attempt.messages == 1 and (leg := attempt.leg) is not None and leg.has_spoken:
+                self._ledger.on_landed(attempt, leg, at)
             attempt.messages += 1
             request.last_message, request.last_message_at = message, at
             if put is not None:

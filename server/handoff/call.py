@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from ...base.errors import StatusCode
 from ...process.lenient_timer import LenientTimer
@@ -15,7 +15,7 @@ from ...workers.failures import EngineCallError, Origin
 from ...workers.finish_reasons import check_reason
 from ...workers.handoffs import HandoffPlan
 from .leg import PrefillFailedError, PrefillLeg
-from .leg_answers import as_one, as_whole, is_empty, read, why_refused
+from .leg_answers import after_first, as_one, as_whole, first_of, is_empty, read, why_refused
 from .outcomes import HandoffOutcomes
 from .reading import Reading, Readings
 
@@ -66,6 +66,9 @@ class HandoffCall:
         """the prefill worker's messages, if they are the whole answer"""
         self._failure: PrefillFailedError | None = None
         self._messages_out = 0
+        """of the decode worker"""
+        self._first_chunk: Any | None = None
+        """the prefill worker's token for the client, where it goes there at once"""
         self._reading: Reading | None = None
         """where the prompt must be read"""
         most_s = outcomes.prefill_timeout_s(pair)
@@ -123,6 +126,9 @@ class HandoffCall:
                 if self._cancelled:
                     self._then.cancel()
                 self._limit(self._outcomes.limits.disagg_handoff_timeout_s)
+                if self._first_chunk is not None:
+                    leg.has_spoken = True
+                    yield self._first_chunk.SerializeToString()
             assert self._then is not None
             async with aclosing(_iterated(self._then)) as answers:
                 async for message in self._decoded(answers):
@@ -183,6 +189,10 @@ class HandoffCall:
             if parcel is not None and self._reading is not None:
                 self._reading.give_up()
             raise self._failed("no_parcel", Origin.ENGINE, why or "")
+        if leg.is_first:
+            self._first_chunk = first_of(parts, self._own_id)
+            if self._first_chunk is not None:
+                self._first_chunk.chunk.cached_tokens = cached
         return parcel
 
     async def _compute_beside(self) -> None:
@@ -208,7 +218,12 @@ class HandoffCall:
                     if is_empty(answer):
                         text = "it ended without a token after the prompt was handed over"
                         raise self._lost("decode_empty", Origin.EMPTY, StatusCode.OK, text)
+                    rest = self._after_first(answer, message)
                     self._on_first_token()
+                    if rest is None:
+                        self._messages_out += 1
+                        continue
+                    message = rest
                 self._messages_out += 1
                 if self._beside is not None and answer.HasField("complete"):
                     await asyncio.wait([self._beside], timeout=LAST_WORDS_S)
@@ -240,6 +255,16 @@ class HandoffCall:
         if not self._messages_out:
             for message in self._whole:
                 yield message
+
+    def _after_first(self, answer: Any, message: bytes) -> bytes | None:
+        """What the client has not got of the decode worker's first message."""
+        if self._first_chunk is None:
+            return message
+        try:
+            return after_first(answer, message, self._first_chunk.chunk.token_ids[0])
+        except ValueError as error:
+            code, text = StatusCode.INTERNAL, str(error)
+            raise self._lost("decode", Origin.ENGINE, code, text) from None
 
     def _on_first_token(self) -> None:
         self._outcomes.on_handed_over(self._leg, self._pair)

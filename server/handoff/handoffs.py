@@ -1,6 +1,7 @@
 """Handoffs: decides the pairs of workers of one decode pool, and carries and counts their legs."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -15,9 +16,8 @@ from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Placement
 from ...router.prompt import Prompt
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineClient
+from ...workers.dialects import EngineClient, split_tokens
 from ...workers.handoffs import (
-    PARCELS,
     Connector,
     Fit,
     Half,
@@ -30,7 +30,8 @@ from ...workers.handoffs import (
     why_whole,
 )
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_proto import length_delimited
+from ...workers.trtllm_proto import length_delimited, pb
+from ..migration import why_fixed
 from ..request_limits import HandoffLimits
 from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
@@ -76,6 +77,8 @@ class Handoffs:
         self._refusal = ""  # as it was logged last
         self._each_runs_whole: bool | None = None
         monitor.listeners.append(self._on_changed)
+        if self.is_possible:
+            decider.elsewhere.append(self._seconds_until_free)
         self._turn, self._fell = asyncio.Lock(), asyncio.Event()
         self._on_load_fell = decider.on_load_fell
 
@@ -84,19 +87,40 @@ class Handoffs:
         self.rule.config, self.outcomes.limits = config, limits
 
     def decide_pair(
-        self, placement: Placement, pool: PrefillWorkers
+        self, placement: Placement, pool: PrefillWorkers, is_first: bool = False
     ) -> tuple[PairDecision, PrefillLeg | None]:
         """Choose the workers of a request, of which these may compute its prompt, and book it.
+        `is_first`: see `sends_first`.
 
         Raises what KvRouter.place_pair does. The leg, if a prefill worker has one, must be ended.
         """
         rule = self.rule if self._runs_whole(pool) else self.rule.for_pairs_alone()
+        if is_first:
+            rule = rule.for_first_ahead()
         pair = self._decider.decide_pair(placement, pool.router, rule)
         for note in self.outcomes.on_pair:
             note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
-        return pair, PrefillLeg(pool, pair.prefill, placement.request_id, self._clock)
+        request_id, landing = placement.request_id, pair.landing
+        on_end = None if landing is None else partial(self.rule.on_landed, landing)
+        return pair, PrefillLeg(pool, pair.prefill, request_id, self._clock, is_first, on_end)
+
+    def is_full(self, pool: PrefillWorkers) -> bool:
+        """Whether these workers may keep no more prompts of this pool, none of which was read."""
+        fits = self.fit(pool)
+        if fits is None or fits.connector is None or not fits.connector.must_read:
+            return False
+        return len(self.readings.tasks) >= self.outcomes.limits.max_unread_prompts
+
+    def sends_first(self, pool: PrefillWorkers, body: bytes) -> bool:
+        """Whether the token that these workers make of a request, a serialized GenerateRequest, may
+        go to its client before the prompt is handed over. The decode workers must go on from it,
+        and the request from there at another pair, if they fail."""
+        fits = self.fit(pool)
+        if fits is None or fits.connector is None or not fits.connector.hands_first:
+            return False
+        return self.outcomes.limits.disagg_handoff != Shape.QUEUE.value and _goes_on(body)
 
     def check_trusted(self) -> None:
         """InvalidRequestError for a request whose client says which leg of another one it is,
@@ -168,7 +192,7 @@ class Handoffs:
         if ids[0] != ids[1]:
             request += length_delimited(1, ids[1].encode())
         limits = self.outcomes.limits
-        if limits.disagg_handoff == Shape.QUEUE.value and connector is PARCELS:
+        if limits.disagg_handoff == Shape.QUEUE.value and connector.takes_queue:
             # A worker that has some of the prompt is worth waiting for; else any will do.
             chosen = leg.worker_id if leg.decision.cached_tokens else None
             hint = RemotePrefillHint(
@@ -244,9 +268,24 @@ class Handoffs:
         found = self.fit(pool)
         return "" if found is None else found.refusal
 
+    def _seconds_until_free(self) -> float:
+        """Until a prefill worker is that these workers may be handed prompts by; inf: none is."""
+        if self.rule.config.disagg != "conditional":
+            return math.inf
+        pools = [pool for pool, fits in self._fits.items() if fits is not None and fits.connector]
+        return min((pool.router.seconds_until_free() for pool in pools), default=math.inf)
+
     def _on_changed(self) -> None:
         self._fits.clear()
         self._each_runs_whole = None
+
+
+def _goes_on(body: bytes) -> bool:
+    """Whether the rest of a streamed answer can be asked of another pair, from its first token."""
+    rest, *_ = split_tokens(body)
+    request = pb.GenerateRequest.FromString(rest)
+    # Not every prefill engine says how likely its token was.
+    return not request.output_config.logprobs and why_fixed(request, stops_held=False) is None
 
 
 def _half(monitor: HealthMonitor) -> Iterable[Half]:

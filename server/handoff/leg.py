@@ -1,5 +1,6 @@
 """PrefillLeg: the part of a request that its prefill worker runs, and what it counts as there."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ...base.clock import Clock
@@ -27,8 +28,15 @@ class PrefillLeg:
     """Booked by `KvRouter.place_pair`, until `end`, which must be called."""
 
     def __init__(
-        self, pool: PrefillWorkers, decision: Decision, booking_id: str, clock: Clock
+        self,
+        pool: PrefillWorkers,
+        decision: Decision,
+        booking_id: str,
+        clock: Clock,
+        is_first: bool = False,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
+        """`on_end` is called once, when it ends."""
         self.decision = decision
         self.worker_id = decision.worker.worker_id
         engine = pool.monitor.engine(self.worker_id)
@@ -40,8 +48,12 @@ class PrefillLeg:
         self.began = self.computed_at = clock.now()
         self.cached_tokens = 0
         """of the prompt, found by its worker"""
+        self.is_first = is_first
+        """its worker's token may go to the client at once"""
+        self.has_spoken = False
+        """that token went, and the decode worker has not begun yet"""
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
-        self._ended = False
+        self._ended, self._on_end = False, on_end
         pool.prefills += 1
 
     @property
@@ -77,6 +89,10 @@ class PrefillLeg:
         self.reports.answered(self.worker_id, took)
         self.reports.succeeded(self.worker_id, took)
 
+    def on_decoded(self) -> None:
+        """The decode worker has begun."""
+        self.has_spoken = False
+
     def touch(self) -> None:
         """It goes on: its booking does not expire."""
         if not self._ended:
@@ -96,6 +112,8 @@ class PrefillLeg:
             self.reports.given_up(self.worker_id)
         self.pool.router.free(self._booking_id, output_tokens=1)
         self.pool.prefills -= 1
+        if self._on_end is not None:
+            self._on_end()
 
 
 class PrefillFailedError(EngineCallError):

@@ -45,6 +45,37 @@ def as_whole(parts: list[Any], own_id: str, request: bytes) -> list[bytes]:
     return [part.SerializeToString() for part in parts]
 
 
+def first_of(parts: list[Any], own_id: str) -> Any | None:
+    """The chunk with the one token in a prefill worker's messages; None if it is not in them."""
+    whole = parts[-1].complete
+    chunks = [part.chunk for part in parts if part.chunk.token_ids]
+    found = chunks[0] if chunks else whole
+    tokens = found.token_ids if chunks else found.output_token_ids
+    if len(chunks) > 1 or len(tokens) != 1:
+        return None
+    first = pb.GenerateResponse(request_id=own_id)
+    first.chunk.token_ids.extend(tokens)
+    first.chunk.prompt_tokens = found.prompt_tokens or whole.prompt_tokens
+    first.chunk.completion_tokens = 1
+    return first
+
+
+def after_first(answer: Any, message: bytes, token: int) -> bytes | None:
+    """A decode worker's first message for a client that has its first token already; None if it
+    has nothing else. ValueError if it begins with another one."""
+    is_chunk = answer.HasField("chunk")
+    tokens = answer.chunk.token_ids if is_chunk else answer.complete.output_token_ids
+    if not tokens or tokens[0] != token:
+        raise ValueError("it did not go on from the token that was handed to it")
+    if not is_chunk:  # the whole of the answer
+        return message
+    if len(tokens) == 1:
+        return None
+    del answer.chunk.token_ids[0]
+    body: bytes = answer.SerializeToString()
+    return body
+
+
 def _streams(request: bytes) -> bool:
     rest, *_ = split_tokens(request)
     return bool(pb.GenerateRequest.FromString(rest).streaming)

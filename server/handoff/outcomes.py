@@ -51,8 +51,8 @@ class HandoffOutcomes:
         """The decode worker's first token is out. No time passed where its prefill worker has
         not answered yet."""
         took = 0.0 if leg.is_computing else self.now() - leg.computed_at
-        size = self._rule.handoff_bytes(self.tokens_to_come(pair))
-        self._rule.on_handed_over(leg.worker_id, pair.decode.worker, size, took, self.now())
+        if pair.landing is not None:
+            self._rule.on_handed_over(pair.landing, took, self.now())
         for observe in self.on_handoff_s:
             observe(took)
 

@@ -91,9 +91,25 @@ class Reading:
             log.warning("prompt is left at its prefill worker", worker=self._leg.worker_id)
 
     def _is_kept(self) -> bool:
-        """Whether its engine is there, be it draining: without it, the prompt is gone as well."""
-        engine = self._leg.pool.monitor.engine(self._leg.worker_id)
-        return engine is not None and engine.is_ready
+        """Whether its engine is there, be it draining or silent: without it, the prompt is gone as
+        well."""
+        return self._leg.pool.monitor.engine(self._leg.worker_id) is not None
+
+    async def _is_reachable(self) -> bool:
+        """Whether its engine answers its probes, within the time of a reader: one that reads from
+        an engine that does not answer would stand still with all its requests."""
+        monitor, changed = self._leg.pool.monitor, asyncio.Event()
+        monitor.listeners.append(changed.set)
+        try:
+            async with asyncio.timeout(self._handoff_s):
+                while self._is_kept() and not monitor.is_ready(self._leg.worker_id):
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            monitor.listeners.remove(changed.set)
+        return self._is_kept()
 
     async def _on_computed(
         self, messages: list[bytes], failure: EngineCallError | None, left: bool
@@ -122,8 +138,8 @@ class Reading:
         others = [each for each in self._readings.readers() if each is not self._decode]
         clients = [*first, *others, *([] if first else [self._decode])]
         for number, client in enumerate(clients[:MOST_READERS]):
-            if not self._is_kept():
-                return
+            if not await self._is_reachable():
+                break
             own_id = length_delimited(1, f"{self._attempt_id}~read{number}".encode())
             request = for_reading(self._plan.decode(self._parcel)) + own_id
             call = client.generate(request, timeout=self._handoff_s)

@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
@@ -51,6 +52,28 @@ class LoopGaps:
             last, last_cpu = now, cpu
 
 
+async def measure(cases: Iterable[str], *program: str) -> None:
+    """Print what each case costs this loop, which a process of its own asks for: the program, with
+    the case as its last argument, prints a line when it is ready, and then what became of it."""
+    gaps = LoopGaps()
+    gc.collect()
+    gc.freeze()  # as `serve` does
+    gc.set_threshold(*GC_THRESHOLDS)
+    watch = asyncio.create_task(gaps.watch())
+    for case in cases:
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, *program, case, stdout=asyncio.subprocess.PIPE
+        )
+        assert client.stdout is not None
+        await client.stdout.readline()
+        gaps.restart()
+        result = (await client.stdout.read()).decode().strip()
+        await client.wait()
+        figures = f"{gaps.longest_ms:7.1f} ms, CPU {gaps.longest_cpu_ms:6.1f} ms"
+        print(f"{case:36} {figures}   {result}", flush=True)
+    watch.cancel()
+
+
 async def serve(workers: int) -> None:
     config = ServeConfig(
         port=0,
@@ -63,30 +86,11 @@ async def serve(workers: int) -> None:
     server = router_server(parts, pool)
     listeners: Any = server.listeners
     grpc, http = listeners
-    gaps = LoopGaps()
     try:
         await server.start()
         for number in range(workers):
             pool.workers.router.add_worker(number + 1, address=f"10.0.0.1:{number + 1}")
-        gc.collect()
-        gc.freeze()  # as `serve` does
-        gc.set_threshold(*GC_THRESHOLDS)
-        watch = asyncio.create_task(gaps.watch())
-        for case in ("nothing", *CASES):
-            gaps.restart()
-            client = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, "--case", case, "--grpc", grpc.address,
-                "--http", http.address, stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            assert client.stdout is not None
-            await client.stdout.readline()  # it is ready
-            await asyncio.sleep(0.3)
-            gaps.restart()
-            said = (await client.stdout.read()).decode().strip()
-            await client.wait()
-            figures = f"{gaps.longest_ms:7.1f} ms, CPU {gaps.longest_cpu_ms:6.1f} ms"
-            print(f"{case:34} {figures}   {said}", flush=True)
-        watch.cancel()
+        await measure(("nothing", *CASES), __file__, grpc.address, http.address)
     finally:
         await server.close()
 
@@ -130,7 +134,7 @@ CASES = {
 }
 
 
-async def call(case: str, grpc_address: str, http_address: str) -> None:
+async def call(grpc_address: str, http_address: str, case: str) -> None:
     options = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
     method, make = CASES.get(case, ("", None))
     took, result = [], ""
@@ -169,10 +173,6 @@ async def call(case: str, grpc_address: str, http_address: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1000)
-    for name in ("--case", "--grpc", "--http"):
-        parser.add_argument(name)
+    parser.add_argument("call", nargs="*", help="internal: addresses of gRPC and HTTP, case")
     args = parser.parse_args()
-    if args.case is None:
-        asyncio.run(serve(args.workers))
-    else:
-        asyncio.run(call(args.case, args.grpc, args.http))
+    asyncio.run(call(*args.call) if args.call else serve(args.workers))

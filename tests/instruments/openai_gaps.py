@@ -7,19 +7,16 @@ after the other. See loop_gaps.py for what is measured.
 
 import argparse
 import asyncio
-import gc
 import json
-import sys
 import time
 from typing import Any
 
 import aiohttp
-from loop_gaps import LoopGaps
+from loop_gaps import measure
 
 from dynamo_router.frontend.config import FrontendConfig, ServeFrontendConfig
 from dynamo_router.frontend.serve import new_router
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.server.command import GC_THRESHOLDS
 from dynamo_router.server.mock_process import MockEnginesConfig
 from dynamo_router.server.server_parts import ServerParts
 
@@ -127,29 +124,10 @@ async def serve(word: str) -> None:
     )
     server = new_router(config, ServerParts(config))
     openai: Any = server.listeners[-1]
-    gaps = LoopGaps()
     try:
         await server.start()
         await asyncio.sleep(2)
-        gc.collect()
-        gc.freeze()  # as `serve` does
-        gc.set_threshold(*GC_THRESHOLDS)
-        watch = asyncio.create_task(gaps.watch())
-        for case in CASES:
-            if word not in case:
-                continue
-            client = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, "--case", case, "--at", openai.address,
-                stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            assert client.stdout is not None
-            await client.stdout.readline()  # it is ready
-            gaps.restart()
-            said = (await client.stdout.read()).decode().strip()
-            await client.wait()
-            figures = f"{gaps.longest_ms:7.1f} ms, CPU {gaps.longest_cpu_ms:6.1f} ms"
-            print(f"{case:36} {figures}   {said}", flush=True)
-        watch.cancel()
+        await measure((case for case in CASES if word in case), __file__, "--at", openai.address)
     finally:
         await server.close()
 
@@ -172,7 +150,6 @@ async def call(case: str, address: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("word", nargs="?", default="")
-    for name in ("--case", "--at"):
-        parser.add_argument(name)
+    parser.add_argument("--at")
     args = parser.parse_args()
-    asyncio.run(serve(args.word) if args.case is None else call(args.case, args.at))
+    asyncio.run(serve(args.word) if args.at is None else call(args.word, args.at))

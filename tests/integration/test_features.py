@@ -30,8 +30,8 @@ from dynamo_router.frontend.epp.exchange import DESTINATION
 from dynamo_router.frontend.epp.picker import PATH
 from dynamo_router.frontend.picker_config import PickerConfig
 from dynamo_router.process.settings import options_of
+from dynamo_router.router.proto import RouterServiceStub
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 
@@ -263,7 +263,7 @@ async def generates(served: Served) -> bool:
 
 @probe("RouterService", "nats")
 async def selects(served: Served) -> bool:
-    stub = router_pb2_grpc.RouterServiceStub(served.channel)
+    stub = RouterServiceStub(served.channel)
     answer = await stub.SelectWorker(rpb.SelectWorkerRequest(token_ids=PROMPT))
     return bool(answer.worker.worker_id)
 

@@ -21,8 +21,8 @@ from support.serving import ServedRouter
 from dynamo_router.engines.mocker.config import MockerConfig
 from dynamo_router.engines.mocker.server import MockServer
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.proto import RouterServiceStub
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.server.config import ServeConfig
 from dynamo_router.transport.security import ServerTls, ServerTlsConfig, WorkerTlsConfig
 from dynamo_router.workers.registry import WorkerState
@@ -167,7 +167,7 @@ async def test_callers_with_certificates_have_their_ids_to_themselves(pki: Pki) 
                 _read(pki.ours.ca), _read(pair[1]), _read(pair[0])
             )
             async with aio.secure_channel(server.grpc_address, credentials) as channel:
-                stub = router_pb2_grpc.RouterServiceStub(channel)
+                stub = RouterServiceStub(channel)
                 if method == "SelectWorker":
                     request = rpb.SelectWorkerRequest(token_ids=[1, 2], request_id="x")
                     known.append((await stub.SelectWorker(request)).booked)

@@ -17,7 +17,7 @@ from dynamo_router.frontend.serve import new_router
 from dynamo_router.indexer.wire.events import StorageTier
 from dynamo_router.process.settings import SettingsSource
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.router.proto import router_pb2_grpc
+from dynamo_router.router.proto import RouterServiceStub
 from dynamo_router.server.access import Security
 from dynamo_router.server.config import ServeConfig
 from dynamo_router.server.pool import ConfiguredPool
@@ -99,7 +99,7 @@ class Ports:
     def __init__(self, server: ServedRouter, channel: Any, session: aiohttp.ClientSession) -> None:
         self.server = server
         self.channel = channel
-        self.select = router_pb2_grpc.RouterServiceStub(channel)
+        self.select = RouterServiceStub(channel)
         self._session = session
 
     async def answers(self, request: Any, metadata: Any = None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the tests of the ground floor share: a real server, and leak checks."""
+"""What unit tests share: a clock that is set, a real server, and leak checks."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,13 @@ import uvloop
 from support.free_port import free_port
 from support.polling import until
 
+from dynamo_router.base.clock import ManualClock
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture

@@ -60,6 +60,14 @@ def test_they_fit_on_one_screen_and_are_all_there() -> None:
     assert len(folders) > 40
 
 
+def test_each_folder_is_in_the_picture() -> None:
+    drawn = set(
+        re.findall(r"\w+", re.sub("<[^>]*>", " ", (ROOT / "docs" / "house.svg").read_text()))
+    )
+    folders = {path.parent for path in ROOT.glob("*/*/__init__.py")}
+    assert {each.name for each in folders if each.parent.name in FOLDERS} - drawn == set()
+
+
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_walk_is_short_and_its_files_exist(walk: str) -> None:
     stations = rows(WALKS[walk])

@@ -55,7 +55,6 @@ LONG_FILES: dict[str, str] = {}
 """Files above the alarm of 600 lines, each with its reason: a file ends where its noun ends."""
 # The way of a request needs no grpc. Here it carries calls itself, or gives what only it has.
 KNOW_GRPC = {
-    "router.proto.router_pb2_grpc": "generated",
     "runtime.kv_stores.etcd_connection": "etcd's client is made on it",
     "runtime.kv_stores.etcd_store": "etcd's client is made on it",
     "runtime.kv_stores.etcd_watch": "etcd's client is made on it",

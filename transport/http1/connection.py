@@ -1,7 +1,8 @@
 """HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
-llhttp (httptools) parses. One request is answered after another, in their order; what a client
-sends ahead of that waits, within bounds, and then is not read.
+llhttp (httptools) parses, or a kernel where a request of the usual kind comes whole. One request is
+answered after another, in their order; what a client sends ahead of that waits, within bounds, and
+then is not read.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import structlog
 from ...base.account import network_of
 from ...base.request_record import RequestRecord, set_record
 from ...process.loop_turns import LoopTurns
+from ._whole_request import read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
@@ -30,6 +32,8 @@ READ_S = 0.0001
 """What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+_AT_MOST_ONCE = (b"authorization", b"content-encoding", b"x-api-key")
+"""Who was in between may have gone by another one of two than we would."""
 
 log = structlog.get_logger(__name__)
 
@@ -134,10 +138,14 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing or self._refusal is not None:
             return  # of a client that lingers
-        self._came_in.append(data)
-        if len(self._came_in) == 1:
-            self._connections.turns.call(READ_S, self._read_in_turn, self._peer)
-            if self._came_in and not self._paused:
+        if self._came_in:
+            self._came_in.append(data)
+        elif self._connections.turns.begins_now(READ_S):
+            self._read(data)
+        else:
+            self._came_in.append(data)
+            self._connections.turns.put(READ_S, self._read_in_turn, self._peer)
+            if not self._paused:
                 self._held = True
                 self._transport.pause_reading()
 
@@ -151,6 +159,12 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
+        if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
+            limits = self._limits
+            whole = read_whole_request(data, limits.head_bytes, limits.headers)
+            if whole is not None:
+                self._take(*whole)
+                return
         self._came += len(data)
         self._last_read = self._loop.time()
         self._silent_bytes += len(data)
@@ -245,6 +259,38 @@ class HttpConnection(asyncio.Protocol):
         elif self._paused:
             self._read_on()
 
+    def _take(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+    ) -> None:
+        """A request that has come whole, where none is under way: what the parser's callbacks do
+        with it in all."""
+        scope = {
+            **self._scope,
+            "method": method,
+            "path": path.decode("ascii"),
+            "raw_path": path,
+            "query_string": query,
+            "headers": headers,
+        }
+        exchange = self._arriving = Exchange(
+            self,
+            self._transport,
+            scope,
+            RequestRecord(scope),
+            keep_alive=not self._connections.are_ending,
+        )
+        if body:
+            exchange.on_body(body)
+        exchange.body_ended = True
+        self._start(exchange)
+        if exchange.unread > self._limits.unread_bytes:
+            self._read_no_more()
+
     # The parser's side
 
     def on_message_begin(self) -> None:
@@ -287,6 +333,10 @@ class HttpConnection(asyncio.Protocol):
         hosts = names.count(b"host")
         if hosts > 1 or (version == "1.1" and not hosts):
             self._stop(HttpError(400, "a request needs one Host"))
+        if len(set(names)) < len(names):
+            for name in _AT_MOST_ONCE:
+                if names.count(name) > 1:
+                    self._stop(HttpError(400, f"a request has {name.decode()} once at most"))
         if host:  # a URL says better than the header which host is meant
             others = (header for header in self._headers if header[0] != b"host")
             self._headers = [(b"host", host), *others]

@@ -30,6 +30,7 @@ def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
     """Read a request's headers, which nghttp2 has found to be HTTP's."""
     method = path = kind = b""
     timeout_s: float | None = None
+    authorized = False
     for name, value in headers:
         if name == b":method":
             method = value
@@ -41,6 +42,11 @@ def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
             timeout_s = decode_timeout(value)
             if timeout_s is None:
                 return Refusal(status_head(StatusCode.INTERNAL, "grpc-timeout is no time"))
+        elif name == b"authorization":
+            if authorized:
+                text = "a call has authorization once at most"
+                return Refusal(status_head(StatusCode.INVALID_ARGUMENT, text))
+            authorized = True
     if method != b"POST":
         return Refusal(((b":status", b"405"), (b"allow", b"POST")))
     if kind != GRPC_TYPE and not kind.startswith((b"application/grpc+", b"application/grpc;")):

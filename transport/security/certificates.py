@@ -2,7 +2,6 @@
 And the names in a certificate that a peer showed."""
 
 import ssl
-import time
 from typing import Any, NamedTuple
 
 from ...base.errors import ConfigError
@@ -106,11 +105,6 @@ def _end_of(cert: str, key: str, setting: str) -> float:
         raise ConfigError(f"{setting}: {cert} is not valid: {error.reason}", key=setting) from None
     found = ours.getpeercert() or {}
     return ssl.cert_time_to_seconds(str(found["notAfter"]))
-
-
-def days_left(not_after: float, now: float | None = None) -> float:
-    """Days until a Unix time, by the wall clock; negative once it has passed."""
-    return (not_after - (time.time() if now is None else now)) / 86400
 
 
 def certificate_names(shown: Any) -> tuple[str, ...]:

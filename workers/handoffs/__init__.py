@@ -1,6 +1,6 @@
 """How do engines hand a computed prompt over? A pure plan for each connector."""
 
-from .connectors import PARCELS, Connector
+from .connectors import Connector
 from .fitting import Fit, Half, fit
 from .meetings import Meetings
 from .plan import HandoffPlan, Shape, plan_handoff, plan_queued, why_whole
@@ -14,7 +14,6 @@ __all__ = [
     "Half",
     "HandoffPlan",
     "Meetings",
-    "PARCELS",
     "RemotePrefillHint",
     "Shape",
     "fit",

@@ -51,6 +51,11 @@ class Connector(NamedTuple):
     ends_with_prefill: bool = True
     must_read: bool = False
     """see HandoffPlan"""
+    takes_queue: bool = False
+    """a decode engine may have a prompt computed through the prefill queue"""
+    hands_first: bool = False
+    """a decode engine begins its answer with the token that the prefill engine made, which is in
+    what it is handed; others make one of their own"""
     needs_address: bool = False
     """a prefill worker must say where its bootstrap server or side channel is"""
     needs_ids: bool = False
@@ -136,7 +141,8 @@ _TAKES = {"do_remote_decode": False, "do_remote_prefill": True}
 _LEAST_TRTLLM_ID = 1 << 62
 """Ids below 2^40 are an engine's own."""
 
-PARCELS = Connector("relay", _nothing)
+PARCELS = Connector("relay", _nothing, takes_queue=True, hands_first=True)
+"""Of mock engines."""
 _BOOTSTRAP = Connector(
     "rendezvous",
     _met,
@@ -152,21 +158,21 @@ _WRITING = Connector("push", _pushed, abort_safe=False, needs_address=True, need
 
 CONNECTORS: Mapping[tuple[str, str], Connector] = {
     ("trtllm", PARCEL): PARCELS,
-    ("dynamo", PARCEL): PARCELS,
+    ("dynamo", PARCEL): PARCELS._replace(hands_first=False),  # any engine's
     ("dynamo", BOOTSTRAP): _BOOTSTRAP._replace(fields=_met_through_dynamo, limits_prefill=True),
     ("dynamo", NIXL_PUSH): _WRITING._replace(fields=_pushed_through_dynamo),
     ("openai", NIXL): _READING,
     ("openai", NIXL_PUSH): _WRITING,
     ("openai", MOONCAKE): _MEETING,
     ("openai", BOOTSTRAP): _BOOTSTRAP,
-    ("openai", TRTLLM_SERVE): Connector("relay", _contexts),
+    ("openai", TRTLLM_SERVE): Connector("relay", _contexts, hands_first=True),
     ("vllm", NIXL): _READING,
     ("vllm", NIXL_PUSH): _WRITING,
     ("vllm", MOONCAKE): _MEETING,
     # A room is an int32 of its protocol.
     ("sglang", BOOTSTRAP): _BOOTSTRAP._replace(number_bits=31),
     ("openengine", OPENENGINE): Connector(
-        "relay", _nothing, runs_whole=False, abort_safe=False, must_read=True
+        "relay", _nothing, runs_whole=False, abort_safe=False, must_read=True, hands_first=True
     ),
 }
 """By dialect and connector."""

@@ -182,6 +182,16 @@ def _parcel_of(session: Any) -> bytes:
     return msgspec.json.encode({"kv_session": packed, "host": hosts})
 
 
+def _first_tokens(session: Any) -> list[int]:
+    """The token with which its reader's answer begins; nothing where it is not one."""
+    tokens = MessageToDict(session.attributes_struct).get("first_gen_tokens")
+    if not isinstance(tokens, list) or len(tokens) != 1:
+        return []
+    (token,) = tokens
+    is_token = isinstance(token, float) and token.is_integer() and 0 <= token <= _MOST
+    return [int(token)] if is_token else []
+
+
 class OpenEngineReader:
     """See Reader. Each event has the tokens that are new; the last one has the usage."""
 
@@ -209,7 +219,10 @@ class OpenEngineReader:
             added = self.answer.add(ids, _logprobs(message.token.tokens))
             return [] if added is None else [added]
         if event == "prefill_ready":
-            self._parcel = _parcel_of(message.prefill_ready.kv_session)
+            session = message.prefill_ready.kv_session
+            self._parcel = _parcel_of(session)
+            if not self.answer.completion_tokens:
+                self.answer.add(_first_tokens(session), [])
         if event != "finished":
             return []
         if self._parcel:

@@ -22,7 +22,7 @@ from grpc import RpcError
 
 from ....base.identity import WorkerWithDpRank
 from ....indexer.wire import RouterEvent, Stored, StoredBlock, encode_event_message
-from ....router.proto import router_pb2, router_pb2_grpc
+from ....router.proto import RouterServiceStub, router_pb2
 from ....runtime.event_planes import KV_EVENTS, NatsPlane, endpoint_subject
 from ...load import GENERATE, TargetAccess, encode_generate
 from .engines import SHORT, TOKENS, Switch
@@ -139,7 +139,7 @@ async def selections(target: Target) -> None:
                 await stub.SelectWorker(asked, metadata=target.access.metadata())
 
     async with target.channel() as channel:
-        stub = router_pb2_grpc.RouterServiceStub(channel)
+        stub = RouterServiceStub(channel)
         await asyncio.gather(*(book(stub, caller) for caller in range(2)))
 
 
@@ -165,7 +165,7 @@ async def meddlers(target: Target) -> None:
     """Aborts and releases of requests that are others'."""
 
     async def meddle(channel: Any, caller: int) -> None:
-        stub = router_pb2_grpc.RouterServiceStub(channel)
+        stub = RouterServiceStub(channel)
         for turn in itertools.count(caller, AT_ONCE):
             booked = router_pb2.BookedRequest(request_id=f"well-behaved-{turn % 10_000}")
             with contextlib.suppress(*ERRORS):

@@ -16,7 +16,7 @@ from support.fronts.processes import LOOKS, Client, Fronts, serve_fronts
 from support.polling import until
 from support.processes import alive, children_of, command, http_json, http_text
 
-from dynamo_router.router.proto import router_pb2, router_pb2_grpc
+from dynamo_router.router.proto import RouterServiceStub, router_pb2
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 SERVE = ("--no-kv-events", "--block-size", "16", "--policy", "dynamo")
@@ -105,7 +105,7 @@ async def test_a_booking_of_one_connection_is_freed_over_another(
 ) -> None:
     one = engine()
     served, clients = await serving(stack, tmp_path, one)
-    here, there = (router_pb2_grpc.RouterServiceStub(clients[n].channel) for n in (0, 1))
+    here, there = (RouterServiceStub(clients[n].channel) for n in (0, 1))
     booked = router_pb2.BookedRequest(request_id="mine")
     select = router_pb2.SelectWorkerRequest(token_ids=range(1, 65), request_id="mine")
     answer = await here.SelectWorker(select)

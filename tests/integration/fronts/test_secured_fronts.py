@@ -13,7 +13,7 @@ from support.security.certificates import Authority
 
 from dynamo_router.engines.mocker.config import MockerConfig
 from dynamo_router.engines.mocker.server import MockServer
-from dynamo_router.router.proto import router_pb2, router_pb2_grpc
+from dynamo_router.router.proto import RouterServiceStub, router_pb2
 from dynamo_router.transport.security import ServerTls, ServerTlsConfig
 from dynamo_router.workers.trtllm_proto import SERVICE
 
@@ -54,7 +54,7 @@ async def test_every_front_asks_who_comes_and_shows_engines_who_it_is(tmp_path: 
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await generate(asked).read()
                     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-                    stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+                    stub = RouterServiceStub(channel)
                     select = router_pb2.SelectWorkerRequest(token_ids=range(1, 129))
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await stub.SelectWorker(select)

@@ -2,104 +2,29 @@
 end, rooms are used once, a prefill waits for its reader, a success may be empty."""
 
 import asyncio
+import os
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import grpc
 import pytest
-from support.fake_engine import FakeEngine, prompt
-from support.handoffs.fabric import CACHED, EOS, LEASE_S, Fabric, greedy
-from support.handoffs.wire import Wire
+from support.fake_engine import prompt
+from support.handoffs.fabric import CACHED, EOS, greedy
+from support.handoffs.scene import TOKENS, aggregated, scene
 from support.handoffs.wires import WIRES
 from support.polling import until
-from support.serving import Ports, serving
 
-from dynamo_router.router.disagg import DisaggConfig
 from dynamo_router.server.request_limits import HandoffLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
-ALWAYS = DisaggConfig(disagg="always")
-LONG = HandoffLimits()
 SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
-TOKENS = 48
-
+STORM = int(os.environ.get("CANCEL_STORM", "0"))
+"""Clients that leave at once, before each dialect; 0: some."""
 KEEPING = [name for name in WIRES if name.startswith("openengine")]
 """Whose prefill engines keep a prompt until it was read."""
 WRITING = [name for name in WIRES if name.endswith(("push", "mooncake"))]
 together = [name for name in WIRES if WIRES[name].shape != "relay"]  # type: ignore[attr-defined]
 relaying = [name for name in WIRES if name not in together]
 whole = [name for name in WIRES if WIRES[name].runs_whole]  # type: ignore[attr-defined]
-
-
-class Scene:
-    """A router in front of prefill and decode engines of one dialect."""
-
-    def __init__(self, ports: Ports, fabric: Fabric, prefill: list[Wire], decode: list[Wire]):
-        self.ports, self.fabric = ports, fabric
-        self.prefill, self.decode = prefill, decode
-        self.pools: Any = ports.server._server.pools
-
-    async def answer(self, request_id: str = "r1", tokens: int = TOKENS) -> Any:
-        """The last message; the chunks before it have the same tokens."""
-        found = await self.ports.answers(prompt(request_id, tokens))
-        assert {each.request_id for each in found} == {request_id}
-        streamed = [token for each in found for token in each.chunk.token_ids]
-        last = found[-1].complete
-        assert list(last.output_token_ids) == streamed
-        return last
-
-    async def settled(self) -> None:
-        """Nothing is booked anywhere, nor held by an engine, leases apart."""
-        for pool in self.pools.running:
-            await until(lambda pool=pool: not int(pool.router.slots.own_requests().sum()))
-            await until(lambda pool=pool: not int(pool.router.slots.active_blocks().sum()))
-            assert not pool.prefills
-        await until(lambda: not self.fabric.waiting)
-        self.fabric.now += LEASE_S + 2
-        await until(lambda: not self.fabric.blocks)
-
-    async def failed(self, phase: str, count: int = 1) -> None:
-        await self.ports.shows(f'dynamo_router_disagg_failures_total{{phase="{phase}"}}', count)
-
-
-@asynccontextmanager
-async def scene(
-    name: str, *, prefill: int = 1, decode: int = 1, handoff: HandoffLimits = LONG, **more: Any
-) -> AsyncIterator[Scene]:
-    make = WIRES[name]
-    fabric = Fabric(make.shape, make.lease_s)  # type: ignore[attr-defined]
-    sources = [make(fabric, "prefill") for _ in range(prefill)]
-    targets = [make(fabric, "decode") for _ in range(decode)]
-    async with AsyncExitStack() as stack:
-        for wire in (*sources, *targets):
-            await wire.enter(stack)
-        more = {"disagg": ALWAYS, "handoff": handoff, **more}
-        # Named, so that there may be prefill workers; those of a test are attached after it.
-        named = await stack.enter_async_context(FakeEngine())
-        ports = await stack.enter_async_context(serving(prefill_workers=(named.url,), **more))
-        found = Scene(ports, fabric, sources, targets)
-        await found.pools.prefill.monitor.remove(named.url)
-        for wires, pool in ((sources, found.pools.prefill), (targets, found.pools.workers)):
-            for count, wire in enumerate(wires, 1):
-                wire.attach(pool.monitor)
-                monitor = pool.monitor
-                await until(lambda m=monitor, n=count: len(m.ready_clients()) == n)
-        yield found
-        await found.settled()
-        assert not fabric.recomputed
-
-
-async def aggregated(name: str) -> Any:
-    """The same request before a worker that runs all of it."""
-    async with AsyncExitStack() as stack:
-        wire = WIRES[name](Fabric("relay"), "")
-        await wire.enter(stack)
-        ports = await stack.enter_async_context(serving())
-        wire.attach(ports.server.monitor)
-        await until(lambda: bool(ports.server.monitor.ready_clients()))
-        return (await ports.answers(prompt("r1", TOKENS)))[-1].complete
 
 
 @pytest.mark.parametrize("name", WIRES)
@@ -248,7 +173,7 @@ async def test_tokens_flow_before_the_prefill_has_answered(name: str) -> None:
 @pytest.mark.parametrize("name", WIRES)
 async def test_clients_that_leave_leave_nothing(name: str) -> None:
     """Of all that were cancelled no block is held once the leases are over."""
-    count = 1000 if name == "mock" else 40
+    count = STORM or (1000 if name == "mock" else 40)
     async with scene(name) as on:
         on.prefill[0].legs.faults = ["hang"] * count
         call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
@@ -368,6 +293,60 @@ async def test_what_an_engine_that_drains_keeps_is_read(name: str) -> None:
         on.prefill[0].legs.go.set()
         await until(lambda: bool(on.decode[0].legs.asked) and not on.fabric.blocks)
         await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("name", KEEPING)
+async def test_what_an_engine_keeps_that_fails_its_probes_is_read_or_counted(
+    name: str, comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read once it answers again, as one that asks an engine that is away stands still."""
+    async with scene(name, handoff=SOON) as on:
+        on.prefill[0].legs.faults = ["slow"]
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        stream = call(prompt("r1", TOKENS).SerializeToString())
+        await until(lambda: bool(on.prefill[0].legs.asked))
+        stream.cancel()
+        await until(lambda: not int(on.pools.prefill.router.slots.own_requests().sum()))
+        (engine,) = on.pools.prefill.monitor.engines
+        with monkeypatch.context() as away:
+            away.setattr(type(engine), "is_ready", property(lambda each: each is not engine))
+            on.prefill[0].legs.go.set()
+            await until(lambda: bool(on.fabric.held))
+            if not comes_back:
+                await on.failed("unread")
+                on.fabric.held.clear()
+        assert not on.decode[0].legs.asked
+        for hear in list(on.pools.prefill.monitor.listeners):
+            hear()
+        if comes_back:
+            await until(lambda: bool(on.decode[0].legs.asked) and not on.fabric.blocks)
+            await on.failed("unread", 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+async def test_prompts_that_wait_for_their_readers_are_bounded(name: str) -> None:
+    """Also those of clients that left, which no other limit bounds."""
+    limits = HandoffLimits(max_unread_prompts=3)
+    async with scene(name, handoff=limits) as on:
+        on.prefill[0].legs.faults = ["slow"] * 3
+        call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        streams = [call(prompt(f"r{n}", TOKENS).SerializeToString()) for n in range(3)]
+        await until(lambda: len(on.prefill[0].legs.asked) == 3)
+        for stream in streams:
+            stream.cancel()
+        await until(lambda: not int(on.pools.prefill.router.slots.own_requests().sum()))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await on.answer("r4")
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await on.ports.shows('dynamo_router_limits_hit_total{limit="max_unread_prompts"}', 1)
+        on.prefill[0].legs.go.set()
+        await until(
+            lambda: (
+                len(on.decode[0].legs.asked) == 3 and not on.pools.workers.handoffs.readings.tasks
+            )
+        )
+        await on.answer("r5")
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -18,8 +18,8 @@ from support.serving import BLOCK, Ports, serving
 from dynamo_router.engines.mocker.config import EngineConfig, MockerConfig
 from dynamo_router.engines.mocker.fleet import MockFleet
 from dynamo_router.router.config import KvRouterConfig
+from dynamo_router.router.proto import RouterServiceStub
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.registry import WorkerState
 
@@ -248,7 +248,7 @@ async def test_the_command_line_does_the_same(tmp_path: Path) -> None:
         select: Any = rpb.SelectWorkerRequest(token_ids=[1], request_id="s", allowed_worker_ids=[2])
         bearer = (("authorization", "Bearer operator-0123456789"),)
         with pytest.raises(aio.AioRpcError):  # an admin is no selector
-            await router_pb2_grpc.RouterServiceStub(channel).SelectWorker(select, metadata=bearer)
+            await RouterServiceStub(channel).SelectWorker(select, metadata=bearer)
         await channel.close()
         ports.server.router.decide([1], "s", pinned_worker=2)
         code, said = await run("drain", "2", "--deadline-s", "0.1", *to)

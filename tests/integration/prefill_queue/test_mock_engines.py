@@ -1,7 +1,7 @@
 """Mock engines that share prompts through the prefill queue, behind a frontend."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,6 @@ from dynamo_router.server.request_limits import HandoffLimits
 PROMPT = list(range(100, 185))
 ROUTED = ("requests", "tokens", "oldest_seconds")
 ASKED: dict[str, Any] = {"seed": 3, "max_tokens": 9}
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamServer]:
-    server = JetStreamServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server
-    server.kill()
 
 
 class Serving:

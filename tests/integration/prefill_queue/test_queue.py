@@ -1,7 +1,7 @@
 """The prefill queue over a real NATS: where prompts are computed, and which cannot be."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,6 @@ from dynamo_router.engines.prefill_queue import (
 from dynamo_router.engines.prefill_queue import consumer as prefill_consumer
 from dynamo_router.engines.transfer import ArenaLayout
 from dynamo_router.runtime.kv_stores import NatsAddress, NatsConnection, StoreError
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamServer]:
-    server = JetStreamServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server
-    server.kill()
-
 
 FAST: dict[str, Any] = {"prefill_queue_ack_wait_s": 0.6, "prefill_queue_timeout_s": 10.0}
 

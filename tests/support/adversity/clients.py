@@ -16,8 +16,8 @@ from support.adversity.world import BLOCK, World
 
 from dynamo_router.engines.mocker.sampling import plan_output
 from dynamo_router.engines.serving.request import EngineRequest
+from dynamo_router.router.proto import RouterServiceStub
 from dynamo_router.router.proto import router_pb2 as rpb
-from dynamo_router.router.proto import router_pb2_grpc
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 PINNED_KEY = "x-dynamo-worker-instance-id"
@@ -40,7 +40,7 @@ class Clients:
         """that arrived so far, at all of them"""
         self.others_are_done = asyncio.Event()
         """set when those that read nothing may go"""
-        self.select = router_pb2_grpc.RouterServiceStub(world.near)
+        self.select = RouterServiceStub(world.near)
 
     async def run(self, kind: str) -> None:
         await getattr(self, f"_run_{kind}")(kind)

@@ -176,6 +176,8 @@ class FakeLegs:
             else:
                 prompt = read
         tokens = greedy(prompt, leg.max_tokens)
+        if fault == "other_token":
+            tokens[0] += 1
         for place, token in enumerate(tokens):
             if fault == "die_midway" and place == 1:
                 raise Died

@@ -20,7 +20,7 @@ from support.engines.token_services import (
     vllm_part,
 )
 from support.handoffs.fabric import CACHED, Died, EngineFault, Leg
-from support.handoffs.wire import ENGINE, PORT, Wire
+from support.handoffs.wire import ENGINE, MooncakeKeys, NixlKeys, NixlPushKeys, Wire, handed_over
 from support.servers.http_engine import HttpEngine, reply
 
 from dynamo_router.workers.health import HealthMonitor
@@ -68,7 +68,7 @@ class TokenWire(Wire):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
 
-class VllmGrpcWire(TokenWire):
+class VllmGrpcWire(NixlKeys, TokenWire):
     """vLLM with a NixlConnector, which it states."""
 
     connector = "NixlConnector"
@@ -89,51 +89,22 @@ class VllmGrpcWire(TokenWire):
         key = self.key(request.request_id, phase, params) if phase else ""
         return Leg(request.request_id, tuple(request.tokenized.input_ids), most, phase, key)
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "prefill":
-            return ""
-        names = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
-        assert all(params.get(name) for name in names), params
-        return str(params["remote_request_id"])
-
     def part(self, tokens: list[int], all_tokens: list[int]) -> Any:
         return vllm_part(tokens, CACHED)
 
     def last(
         self, request: Any, tokens: list[int], all_tokens: list[int], reason: str, key: str
     ) -> Any:
-        handed = {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": ENGINE,
-            "remote_request_id": key,
-            "remote_block_ids": [[1, 2]],
-            "remote_host": "127.0.0.1",
-            "remote_port": PORT,
-        }
+        handed = handed_over(key)
         said = tokens if request.stream else all_tokens
         return vllm_last(said, reason, CACHED, json.dumps(handed) if key else "")
 
 
-class VllmGrpcPushWire(VllmGrpcWire):
+class VllmGrpcPushWire(NixlPushKeys, VllmGrpcWire):
     """With a NixlPushConnector: both legs have the same request id."""
 
     shape, connector = "push", "NixlPushConnector"
     query = "?tp=2&pp=1"
-
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "decode":
-            assert params == {
-                "do_remote_decode": False,
-                "do_remote_prefill": True,
-                "remote_engine_id": ENGINE,
-                "remote_request_id": request_id,
-                "remote_host": "127.0.0.1",
-                "remote_port": PORT,
-                "tp_size": 2,
-                "pp_size": 1,
-            }
-        return request_id
 
     def last(
         self, request: Any, tokens: list[int], all_tokens: list[int], reason: str, key: str
@@ -141,7 +112,7 @@ class VllmGrpcPushWire(VllmGrpcWire):
         return vllm_last(tokens if request.stream else all_tokens, reason, CACHED)
 
 
-class VllmGrpcMooncakeWire(VllmGrpcPushWire):
+class VllmGrpcMooncakeWire(MooncakeKeys, VllmGrpcPushWire):
     """With a MooncakeConnector, whose bootstrap server has the engine's id."""
 
     shape, connector = "rendezvous", "MooncakeConnector"
@@ -151,13 +122,6 @@ class VllmGrpcMooncakeWire(VllmGrpcPushWire):
         ranks = reply(json.dumps({"0": {"engine_id": ENGINE, "worker_addr": {}}}).encode())
         bootstrap = await stack.enter_async_context(HttpEngine({"/query": ranks}))
         self.query = f"?handoff=mooncake&handoff_port={bootstrap.port}"
-
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        assert params["transfer_id"].startswith("xfer-")
-        if phase == "decode":
-            assert params["remote_engine_id"] == ENGINE
-            assert params["remote_bootstrap_addr"].startswith("http://127.0.0.1:")
-        return str(params["transfer_id"])
 
 
 class SglangGrpcWire(TokenWire):

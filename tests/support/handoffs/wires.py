@@ -20,7 +20,15 @@ from support.handoffs.token_wires import (
     VllmGrpcPushWire,
     VllmGrpcWire,
 )
-from support.handoffs.wire import ENGINE, PORT, Wire
+from support.handoffs.wire import (
+    ENGINE,
+    PORT,
+    MooncakeKeys,
+    NixlKeys,
+    NixlPushKeys,
+    Wire,
+    handed_over,
+)
 from support.servers.http_engine import Asked, HttpEngine, event, reply, stream_head
 
 from dynamo_router.base.clock import SystemClock
@@ -126,7 +134,7 @@ class HttpWire(Wire):
             writer.transport.abort()
 
 
-class VllmWire(HttpWire):
+class VllmWire(NixlKeys, HttpWire):
     """vLLM with a NixlConnector."""
 
     def described(self) -> dict[str, Any]:
@@ -142,52 +150,23 @@ class VllmWire(HttpWire):
         key = self.key(request_id, phase, params) if phase else ""
         return Leg(request_id, tuple(body["prompt"]), body["max_tokens"], phase, key)
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "prefill":
-            return ""
-        names = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
-        assert all(params.get(name) for name in names), params
-        return str(params["remote_request_id"])
-
     def part(self, tokens: list[int], all_tokens: list[int], reason: str, key: str) -> Any:
         choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": reason or None}
         usage = {"prompt_tokens_details": {"cached_tokens": CACHED}}
         found: dict[str, Any] = {"choices": [choice], "usage": usage}
         if key:
-            found["kv_transfer_params"] = {
-                "do_remote_prefill": True,
-                "do_remote_decode": False,
-                "remote_engine_id": ENGINE,
-                "remote_request_id": key,
-                "remote_block_ids": [[1, 2]],
-                "remote_host": "127.0.0.1",
-                "remote_port": PORT,
-            }
+            found["kv_transfer_params"] = handed_over(key)
         return found
 
 
-class NixlPushWire(VllmWire):
+class NixlPushWire(NixlPushKeys, VllmWire):
     """vLLM with a NixlPushConnector: both legs have the same request id."""
 
     shape = "push"
     query = f"?handoff=nixl_push&engine_id={ENGINE}&handoff_port={PORT}&tp=2&pp=1"
 
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        if phase == "decode":
-            assert params == {
-                "do_remote_decode": False,
-                "do_remote_prefill": True,
-                "remote_engine_id": ENGINE,
-                "remote_request_id": request_id,
-                "remote_host": "127.0.0.1",
-                "remote_port": PORT,
-                "tp_size": 2,
-                "pp_size": 1,
-            }
-        return request_id
 
-
-class MooncakeWire(VllmWire):
+class MooncakeWire(MooncakeKeys, VllmWire):
     """vLLM with a MooncakeConnector: a bootstrap server of its own has its engine's id."""
 
     shape = "rendezvous"
@@ -197,13 +176,6 @@ class MooncakeWire(VllmWire):
         ranks = reply(json.dumps({"0": {"engine_id": ENGINE, "worker_addr": {}}}).encode())
         self.bootstrap = await stack.enter_async_context(HttpEngine({"/query": ranks}))
         self.query = f"?handoff=mooncake&handoff_port={self.bootstrap.port}"
-
-    def key(self, request_id: str, phase: str, params: dict[str, Any]) -> str:
-        assert params["transfer_id"].startswith("xfer-")
-        if phase == "decode":
-            assert params["remote_engine_id"] == ENGINE
-            assert params["remote_bootstrap_addr"].startswith("http://127.0.0.1:")
-        return str(params["transfer_id"])
 
 
 class SglangWire(HttpWire):

@@ -1,22 +1,27 @@
 """A planner of small engines whose right fleets are known, and what it observes."""
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dynamo_router.engines.mocker import EngineConfig
 from dynamo_router.planner import (
     Constraints,
     Decision,
     EngineModel,
+    Fleet,
     Objectives,
     Observation,
     ObservedRequest,
     ObservedWorker,
     Planner,
     PlanningConfig,
+    search,
 )
+from dynamo_router.planner.what_if import Outcome, Scenario
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
 SPEED = 0.2  # few requests a second are work enough
@@ -73,4 +78,26 @@ def decide(planner: Planner, rate: float, there: int, plans: int = 4, **more: An
     for n in range(plans):
         found = planner.observe(observation(1000.0 + 60 * n, rate, there, **more))
     assert found is not None
+    return found
+
+
+def judge_by(monkeypatch: pytest.MonkeyPatch, two_keep: Sequence[float]) -> None:
+    """Three engines keep all, one keeps none, and two what the plan's number says, in turn."""
+
+    def judged(_model: Any, _workers: Any, fleet: Fleet, scenario: Scenario, *_: Any) -> Outcome:
+        turn = scenario.seed // 31 % len(two_keep)
+        kept = {0: 0.0, 1: 0.0, 2: two_keep[turn]}.get(fleet.aggregated, 1.0)
+        past = np.full(int((np.asarray(scenario.arrivals_s) < 0).sum()), ITL_MS)
+        return Outcome(kept, kept, 1 - kept, 0.0, 100.0 * fleet.aggregated, past, past)
+
+    monkeypatch.setattr(search, "simulate_candidate", judged)
+
+
+def fleets_of(planner: Planner, there: int, plans: int, rates: Sequence[float]) -> list[int]:
+    """Engines after each of the plans, a minute apart; the rates follow each other."""
+    found = []
+    for n in range(plans):
+        decision = planner.observe(observation(1000.0 + 60 * n, rates[n % len(rates)], there))
+        there = decision.after.aggregated
+        found.append(there)
     return found

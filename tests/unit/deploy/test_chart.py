@@ -273,6 +273,15 @@ def test_a_new_setting_makes_new_pods() -> None:
     assert pods("info") == pods("info")
 
 
+def test_behind_a_gateway_one_address_may_have_all_connections() -> None:
+    gateway = WORKERS | {"ingress": {"enabled": True, "host": "llm.example"}}
+    assert "peers" not in settings_of(objects_of(WORKERS))
+    assert settings_of(objects_of(gateway))["peers"] == {"max_connection_share": 1}
+    own = {"max_connection_share": 0.25, "max_http_connections": 64}
+    given = gateway | {"config": WORKERS["config"] | {"peers": own}}
+    assert settings_of(objects_of(given))["peers"] == own
+
+
 def test_stopping_has_the_time_that_it_takes() -> None:
     def grace(**values: Any) -> int:
         objects = objects_of(WORKERS | values)

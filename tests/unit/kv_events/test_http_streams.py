@@ -1,28 +1,20 @@
 """A stream that is drained over HTTP, as TensorRT-LLM's OpenAI server offers it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from support.kv_events.drained_engine import DrainedEngine, stored
+from support.kv_events.stream_reader import SIZE, StreamReader, block, reading_stream
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.event_index import EventIndex
-from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsRefused, TrtllmEvents
-from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
-from dynamo_router.kv_events.event_subscribers import EventSubscribers
 from dynamo_router.kv_events.source_choice import EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
 
-SIZE = 4
 W = WorkerWithDpRank(7)
-
-
-def block(number: int) -> list[int]:
-    return list(range(SIZE * number, SIZE * (number + 1)))
 
 
 class Engine(DrainedEngine):
@@ -39,54 +31,14 @@ class Engine(DrainedEngine):
         self.happen({"type": "removed", "block_hashes": [100 + n for n in numbers]}, **more)
 
 
-class Reader:
-    def __init__(self, url: str, ranks: int) -> None:
-        self.index = EventIndex()
-        self.counts = StreamCounts()
-        self.up: list[bool] = []
-        self.refused: list[str] = []
-        worker = WorkerUrl("127.0.0.1:1", events=url)
-        self.subscribers = EventSubscribers(lambda _: None, lambda _: worker, SIZE)
-        self.stream = EngineStream(
-            7,
-            range(ranks),
-            self.index,
-            self,
-            self.counts,
-            block_size=SIZE,
-            subscribers=self.subscribers,
-        )
-        for rank in range(ranks):
-            self.index.announce_publisher((7, rank), self.stream.publisher_id(rank))
-        self.stream.believe(True)
-
-    def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
-        self.up.append(up)
-
-    def on_refused(self, worker_id: int, reason: str) -> None:
-        self.refused.append(reason)
-
-    def holds(self, *numbers: int, rank: int = 0) -> Callable[[], bool]:
-        worker = WorkerWithDpRank(7, rank)
-
-        def look() -> bool:
-            scores = [self.index.scores(block_hashes(block(n), SIZE)) for n in range(20)]
-            return {n for n in range(20) if scores[n].get(worker)} == set(numbers)
-
-        return look
-
-
 @asynccontextmanager
-async def reading(engine: Engine, ranks: int = 1) -> AsyncIterator[Reader]:
+async def reading(engine: Engine, ranks: int = 1) -> AsyncIterator[StreamReader]:
     await engine.start()
-    reader = Reader(engine.url, ranks)
-    reader.stream.open()
     try:
-        yield reader
+        async with reading_stream(WorkerUrl("127.0.0.1:1", events=engine.url), ranks) as reader:
+            yield reader
     finally:
-        await reader.stream.close()
         await engine.stop()
-        reader.index.close()
 
 
 async def test_events_of_an_engine_that_has_just_started_are_exact() -> None:

@@ -2,21 +2,19 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.zmq_messages import CUT_SHORT
 from support.kv_events.engine_events import removed, stored
+from support.kv_events.stream_reader import SIZE, StreamReader, block, reading_stream
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
-from dynamo_router.indexer.event_index import EventIndex
-from dynamo_router.indexer.hashing import block_hashes
 from dynamo_router.kv_events.dialects import EventsEnded, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import ZmqEvents
-from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.kv_events.event_subscribers import EventSubscribers
 from dynamo_router.kv_events.source_choice import STREAMS, EventSource
 from dynamo_router.workers.worker_url import WorkerUrl
@@ -25,7 +23,6 @@ zmq = pytest.importorskip("zmq")
 from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-SIZE = 4
 W = WorkerWithDpRank(7)
 
 
@@ -37,63 +34,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_events, "RENEW_S", 0.2)
 
 
-def block(number: int) -> list[int]:
-    return list(range(SIZE * number, SIZE * (number + 1)))
-
-
-class Reader:
-    """A stream into an index, and what it reports."""
-
-    def __init__(
-        self, publisher: ZmqPublisher, *, replay: bool, allowed: tuple[EventSource, ...]
-    ) -> None:
-        self.index = EventIndex()
-        self.counts = StreamCounts()
-        self.up: list[bool] = []
-        self.refused: list[str] = []
-        url = WorkerUrl("127.0.0.1:1", events=publisher.url)
-        if replay:
-            url = WorkerUrl("127.0.0.1:1", events=publisher.url, replay=publisher.replay_url)
-        self.subscribers = EventSubscribers(lambda _: None, lambda _: url, SIZE, allowed)
-        self.stream = EngineStream(
-            W.worker_id,
-            [0],
-            self.index,
-            self,
-            self.counts,
-            block_size=SIZE,
-            subscribers=self.subscribers,
-        )
-        self.index.announce_publisher(W, self.stream.publisher_id(0))
-        self.stream.believe(True)
-
-    def on_stream(self, worker_id: int, up: bool, *, lasting: bool = False) -> None:
-        self.up.append(up)
-
-    def on_refused(self, worker_id: int, reason: str) -> None:
-        self.refused.append(reason)
-
-    def holds(self, *numbers: int) -> Callable[[], bool]:
-        """Whether it knows exactly these single blocks of 0..19."""
-
-        def look() -> bool:
-            found = {n for n in range(20) if self.index.scores(block_hashes(block(n), SIZE)).get(W)}
-            return found == set(numbers)
-
-        return look
-
-
-@asynccontextmanager
-async def reading(
+def reading(
     publisher: ZmqPublisher, *, replay: bool = True, allowed: tuple[EventSource, ...] = STREAMS
-) -> AsyncIterator[Reader]:
-    reader = Reader(publisher, replay=replay, allowed=allowed)
-    reader.stream.open()
-    try:
-        yield reader
-    finally:
-        await reader.stream.close()
-        reader.index.close()
+) -> AbstractAsyncContextManager[StreamReader]:
+    again = publisher.replay_url if replay else None
+    url = WorkerUrl("127.0.0.1:1", events=publisher.url, replay=again)
+    return reading_stream(url, allowed=allowed)
 
 
 @pytest.fixture

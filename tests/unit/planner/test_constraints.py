@@ -161,6 +161,13 @@ def test_the_last_old_worker_stays_until_a_new_one_has_served() -> None:
     assert constrain(engines(1), three, constraints).fleet == engines(1)
 
 
+def test_an_absurd_number_of_engines_is_the_budget() -> None:
+    """Before, a profile of hardly any throughput kept the planner busy for years."""
+    allowed = constrain(Fleet(1, 10**300, 10**200), Observation(at=0.0), Constraints(engines_max=9))
+    assert allowed.fleet.engines == 9
+    assert allowed.fleet.prefill and allowed.fleet.decode
+
+
 def test_the_minimum_is_kept_whatever_is_wanted() -> None:
     """dynamo #6637."""
     constraints = Constraints(engines_min=3, dwell_s=0, removals_at_once=9)

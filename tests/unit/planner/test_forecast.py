@@ -9,7 +9,7 @@ from dynamo_router.planner import Observation, ObservedRequest
 from dynamo_router.planner.arrival_bins import ArrivalBins
 from dynamo_router.planner.forecast import ArrivalForecast, RequestBodies
 from dynamo_router.planner.forecast.predictors import Holt, Kalman, LastValue, Seasonal
-from dynamo_router.planner.forecast.steady import steady_bins
+from dynamo_router.planner.forecast.steady import dispersion_of, steady_bins
 
 
 def fed(forecast: ArrivalForecast, counts: list[float]) -> ArrivalForecast:
@@ -149,6 +149,14 @@ def test_requests_that_run_get_the_output_of_others() -> None:
         RequestBodies([], 10)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_ids_that_are_none_share_nothing(number: int) -> None:
+    """Before, one such record ended every plan of its window."""
+    requests = [ObservedRequest(float(n), 128, 10, (number, n)) for n in range(3)]
+    bodies = RequestBodies(requests, 64)
+    assert len({each.ids.tobytes() for each in bodies.as_seen(0)}) == 3
+
+
 def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
     yesterday = [10.0] * 20 + [80.0] * 20
     alike, other = (ArrivalForecast(15.0, 8, yesterday) for _ in range(2))
@@ -199,6 +207,43 @@ def test_a_load_is_not_steady_where_the_season_says_that_it_ends() -> None:
     assert forecast.steady_s(1.0) == 0.0
     forecast.skip()
     assert forecast.steady_s(1.0) == 0.0
+
+
+def test_an_hour_of_one_rate_is_the_forecast_whatever_came_last() -> None:
+    rng = np.random.default_rng(5)
+    hour = (4 * rng.poisson(5, 240)).astype(float).tolist()
+    burst = [34.0] * 4
+    forecast = fed(ArrivalForecast(15.0, 10, hour), burst)
+    path = forecast.of_one_rate(0.5, 4.0)
+    assert path is not None and path == pytest.approx(20.0, rel=0.06)
+    assert forecast.quantile(0.5, 4.0)[-5:].sum() > 1.2 * path[-5:].sum()
+    careful = forecast.of_one_rate(0.9, 4.0)
+    assert careful is not None
+    assert careful[-5:].sum() - path[-5:].sum() == pytest.approx(1.28 * (4 * 100) ** 0.5, rel=0.1)
+    assert fed(ArrivalForecast(15.0, 10), hour[:200]).of_one_rate(0.5, 4.0) is None  # no hour yet
+    assert fed(ArrivalForecast(15.0, 10, hour), [60.0] * 8).of_one_rate(0.5, 4.0) is None
+    forecast.skip()
+    assert forecast.of_one_rate(0.5, 4.0) is None
+
+
+def test_sessions_that_nothing_tells_make_counts_that_vary_as_they_were_seen_to() -> None:
+    rng = np.random.default_rng(7)
+    sessions = np.repeat(rng.poisson(1.5, 60), 4) * 3 + rng.poisson(6, 240)  # a minute each
+    hour = sessions.astype(float).tolist()
+    assert steady_bins(hour, 1.0) < 240
+    assert dispersion_of(hour) > 2
+    assert fed(ArrivalForecast(15.0, 10, hour), hour[:4]).of_one_rate(0.5, 1.0) is not None
+    assert dispersion_of(rng.poisson(20, 240).tolist()) < 2
+    assert dispersion_of([20.0] * 100 + [400.0] * 4 + [20.0] * 100) == 1.0
+    assert dispersion_of([0.0] * 40) == dispersion_of([5.0]) == 1.0
+
+
+def test_an_hour_of_one_rate_says_nothing_where_the_season_ends_it() -> None:
+    night, day = [20.0] * 400, [60.0] * 200
+    forecast = fed(ArrivalForecast(15.0, 10, [*night, *day]), night[:390])
+    assert forecast.of_one_rate(0.5, 1.0) is not None
+    fed(forecast, night[:6])  # four bins before the day
+    assert forecast.of_one_rate(0.5, 1.0) is None
 
 
 def test_a_quantile_is_that_of_the_total_of_bins_that_miss_in_both_directions() -> None:

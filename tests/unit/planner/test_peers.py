@@ -180,6 +180,8 @@ def test_dynamos_curves_are_read_as_they_are(tmp_path: Path) -> None:
         ({"z_itl": [10.0, math.nan, 3.0]}, "z_itl has a value that is no finite number"),
         ({"prefill_ttft": ["a", "b"]}, "prefill_ttft has a value that is no finite number"),
         ({"z_thpt_per_gpu": [0.0, 1.0, 2.0]}, "z_thpt_per_gpu has a value that is not above 0"),
+        ({"z_thpt_per_gpu": [1e-300, 1.0, 2.0]}, "z_thpt_per_gpu has a value that is not from"),
+        ({"z_itl": [1e300, 1.0, 2.0]}, "z_itl has a value that is not from"),
         ({"x_kv_usage": [0.1, 0.5, 1e9]}, "x_kv_usage has a share that is not from 0 to 1"),
         ({"max_kv_tokens": [1, 2]}, "max_kv_tokens must be one number"),
         ({"max_kv_tokens": 0}, "max_kv_tokens must be one number"),

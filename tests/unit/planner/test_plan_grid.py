@@ -12,8 +12,8 @@ from support.processes import children_of
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.cli import main
-from dynamo_router.planner.grid.cells import BASE, RIVALS, Cell, judge, run_cell
-from dynamo_router.planner.grid.command import PlanGridConfig, _tasks, verdicts_of
+from dynamo_router.planner.grid.cells import BASE, DAYS, RIVALS, Cell, judge, run_cell
+from dynamo_router.planner.grid.command import PlanGridConfig, _tasks, read_runs, verdicts_of
 
 FAST = (
     "--requests=150 --rate=2 --engine-speed=0.4 --engines-max=5 --plan-budget-s=0.1 "
@@ -86,19 +86,50 @@ def test_a_grid_is_run_kept_and_gone_on_with(
     assert len(out.read_text().splitlines()) == 3
 
 
+def test_a_part_of_the_grid_has_every_day_start_up_and_model_error() -> None:
+    config = PlanGridConfig(trace="a.jsonl")
+    cells = config.cells
+    assert len(cells) == len(set(cells)) == 84
+    assert {each.day for each in cells[:7]} == set(DAYS)
+    assert {each.start_up_s for each in cells[:7]} == {30.0, 120.0, 300.0}
+    assert {each.error for each in cells[:7]} == {"1", "0.8", "1.25", "hits"}
+    assert len({(each.start_up_s, each.error) for each in cells[:14]}) >= 9
+
+
+def test_runs_of_a_planner_that_has_changed_are_forgotten_and_those_of_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "grid.jsonl"
+    cells = [Cell("step", 30.0), Cell("sinus", 30.0), Cell("sinus", 30.0, "0.8")]
+    lines = [{"cell": cell, "rows": [row("plan", 0.9, 3.0)]} for cell in cells]
+    lines.insert(1, {"cell": cells[1], "rows": [*base().values()]})
+    out.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    given = ["--forget=plan", "--days=sinus", "--start-ups=30", "--limit-s=0", f"--out={out}"]
+    monkeypatch.setattr("sys.argv", ["dynamo-router", "bench", "plan", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    kept = read_runs(str(out))
+    assert set(kept) == set(cells[:2])
+    assert set(kept[cells[0]]) == {"plan"} and set(kept[cells[1]]) == set(base())
+    config = PlanGridConfig(days="sinus", start_ups="30", model_errors="1,0.8")
+    tasks = [cell for cell, names in _tasks(config, kept) if names == ("plan",)]
+    assert tasks == cells[1:]
+
+
 def test_what_no_start_up_changes_is_run_once_for_a_day() -> None:
     config = PlanGridConfig(days="sinus,step", start_ups="30,120", model_errors="1,0.8")
     tasks = _tasks(config, {})
     of_day = [cell for cell, names in tasks if "static-peak-tuned" in names]
-    assert of_day == [Cell("sinus", 30.0), Cell("step", 30.0)]
+    assert of_day == [Cell("sinus", 30.0), Cell("step", 120.0)]
     assert sum(names == ("plan",) for _, names in tasks) == 8
     kept: dict[Cell, dict[str, Any]] = {}
     for cell, names in tasks:
         kept.setdefault(cell, {}).update({name: row(name, 0.96, 2.0) for name in names})
     assert not _tasks(config, kept)
     assert len(verdicts_of(config, kept)) == 8
-    del kept[Cell("step", 30.0)]["static-peak"]
-    missing = [(Cell("step", 30.0), ("static-peak",))]
+    del kept[Cell("step", 120.0)]["static-peak"]
+    missing = [(Cell("step", 120.0), ("static-peak",))]
     assert _tasks(config, kept) == missing and len(verdicts_of(config, kept)) == 4
 
 
@@ -126,6 +157,7 @@ def test_prompts_of_another_day_are_seen_and_the_day_is_the_same() -> None:
         ({"requests": 3}, "requests"),
         ({"jobs": 0}, "jobs"),
         ({"limit_s": -1.0}, "limit_s"),
+        ({"forget": "plan,pan"}, "forget"),
         ({"plan_budget_s": 0.0}, "plan_budget_s"),
     ],
 )

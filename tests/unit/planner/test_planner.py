@@ -1,7 +1,6 @@
 """The planner's decisions on fleets whose right size is known, and on observations gone wrong."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from support.planner.small_fleet import (
     ITL_MS,
     SPEED,
     decide,
+    fleets_of,
     new_planner,
     observation,
     requests,
@@ -24,7 +24,6 @@ from dynamo_router.planner import (
     Objectives,
     Observation,
     ObservedWorker,
-    Planner,
     PlanningConfig,
     choose_victims,
     search,
@@ -178,81 +177,6 @@ def test_a_clock_that_goes_back_stops_no_planner() -> None:
     assert planner.observe(observation(165.0, 2.4, 1)).changes
 
 
-def test_constant_load_is_left_alone() -> None:
-    """dynamo #9294, #14231: fleets that moved at every tick."""
-    planner, there, changes = new_planner(), 2, 0
-    for n in range(12):
-        decision = planner.observe(observation(1000.0 + 60 * n, 1.0, there))
-        there, changes = decision.after.aggregated, changes + decision.changes
-    assert changes <= 1
-
-
-def judge_by(monkeypatch: pytest.MonkeyPatch, two_keep: Sequence[float]) -> None:
-    """Three engines keep all, one keeps none, and two what the plan's number says, in turn."""
-
-    def judged(_model: Any, _workers: Any, fleet: Fleet, scenario: Scenario, *_: Any) -> Outcome:
-        turn = scenario.seed // 31 % len(two_keep)
-        kept = {0: 0.0, 1: 0.0, 2: two_keep[turn]}.get(fleet.aggregated, 1.0)
-        past = np.full(int((np.asarray(scenario.arrivals_s) < 0).sum()), ITL_MS)
-        return Outcome(kept, kept, 1 - kept, 0.0, 100.0 * fleet.aggregated, past, past)
-
-    monkeypatch.setattr(search, "simulate_candidate", judged)
-
-
-def fleets_of(planner: Planner, there: int, plans: int, rates: Sequence[float]) -> list[int]:
-    """Engines after each of the plans, a minute apart; the rates follow each other."""
-    found = []
-    for n in range(plans):
-        decision = planner.observe(observation(1000.0 + 60 * n, rates[n % len(rates)], there))
-        there = decision.after.aggregated
-        found.append(there)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("two_keep", "settled"),
-    [
-        ((*[1.0] * 9, 0.4), 3),  # eight plans that agree are no proof: the mean is 94 %
-        ((1.0, 1.0, 1.0, 0.9), 2),  # one plan that misses neither: the mean is 97.5 %
-    ],
-)
-def test_a_steady_load_changes_no_fleet_once_it_is_settled(
-    monkeypatch: pytest.MonkeyPatch, two_keep: tuple[float, ...], settled: int
-) -> None:
-    """Before, engines went when two plans in turn had calm arrivals, and came back after that."""
-    judge_by(monkeypatch, two_keep)
-    for there in (2, 3):
-        fleets = fleets_of(new_planner(), there, 60, [1.0])
-        assert fleets[12:] == [settled] * 48, fleets
-
-
-def test_a_load_that_changes_is_not_held_by_what_plans_found_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judge_by(monkeypatch, (1.0,))
-    planner = new_planner()
-    assert fleets_of(planner, 2, 10, [1.0])[-1] == 2
-    judge_by(monkeypatch, (0.5,))
-    busier = planner.observe(observation(1600.0, 3.0, 2))
-    assert busier.after.aggregated >= 3, busier.reasons
-    assert not any("steady" in each for each in busier.reasons)
-
-
-def test_late_answers_are_not_outvoted_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge_by(monkeypatch, (1.0,))
-    planner = new_planner()
-    fleets_of(planner, 2, 10, [1.0])
-    judge_by(monkeypatch, (0.9,))
-    held = planner.observe(observation(1600.0, 1.0, 2))
-    assert not held.changes
-    assert any("arrivals have been steady for" in each for each in held.reasons), held.reasons
-    late = [
-        replace(each, itl_ms=500.0 if n % 10 == 0 else ITL_MS)
-        for n, each in enumerate(requests(1660.0, 1.0, 90.0))
-    ]
-    assert planner.observe(observation(1660.0, 0.0, 2, requests=late)).after.aggregated == 3
-
-
 def test_prefill_and_decode_engines_are_planned_together() -> None:
     there = [
         ObservedWorker(worker_id=n, role=role, state="serving", age_s=999.0, served=99)  # type: ignore[arg-type]  # a Role
@@ -386,6 +310,17 @@ def test_engines_are_there_when_the_season_ends_a_silence() -> None:
         there.append(planner.observe(seen).after.aggregated)
     assert there[10] == 1 and max(there) >= 2, there
     assert there[-2] >= 2, "a start-up of 30 s before they come"
+
+
+def test_no_engine_goes_while_the_horizon_holds_a_peak() -> None:
+    """dynamo #9294: an engine went, and was missed before the next one served."""
+    night, peak = [15.0] * 10, [90.0] * 40
+    fleets = [
+        fleets_of(new_planner(season=season), 4, 3, [1.0])
+        for season in ([*night, *peak, *night], [*night, *night, *night])
+    ]
+    assert min(fleets[0]) >= 4
+    assert fleets[1][-1] < 4
 
 
 def test_victims_are_those_that_serve_least() -> None:
@@ -529,40 +464,6 @@ def test_where_no_fleet_keeps_the_target_no_more_are_asked_for_than_help(
     monkeypatch.setattr(search, "simulate_candidate", judged)
     planner = new_planner(engines_max=32)
     assert planner.observe(observation(1000.0, 3.0, 2)).after.aggregated == 5
-
-
-def test_a_regret_is_forgotten_with_the_load_that_it_was_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before, each rise after a removal doubled the plans that have to agree, for an hour: engines
-    of a morning stayed until the night."""
-    judge_by(monkeypatch, (1.0,))
-    planner = new_planner()
-    assert fleets_of(planner, 3, 4, [1.0])[-1] == 2
-    late = requests(1225.0, 1.0, 90.0, ttft_ms=9000.0)
-    assert planner.observe(observation(1225.0, 0.0, 2, requests=late)).after.aggregated == 3
-    there = 3
-    for n in range(16):  # from the sixth on five times as many come
-        seen = observation(1285.0 + 60 * n, 1.0 if n < 6 else 5.0, there)
-        there = planner.observe(seen).after.aggregated
-        if n == 2:
-            assert there == 3, "four plans have to agree"
-    assert there == 2
-    planner.observe(observation(1285.0 + 60 * 16, 5.0, 3))
-    following = planner.observe(observation(1285.0 + 60 * 16 + 30, 5.0, 3))
-    assert following.after.aggregated == 2, "two plans, half a minute apart"
-
-
-def test_a_plan_of_a_load_that_ends_does_not_count_for_the_one_that_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before, a rise of yesterday's that did not come held engines for ten minutes."""
-    judge_by(monkeypatch, (1.0,))
-    yesterday = [15.0] * 45 + [90.0] * 40
-    planner = new_planner(season=yesterday)
-    fleets_of(planner, 2, 10, [1.0])
-    assert planner.forecast.steady_s(1.0) == 0.0
-    assert len(planner._trials) < 9, "the first knew too little"
 
 
 def test_what_chance_explains_of_arrivals_of_sessions_is_no_alarm() -> None:

@@ -1,52 +1,17 @@
-"""Fleets, observations, decisions: what they refuse, and how decisions are written."""
+"""Fleets and observations: what they refuse."""
 
 import math
+from typing import Any
 
 import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.planner import (
-    Decision,
     Fleet,
     Objectives,
     Observation,
     ObservedRequest,
-    Score,
-    decode_decision,
-    encode_decision,
 )
-
-DECISION = Decision(
-    id=3,
-    at=12.5,
-    before=Fleet(aggregated=2),
-    after=Fleet(aggregated=1, prefill=1, decode=1),
-    reasons=("why",),
-    scores=(Score(Fleet(decode=1), "present", 1.0, 2.0, 0.9, 0.5, 2),),
-    victims=(7,),
-)
-
-
-def test_a_decision_comes_back_from_its_record() -> None:
-    data = encode_decision(DECISION)
-    assert b'"from":{"aggregated":2}' in data
-    assert decode_decision(data) == DECISION
-    assert decode_decision(data[:-1] + b',"later":{"x":1}}') == DECISION
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "not a decision"),
-        (b"[]", "not a decision: Expected `object`"),
-        (b'{"id":1}', "missing required field"),
-        (b'{"id":1,"at":0,"from":{"decode":-1},"to":{}}', "a fleet cannot have -1 decode engines"),
-        (b'{"id":1,"at":0,"from":{},"to":{},"kind":"guess"}', "Invalid enum value 'guess'"),
-    ],
-)
-def test_what_is_no_decision_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decode_decision(data)
 
 
 def test_fleets_are_counted_by_role() -> None:
@@ -67,6 +32,33 @@ def test_unknown_is_not_zero() -> None:
     assert Observation(at=9.0, requests=some, window_s=4.0).arrivals_per_s == 0.5
     with pytest.raises(ValueError, match="nan s is at no time"):
         Observation(at=math.nan)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"arrival_s": math.nan},
+        {"prompt_tokens": 0},
+        {"output_tokens": -1},
+        {"ttft_ms": math.nan},
+        {"itl_ms": -1.0},
+        {"itl_ms": math.inf},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_none(facts: dict[str, Any]) -> None:
+    """Before, a negative ITL made the engine model's speed a complex number."""
+    fine: dict[str, Any] = {"arrival_s": 1.0, "prompt_tokens": 8, "output_tokens": 2}
+    ObservedRequest(**fine)
+    with pytest.raises(ValueError, match="makes no sense"):
+        ObservedRequest(**{**fine, **facts})
+
+
+@pytest.mark.parametrize(
+    "facts", [{"at": math.nan}, {"window_s": math.inf}, {"window_s": -1.0}, {"block_size": 0}]
+)
+def test_an_observation_that_makes_no_sense_is_none(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Observation(**{"at": 1.0, **facts})
 
 
 def test_answers_are_good_within_both_objectives() -> None:

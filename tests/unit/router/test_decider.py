@@ -172,3 +172,28 @@ def test_other_settings_reach_the_queue() -> None:
         decider.change(KvRouterConfig(block_size=BLOCK, use_kv_events=False, admission=fewer))
         assert decider.queue is not None and decider.queue.limit == 1
         assert router.limits.config.queue_limit == 1
+
+
+async def test_nobody_waits_while_a_worker_elsewhere_may_take_a_part() -> None:
+    with router_of(1, AdmissionConfig(hold=False, queue_threshold=0.001)) as router:
+        router.add_worker(1, max_num_batched_tokens=1000)
+        decider, elsewhere_s = Decider(router), 0.5
+        decider.elsewhere.append(lambda: elsewhere_s)
+        decider.decide(placement(router, "a"))
+        assert not decider.is_open(placement(router, "b"))
+        assert decider.queue is not None and decider.queue.ask_again_s == 0.5
+        elsewhere_s = 0.0
+        assert decider.is_open(placement(router, "b"))
+        pinned = placement(router, "b", pinned=WorkerWithDpRank(1))
+        assert not decider.is_open(pinned), "it may go to that worker alone"
+        turn = decider.turn(placement(router, "b"))
+        async with asyncio.timeout(5.0), turn:
+            pass
+
+
+def test_a_cap_on_requests_holds_for_those_that_others_take_a_part_of() -> None:
+    with router_of(1, ONE_EACH) as router:
+        decider = Decider(router)
+        decider.elsewhere.append(lambda: 0.0)
+        decider.decide(placement(router, "a"))
+        assert not decider.is_open(placement(router, "b"))

@@ -31,11 +31,6 @@ def cache_event(prompt: list[int]) -> bytes:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(10, 11, 12, clock=clock, block_size=BLOCK) as made:
         yield made

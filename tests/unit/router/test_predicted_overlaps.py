@@ -28,11 +28,6 @@ def cached(prompt: list[int]) -> bytes:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     settings = {"block_size": BLOCK, "router_predicted_ttl_secs": 5.0}
     with router_among(1, 2, clock=clock, **settings) as made:

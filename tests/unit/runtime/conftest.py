@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from support.polling import until
+from support.servers.etcd import EtcdServer
 from support.servers.stores import KINDS, OpenStore, fresh_bucket, store_of
 
 from dynamo_router.runtime.kv_stores import Bucket, KeyValueStore
@@ -48,3 +50,12 @@ def name() -> str:
 @pytest.fixture
 def bucket(store: KeyValueStore, name: str) -> Bucket:
     return store.bucket(name)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd of this test alone, which it may stop."""
+    server = EtcdServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()

@@ -107,6 +107,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.replicaSync.enabled -}}
 {{- $_ := set $set "router" (dict "router_replica_sync" true) -}}
 {{- end -}}
+{{- if and (or .Values.ingress.enabled .Values.httpRoute.enabled) (has .Values.mode (list "serve" "frontend")) -}}
+{{- if not (hasKey (default dict $given.peers) "max_connection_share") -}}
+{{- /* All clients come from the gateway's address. */}}
+{{- $_ := set $set "peers" (dict "max_connection_share" 1) -}}
+{{- end -}}
+{{- end -}}
 {{- if or .Values.extProc.enabled (eq .Values.mode "epp") -}}
 {{- $_ := set $set "secure_serving" .Values.epp.secureServing -}}
 {{- end -}}

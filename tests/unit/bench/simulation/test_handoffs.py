@@ -197,3 +197,27 @@ def test_flags_of_a_decision_need_roles_and_roles_each_other() -> None:
         SimulationConfig(disagg=DisaggConfig(disagg="always"))
     with pytest.raises(ConfigError):
         RoleConfig(prefill_workers=1)
+
+
+def test_the_prefill_engines_token_comes_before_the_hand_off_which_is_a_gap(trace: str) -> None:
+    decode, prefill = (
+        compare_policies(
+            SimulationConfig(
+                roles=RoleConfig(prefill_workers=2, decode_workers=2, first_token=whose),
+                disagg=DisaggConfig(disagg="always"),
+            ),
+            Load(trace=trace),
+            workers=0,
+            names="kv",
+        )[0]
+        for whose in ("decode", "prefill")
+    )
+    assert decode.ttft_ms.mean is not None and prefill.ttft_ms.mean is not None
+    assert prefill.handoff_ms.mean is not None and prefill.handoff_ms.p90 is not None
+    assert decode.ttft_ms.mean - prefill.ttft_ms.mean > 0.5 * prefill.handoff_ms.mean
+    # A gap of each answer's 59: the longest of them.
+    assert prefill.itl_ms.p99 is not None and decode.itl_ms.p99 is not None
+    assert prefill.itl_ms.p99 > 0.5 * prefill.handoff_ms.mean > decode.itl_ms.p99
+    assert prefill.e2e_ms.mean == pytest.approx(decode.e2e_ms.mean, rel=0.1), "it is no faster"
+    with pytest.raises(ConfigError, match="first_token"):
+        RoleConfig(first_token="both")

@@ -1,7 +1,10 @@
 """Mock engines whose blocks have contents: what they keep, hand over, read and refuse."""
 
 import asyncio
+import errno
 import json
+import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -310,7 +313,9 @@ def test_the_classic_profile_takes_no_blocks() -> None:
         )
 
 
-async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder, text in (
         (tmp_path / "none", "is no folder"),
         (Path("/proc/self"), "transfer_fold"),
@@ -321,9 +326,25 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     huge = TransferConfig(
         transfer="shm", transfer_folder=str(tmp_path), transfer_block_bytes=1 << 40
     )
-    with pytest.raises(ConfigError, match="no 8388608 MiB of blocks|no .* MiB of blocks"):
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *given: asked.append(given))
+    with pytest.raises(ConfigError, match="no 8388608 MiB of blocks"):
         huge.open(8)
+    assert not asked, "it would take what is free from all others until it fails"
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    config = TransferConfig(transfer="shm", transfer_folder=str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        config.open(128)
+    mount = next(each for each in tmp_path.parents if os.path.ismount(each))
+    told = rf"no 2 MiB of blocks in .*: No space .* \(\d+ MiB .* file system at {mount}\)"
+    assert re.search(told, str(caught.value)) and list(tmp_path.iterdir()) == []
 
 
 async def test_a_missing_nixl_and_a_ucx_without_transport_are_named(

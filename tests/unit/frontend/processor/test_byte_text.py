@@ -2,7 +2,7 @@
 its ids, however they come."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,13 +107,6 @@ def test_a_number_that_is_no_id_of_any_protocol_is_refused() -> None:
         reader(False).feed(["a"])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         TokenBytes(None)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def off_loop() -> Iterator[OffLoop]:
-    made = OffLoop()
-    yield made
-    made.close()
 
 
 def test_answers_are_read_by_it_where_the_decoder_joins_bytes(

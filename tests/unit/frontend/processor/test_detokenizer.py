@@ -4,7 +4,6 @@ special tokens shown or hidden, ids that no tokenizer knows, and bytes that are 
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,13 +53,6 @@ def tokenizers() -> dict[str, Tokenizer]:
         "word pieces": made(models.WordPiece(of_pieces, unk_token="[UNK]"), decoders.WordPiece()),
         "metaspace": made(models.Unigram([(w, 0.0) for w in words], 3), decoders.Metaspace()),
     }
-
-
-@pytest.fixture(scope="module")
-def off_loop() -> Iterator[OffLoop]:
-    made = OffLoop()
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=tokenizers())

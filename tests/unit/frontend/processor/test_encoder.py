@@ -5,7 +5,7 @@ import gc
 import json
 import random
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -253,13 +253,6 @@ RULES: dict[str, tuple[bool, str]] = {
     "single words": (True, ""),
     "tokens within tokens": (True, ""),
 }
-
-
-@pytest.fixture(scope="module")
-def off_loop() -> Iterator[OffLoop]:
-    made = OffLoop()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))

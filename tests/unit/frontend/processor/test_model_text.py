@@ -5,7 +5,6 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.processor import Detokenizer, ModelText
 from dynamo_router.frontend.processor.tokenizer import Decoding
 from dynamo_router.process.off_loop import OffLoop
-
-
-@pytest.fixture(scope="module")
-def off_loop() -> Iterator[OffLoop]:
-    made = OffLoop()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Whose events are believed: those of the publisher that a worker announced, once it has."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,13 +15,6 @@ from dynamo_router.indexer.wire.events import Cleared, RouterEvent, StorageTier
 
 W, OTHER = WorkerWithDpRank(7), WorkerWithDpRank(8)
 OURS, THEIRS = 11, 22
-
-
-@pytest.fixture
-def index() -> Iterator[EventIndex]:
-    made = EventIndex()
-    yield made
-    made.close()
 
 
 def stored(

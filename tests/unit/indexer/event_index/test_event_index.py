@@ -44,13 +44,6 @@ def source(index: EventIndex, worker: WorkerWithDpRank = W) -> SourceStatus:
     return {status.worker: status for status in index.sources()}[worker]
 
 
-@pytest.fixture
-def index():
-    made = EventIndex()
-    yield made
-    made.close()
-
-
 def test_posted_events_become_visible_without_a_call(index: EventIndex) -> None:
     assert index.post(message(1, stored(1, 2, 3)))
     wait_until(lambda: index.scores(local(1, 2, 3)) == {W: 3})

@@ -51,13 +51,6 @@ def local(*blocks: int) -> np.ndarray:
 
 
 @pytest.fixture
-def index():
-    made = EventIndex()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def other():
     made = EventIndex()
     made.await_replays()

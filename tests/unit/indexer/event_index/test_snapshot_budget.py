@@ -1,7 +1,5 @@
 """Snapshots of and for indexes with a budget: what fits is known again, the rest counts as lost."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -26,13 +24,6 @@ def stored(event_id: int, *blocks: int, parent: int | None = None) -> bytes:
 
 def local(*blocks: int) -> np.ndarray:
     return np.array([10 * b for b in blocks], dtype=np.uint64)
-
-
-@pytest.fixture
-def index() -> Iterator[EventIndex]:
-    made = EventIndex()
-    yield made
-    made.close()
 
 
 def branches(index: EventIndex, count: int) -> None:

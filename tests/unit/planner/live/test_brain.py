@@ -87,8 +87,9 @@ async def test_an_observation_that_makes_no_sense_is_refused_with_its_reason(
     brain: PlanningBrain,
 ) -> None:
     seen = observation(100.0)
-    object.__setattr__(seen, "block_size", 0)
-    with pytest.raises(RouterError, match="no plan: "):
+    assert seen.requests
+    object.__setattr__(seen.requests[0], "prompt_tokens", 0)
+    with pytest.raises(RouterError, match=r"no plan: .* a request that makes no sense"):
         await brain.observe(seen)
 
 

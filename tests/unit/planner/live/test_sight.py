@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynamo_router.planner import Fleet
@@ -81,6 +82,51 @@ def test_times_of_a_record_become_ours() -> None:
     seen = sight.look(117.0, ENGINES, [look(READY, delayed)])
     assert seen.requests is not None and seen.requests[-1].at == 108.0
     assert sight.look(900.0, ENGINES, [look(READY)]).requests == ()
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"timestamp": 1e300},
+        {"timestamp": -5.0},
+        {"e2e_ms": 1e18},
+        {"input_length": 0},
+        {"ttft_ms": -1.0},
+        {"itl_ms": 1e12},
+    ],
+)
+def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, Any]) -> None:
+    """Before, an answer that took a million years dated all other requests before the window: that
+    was silence. A prompt of no tokens ended every plan of its window."""
+    sight = Sight(600.0)
+    sight.look(0.0, ENGINES, [look(READY)])
+    good = RecordedRequest(1_000_000.0, 10, 5, e2e_ms=500.0)
+    bad = msgspec.structs.replace(good, **absurd)
+    seen = sight.look(100.0, ENGINES, [look(READY, good, bad)])
+    assert seen.requests is not None
+    assert [(each.at, each.request) for each in seen.requests] == [(99.5, good)]
+    found = seen.observation(100.0, 60.0, Fleet(2), 300.0)
+    assert found.requests and found.senseless == 1
+    later = sight.look(105.0, ENGINES, [look(READY, bad)])
+    assert later.senseless == 1 and later.requests == seen.requests
+
+
+def test_a_record_whose_clock_goes_both_ways_dates_its_requests_by_now() -> None:
+    """Before, requests after a clock had gone back were an hour old: that was silence."""
+    sight = Sight(600.0)
+    for now, clock_s in ((0.0, 5000.0), (5.0, 8605.0), (10.0, 5010.0), (15.0, 5015.0)):
+        request = RecordedRequest(1e3 * clock_s - 500.0, 10, 5, e2e_ms=500.0)
+        seen = sight.look(now, ENGINES, [look(READY, request)])
+        assert seen.requests is not None
+        assert [each.at for each in seen.requests if each.request is request] == [now - 0.5]
+
+
+def test_what_was_missed_for_a_while_is_no_other_clock() -> None:
+    sight = Sight(600.0)
+    sight.look(0.0, ENGINES, [look(READY, RecordedRequest(9500.0, 10, 5, e2e_ms=500.0))])
+    old = RecordedRequest(49_500.0, 10, 5, e2e_ms=500.0)  # ended at 40 s, and is seen at 90 s
+    seen = sight.look(90.0, ENGINES, [look(READY, old)])
+    assert seen.requests is not None and seen.requests[-1].at == 39.5
 
 
 def test_no_record_is_said() -> None:

@@ -36,11 +36,6 @@ from dynamo_router.workers.registry import WorkerState
 BLOCK = 16
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def router_with(clock: ManualClock, **admission: Any) -> KvRouter:
     """Two workers of 100 blocks, 512 tokens a step, and a router that knows how fast they are."""
     config = KvRouterConfig(block_size=BLOCK, admission=AdmissionConfig(**admission))

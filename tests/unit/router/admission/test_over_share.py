@@ -29,11 +29,6 @@ BLOCK = 16
 ONE = WorkerWithDpRank(1, 0)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def router_with(clock: ManualClock, **settings: Any) -> KvRouter:
     """Two workers of 100 blocks, and a router that knows how fast they are."""
     strategy = ForecastPolicy(params=ForecastParams(lead_s=0.1))

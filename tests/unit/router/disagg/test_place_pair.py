@@ -20,11 +20,6 @@ SHORT = LONG[:BLOCK]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def prefill(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(*PREFILL, clock=clock, block_size=BLOCK) as made:
         yield made
@@ -173,3 +168,19 @@ def test_thresholds_decide_by_what_is_cached_on_the_decode_worker(
     decode.index.flush()
     again = decode.place_pair(placement(decode, "b"), prefill, PairRule(config))
     assert again.prefill is None and again.decode.worker.worker_id == 11
+
+
+def test_a_prompt_is_on_its_way_until_the_rule_hears_that_it_landed(
+    prefill: KvRouter, decode: KvRouter
+) -> None:
+    rule = PairRule(ALWAYS)
+    pair = decode.place_pair(placement(decode, "a"), prefill, rule)
+    assert pair.landing is not None and pair.prefill is not None
+    assert pair.landing[:2] == (pair.prefill.worker.worker_id, pair.decode.worker)
+    assert pair.landing.size == pair.landing.shared == rule.handoff_bytes(len(LONG))
+    other = decode.place_pair(placement(decode, "b"), prefill, rule)
+    assert other.landing is not None and "landing" not in other.to_dict()
+    for each in (pair, other):
+        assert each.landing is not None
+        rule.on_landed(each.landing)
+    assert not rule._sent and not rule._landing

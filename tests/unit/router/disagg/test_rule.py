@@ -163,11 +163,55 @@ def test_a_slow_pair_is_known_as_such_until_a_worker_of_it_leaves() -> None:
 def test_a_hand_off_that_waited_for_a_prompt_teaches_nothing() -> None:
     rule, source, target = PairRule(DisaggConfig()), 1, WorkerWithDpRank(2)
     rule.on_local(target, 0.2, 10.0)  # until 10.2
-    rule.on_handed_over(source, target, 1e9, 0.3, 10.4)
+    there = rule.landing(source, target, 8000)
+    rule.on_handed_over(there, 0.3, 10.4)
     assert not rule.links.observed
-    rule.on_handed_over(source, WorkerWithDpRank(3), 1e9, 0.3, 10.4)
-    rule.on_handed_over(source, target, 1e9, 0.1, 10.4)
+    rule.on_handed_over(rule.landing(source, WorkerWithDpRank(3), 8000), 0.3, 10.4)
+    rule.on_handed_over(there, 0.1, 10.4)
     assert rule.links.observed == 2
+
+
+def test_a_hand_off_waits_for_prompts_that_its_target_computes() -> None:
+    rule, target = PairRule(DisaggConfig()), WorkerWithDpRank(2)
+    landing = rule.landing(1, target, 8000)
+    alone_s = rule.handoff_s(landing, 10.0)
+    rule.on_local(target, 0.3, 10.0)
+    assert rule.handoff_s(landing, 10.1) == pytest.approx(alone_s + 0.2)
+    assert rule.handoff_s(landing, 10.5) == alone_s, "they are over by then"
+    assert rule.handoff_s(rule.landing(1, WorkerWithDpRank(3), 8000), 10.1) == alone_s
+
+
+def test_hand_offs_that_share_a_card_take_longer_until_they_have_landed() -> None:
+    rule = PairRule(DisaggConfig(), kv_bytes_per_token=100_000)
+    workers = [WorkerWithDpRank(n) for n in range(4)]
+    alone_s = rule.handoff_s(rule.landing(9, workers[0], 10_000), 0.0)
+    there = WorkerWithDpRank(9), WorkerWithDpRank(8)
+    sent = [
+        rule.on_remote(there[0], workers[1], 10_000),
+        rule.on_remote(there[1], workers[0], 5_000),
+    ]
+    from_there, to_there, apart = (
+        rule.handoff_s(rule.landing(source, target, 10_000), 0.0)
+        for source, target in ((9, workers[2]), (7, workers[0]), (7, workers[2]))
+    )
+    assert alone_s == apart < to_there < from_there
+    for each in sent:
+        rule.on_landed(each)
+    assert rule.handoff_s(rule.landing(9, workers[0], 10_000), 0.0) == alone_s
+    assert not rule._sent and not rule._landing, "nothing is kept of what has landed"
+
+
+def test_the_token_of_the_prefill_worker_comes_before_the_hand_off() -> None:
+    """Which then holds up an answer, as prompts do that are computed beside it."""
+    local = LocalForecast(0.0, 0.1, 0.0, 0.0, 0.2)
+    remote = RemoteForecast(0.0, 0.05, 0.0, 0.08, 0.02)
+    ahead = remote._replace(is_ahead=True)
+    assert remote.first_token_s == pytest.approx(0.15) and ahead.first_token_s == 0.05
+    for way, expected in ((remote, False), (ahead, True)):
+        verdict = judge(DisaggConfig(), PairFacts(1000, 0, local=local, remote=way))
+        assert verdict.remote is expected
+    rule = PairRule(DisaggConfig())
+    assert rule.for_first_ahead().is_ahead and not rule.is_ahead
 
 
 def test_a_long_wait_counts_more_than_its_seconds() -> None:
@@ -200,3 +244,10 @@ def test_what_is_remembered_of_workers_is_bounded() -> None:
     for worker in range(MOST_SHARES + 10):
         rule.on_local(worker, 1.0, float(worker))
     assert len(rule._prompts_s) == MOST_SHARES and 0 not in rule._prompts_s
+
+
+@pytest.mark.parametrize("step_s", [1e60, math.inf])
+def test_a_step_without_end_has_a_price(step_s: float) -> None:
+    """What is learnt of engines can be anything, and a decision is never an error."""
+    rule = PairRule(DisaggConfig())
+    assert 1e3 < rule.price(1, step_s, 0.0) < math.inf

@@ -1,8 +1,7 @@
 """Registrations stay in the store while their process lives, whatever becomes of the store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import structlog
@@ -22,14 +21,6 @@ from dynamo_router.runtime.kv_stores import (
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
 BUCKET = "v1/instances"
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Etcd killed, restarted, paused, compacted, emptied: watches and calls lose nothing and go on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -24,14 +24,6 @@ from dynamo_router.runtime.kv_stores import (
 )
 
 pytestmark = pytest.mark.usefixtures("leaves_no_task")
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

@@ -42,11 +42,6 @@ class Wall:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def wall(clock: ManualClock) -> Wall:
     return Wall(clock)
 

@@ -50,14 +50,6 @@ async def server() -> AsyncIterator[RequestServer]:
     await running.close()
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[RequestClient]:
-    running = RequestClient()
-    await running.start()
-    yield running
-    await running.close()
-
-
 def at(server: RequestServer, path: str = PATH) -> str:
     return f"127.0.0.1:{server.port}/{path}"
 

@@ -43,14 +43,6 @@ async def closes_lines() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[RequestClient]:
-    running = RequestClient()
-    await running.start()
-    yield running
-    await running.close()
-
-
-@pytest.fixture
 async def hasty() -> AsyncIterator[RequestClient]:
     """A client that soon gives a worker up."""
     running = RequestClient(timeouts=AnswerTimeouts(0.3, 0.3, 0.3))

@@ -12,11 +12,6 @@ from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def registry() -> WorkerRegistry:
     return WorkerRegistry()
 

@@ -14,11 +14,6 @@ LARGE = 2**63 + 1  # a browser's numbers would round it
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     with KvRouter(KvRouterConfig(block_size=4, seed=1), clock=clock) as router:
         router.add_worker(LARGE, total_kv_blocks=100)

@@ -1,6 +1,7 @@
 """Requests wait, in their order, until a decode worker has capacity for their prompts."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,9 @@ from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.handoff import Handoffs
+from dynamo_router.server.request_limits import HandoffLimits
+from dynamo_router.workers.handoffs import Fit
+from dynamo_router.workers.handoffs.connectors import PARCELS
 
 BODY = prompt("r1", 32).SerializeToString()
 ALWAYS = DisaggConfig(disagg="always")
@@ -30,6 +34,7 @@ class OneAtATime:
         self.free = 0
         self.decided: list[str] = []
         self.on_load_fell: list[Any] = []
+        self.elsewhere: list[Any] = []
         config = AdmissionConfig(queue_limit=limit)
         self.router = SimpleNamespace(block_size=16, limits=SimpleNamespace(config=config))
 
@@ -95,3 +100,20 @@ async def test_no_more_wait_than_may() -> None:
     assert told.value.overloaded
     decider.release()
     await first
+
+
+@pytest.mark.parametrize(
+    ("mode", "fits", "expected"),
+    [("conditional", True, 0.2), ("conditional", False, math.inf), ("always", True, math.inf)],
+)
+def test_no_request_is_held_while_a_prefill_worker_that_fits_is_free(
+    mode: str, fits: bool, expected: float
+) -> None:
+    decider = OneAtATime()
+    handoffs = handoffs_of(decider)
+    handoffs.change(DisaggConfig(disagg=mode), HandoffLimits())
+    router = SimpleNamespace(seconds_until_free=lambda: 0.2)
+    pool: Any = type("Pool", (), {"router": router})()
+    handoffs._fits[pool] = Fit(PARCELS if fits else None)
+    (elsewhere,) = decider.elsewhere
+    assert elsewhere() == expected

@@ -31,6 +31,9 @@ REFUSED = [
     (b"POST /a HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
     (b"GET /a HTTP/1.1\r\na: b\r\n\r\n", 400),
     (b"GET /a HTTP/1.1\r\nhost: x\r\nHost: y\r\n\r\n", 400),
+    (b"GET /a HTTP/1.1\r\nhost: x\r\nAuthorization: a\r\nauthorization: b\r\n\r\n", 400),
+    (b"GET /a HTTP/1.1\r\nhost: x\r\nx-api-key: a\r\nx-api-key: a\r\n\r\n", 400),
+    (b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\nContent-Encoding:\r\n\r\n", 400),
     (b"GET /" + ENDLESS, 431),
     (b"GET / HTTP/1.1\r\nhost: " + ENDLESS, 431),
     (b"GET / HTTP/1.1\r\n" + ENDLESS, 431),
@@ -60,6 +63,16 @@ async def test_what_is_no_request_is_told_why(sent: bytes, status: int, size: in
         assert json.loads(body)["error"]
         assert bodies(await rig.send(post(b"x", "/a", CLOSE))) == [b"POST /a? x"]
         await until(lambda: not rig.connections.open)
+
+
+async def test_what_came_twice_is_named() -> None:
+    twice = b"GET /a HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nauthorization: a\r\n\r\n"
+    async with serving() as rig:
+        assert b"authorization once at most" in await rig.send(twice)
+        apart = b"GET /a HTTP/1.1\r\nhost: x\r\nx-a: 1\r\nx-a: 2\r\nauthorization: a\r\n\r\n"
+        assert b" 200 " in await rig.send(
+            apart.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        )
 
 
 async def test_a_refusal_has_the_form_of_its_server() -> None:

@@ -1,14 +1,11 @@
 """A client's channel over TLS, on both event loops: whom it believes, and what it shows."""
 
-import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
-import uvloop
 from grpc import aio
 from support.security.certificates import Authority
 
@@ -22,22 +19,6 @@ from dynamo_router.transport.http2 import (
 )
 
 LIMITS = ChannelLimits(connect_timeout_s=1.0)
-LOOPS: dict[str, Callable[[Any], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return LOOPS[request.param]
-
-
-@pytest.fixture
-def ours(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
-def others(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "others", "others")
 
 
 def trust(authority: Authority, client: tuple[str, str] | None = None, alpn: str = "h2") -> Any:

@@ -73,6 +73,11 @@ def test_a_request_says_what_it_asks_for(value: bytes, seconds: float) -> None:
     assert read_head((*HEAD, (b"grpc-timeout", value))) == (b"/a/B", seconds, ())
     assert read_head((*HEAD, (b"x-a", b"1"))) == (b"/a/B", None, (("x-a", "1"),))
     assert isinstance(read_head((*HEAD, (b"grpc-timeout", b"soon"))), Refusal)
+    bearer = (b"authorization", b"Bearer a")
+    assert read_head((*HEAD, bearer)) == (b"/a/B", None, (("authorization", "Bearer a"),))
+    twice = read_head((*HEAD, bearer, bearer))
+    assert isinstance(twice, Refusal) and (b"grpc-status", b"3") in twice.headers
+    assert b"authorization" in dict(twice.headers)[b"grpc-message"]
     assert isinstance(read_head(HEAD[:2]), Refusal)
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
-import uvloop
 from grpc import aio
 from support.polling import until
 from support.security.certificates import Authority
@@ -17,23 +15,7 @@ from support.servers.http2_client import listening, raw_client
 from dynamo_router.transport.http2 import ServerCall, ServerLimits
 from dynamo_router.transport.security import certificate_names
 
-LOOPS: dict[str, Callable[[Any], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 Run = Callable[[Awaitable[Any]], Any]
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return LOOPS[request.param]
-
-
-@pytest.fixture
-def ours(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
-def others(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "others", "others")
 
 
 def showing(authority: Authority, mutual: bool = False) -> ssl.SSLContext:

@@ -248,3 +248,26 @@ async def test_what_an_engine_says_of_itself(
         assert error.value.code() is StatusCode.UNIMPLEMENTED
     with pytest.raises(EngineCallError, match="KV events"):
         client.subscribe_kv_events(0)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [([11], [11]), ([11, 12], []), ([], []), ("11", []), ([1.5], []), ([-1], []), ([2**31], [])],
+)
+async def test_the_token_that_a_session_hands_on_is_that_of_the_prefill(
+    engine: OpenEngineService, client: OpenEngineClient, said: Any, expected: list[int]
+) -> None:
+    """What is none is left out: the prompt is handed over all the same."""
+
+    async def hands_over(engine: TokenService, request: Any, context: Any) -> AsyncIterator[Any]:
+        found = openengine_pb2.GenerateResponse()
+        session = found.prefill_ready.kv_session
+        session.session_id = "7"
+        session.attributes_struct.update({"first_gen_tokens": said})
+        yield found
+
+    engine.script = hands_over
+    request = for_prefill(prompt("r1", 48).SerializeToString())
+    messages = [each async for each in client.generate(request)]
+    last = pb.GenerateResponse.FromString(messages[-1]).complete
+    assert list(last.output_token_ids) == expected and handoff_of(messages[-1])
