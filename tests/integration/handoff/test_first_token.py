@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -149,7 +150,8 @@ async def test_clients_that_leave_between_the_two_first_tokens_leave_nothing(nam
             call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
             stream = call(prompt(f"r{number}", TOKENS).SerializeToString())
             if number % 3:
-                await anext(aiter(stream))
+                with suppress(grpc.aio.AioRpcError):  # a storm is a flood to the listener
+                    await anext(aiter(stream))
             stream.cancel()
 
         on.decode[0].legs.faults = ["slow"] * count
