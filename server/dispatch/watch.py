@@ -179,7 +179,7 @@ class RequestWatch:
                 self._end(request, attempt, TakenBack.WRITE)
         elif waited(attempt.silent_since, now) > self._silence:
             self._end(request, attempt, TakenBack.SILENCE)
-        elif not attempt.messages and request.facts.streaming:
+        elif attempt.is_unanswered and request.facts.streaming:
             silent_s = waited(attempt.sent_at, now)
             if silent_s > self._attempt:
                 self._end(request, attempt, TakenBack.ATTEMPT)

@@ -119,7 +119,7 @@ class PrefillLeg:
         """Its blocks were read, or no worker will read them. Idempotent."""
         if self._ended:
             return
-        self._ended = True
+        self._ended, self._on_decoded = True, None
         if self.is_computing:
             self.is_computing = False
             self.reports.given_up(self.worker_id)

@@ -141,6 +141,18 @@ async def test_a_decode_worker_that_is_down_before_it_began_is_left_at_once() ->
         wire.legs.faults = []
 
 
+async def test_the_time_in_which_an_attempt_begins_is_the_decode_workers() -> None:
+    limits = RequestLimits(migration_limit=1, attempt_timeout_s=1.0)
+    async with scene("mock", decode=2, limits=limits) as on:
+        on.decode[0].legs.faults = ["hang"]
+        async with asyncio.timeout(HandoffLimits().disagg_handoff_timeout_s / 3):
+            for number in range(8):
+                last = await on.answer(f"r{number}")
+                if not on.decode[0].legs.faults:
+                    break
+        assert list(last.output_token_ids) == [FIRST, *greedy([*PROMPT, FIRST], 3)]
+
+
 @pytest.mark.parametrize("name", GOING_ON)
 async def test_clients_that_leave_between_the_two_first_tokens_leave_nothing(name: str) -> None:
     async with scene(name, limits=MOVING, handoff=SOON) as on:
