@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...server.record_format import Header
+from ...server.record_format import MOST_MS, MOST_TOKENS, Header
 from ._tokens import fill
 from .trace_lines import (
     TRACE_BLOCK_SIZE,
@@ -26,8 +26,8 @@ from .trace_lines import (
     read_lines,
 )
 
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-"""More than any model takes: a length that is beyond is a damaged one."""
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Duration = Annotated[float, msgspec.Meta(ge=-MOST_MS, le=MOST_MS)]
 _MS = msgspec.Meta(ge=-(10**13), le=10**13)  # three centuries
 Milliseconds = Annotated[int, _MS] | Annotated[float, _MS]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -60,15 +60,15 @@ class RecordedRequest(TraceRequest, frozen=True, omit_defaults=True):
     worker: str = ""
     overlap_tokens: int | None = None
     cached_tokens: int | None = None
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    e2e_ms: float | None = None
-    queue_ms: float | None = None
-    engine_ttft_ms: float | None = None
-    foreseen_ttft_ms: float | None = None
-    soonest_ttft_ms: float | None = None
-    ttft_objective_ms: float | None = None
-    itl_objective_ms: float | None = None
+    ttft_ms: Duration | None = None
+    itl_ms: Duration | None = None
+    e2e_ms: Duration | None = None
+    queue_ms: Duration | None = None
+    engine_ttft_ms: Duration | None = None
+    foreseen_ttft_ms: Duration | None = None
+    soonest_ttft_ms: Duration | None = None
+    ttft_objective_ms: Duration | None = None
+    itl_objective_ms: Duration | None = None
     attempts: int = 1
 
 

@@ -71,6 +71,18 @@ def test_any_value_in_a_line_is_read_or_refused(tmp_path: Path, key: str) -> Non
             assert len(list(read_trace(path))) == 4
 
 
+@pytest.mark.parametrize("key", [key for key in LINES[0] if key.endswith("_ms")])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1.0001e16, 9e15, -9e15, 5e-324])
+def test_times_beyond_sense_are_refused_and_large_ones_drawn(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    path, page = tmp_path / "a.jsonl", tmp_path / "page.html"
+    found = read(path, content(HEADER, *({**line, key: value} for line in LINES)))
+    assert bool(found) == (abs(value) <= 1e16)
+    if found:
+        assert run(ReportConfig(files=(str(path),), output=str(page), simulate=False)) == 0
+
+
 def test_a_record_that_is_cut_anywhere_has_its_whole_lines_or_is_refused(tmp_path: Path) -> None:
     data = content(HEADER, *LINES)
     ends = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
