@@ -9,14 +9,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from ..dispatch._generate_answer cimport Answer, read_message
-from ..record_format import MOST_TOKENS
+from ..record_format import MOST_TOKENS as _MOST_TOKENS
 from ._salting cimport Key, read_key, salted_bytes, siphash_bytes, write_array, write_number
 
 cdef enum:
     REST = 1024         # bytes, for all but hashes and status: 19 names, and numbers of at most 24 digits
     NAME_DIGITS = 12
 
-cdef int64_t most_tokens = MOST_TOKENS
+cdef int64_t most_tokens = _MOST_TOKENS
 cdef const char* HEX = b"0123456789abcdef"
 
 cdef extern from *:
