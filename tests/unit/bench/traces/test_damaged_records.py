@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynamo_router import cli
 from dynamo_router.bench.report import ReportConfig, run
 from dynamo_router.bench.traces import trace
 from dynamo_router.bench.traces.trace import read_record, read_trace
-from dynamo_router.bench.traces.trace_lines import Line, TraceError, header_of
+from dynamo_router.bench.traces.trace_lines import Line, TraceError, header_of, read_lines
 from dynamo_router.server.record_format import Header
 
 HEADER: dict[str, Any] = {
@@ -139,3 +140,22 @@ def test_files_that_are_rotated_while_they_are_read_are_read_once(
     monkeypatch.setattr(trace, "header_of", rotate)
     found = read_record([str(new), str(old)]).requests
     assert [each.timestamp_ms for each in found] == [line["timestamp"] for line in LINES]
+
+
+def test_files_that_are_rotated_while_they_are_opened_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = tmp_path / "a.jsonl", tmp_path / "a.jsonl.1"
+    new.write_bytes(content(HEADER, *LINES[2:]))
+    old.write_bytes(content(HEADER, *LINES[:2]))
+
+    def rotate_before(path: str) -> Iterator[Line]:
+        if path == str(old) and not (tmp_path / "a.jsonl.2").exists():
+            old.rename(tmp_path / "a.jsonl.2")
+            new.rename(old)
+            new.write_bytes(content(HEADER, {**LINES[3], "timestamp": 400.0}))
+        yield from read_lines(path)
+
+    monkeypatch.setattr(trace, "read_lines", rotate_before)
+    found = read_record([str(new), str(old)]).requests
+    assert [each.timestamp_ms for each in found] == [200.0, 300.0, 400.0]
