@@ -168,7 +168,7 @@ def _opened(files: Sequence[str]) -> list[tuple[str, Iterator[Line], Line | None
 def _identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
-    except OSError:  # which is told as it is read
+    except OSError:  # read_lines says so
         return None
     return found.st_dev, found.st_ino
 
