@@ -11,6 +11,10 @@ FORMAT = "dynamo-router record"
 VERSION = 1
 """Of the format. A reader refuses another one."""
 
+MOST_TOKENS = 1 << 24
+"""Of a prompt or an answer: more than any model takes. A length that is beyond is a damaged one."""
+MOST_MS = 10**16
+"""More than is written of any time."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 

@@ -4,6 +4,7 @@ A trace holds no text: `hash_ids` name the prompt's blocks of 512 tokens, and an
 equal prefix. `token_ids` makes prompts that share exactly what the ids share.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...server.record_format import Header
+from ...server.record_format import MOST_MS, MOST_TOKENS, Header
 from ._tokens import fill
 from .trace_lines import (
     TRACE_BLOCK_SIZE,
@@ -26,8 +27,9 @@ from .trace_lines import (
     read_lines,
 )
 
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-"""More than any model takes: a length that is beyond is a damaged one."""
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+MOST_TRIES = 3
+Duration = Annotated[float, msgspec.Meta(ge=-MOST_MS, le=MOST_MS)]
 _MS = msgspec.Meta(ge=-(10**13), le=10**13)  # three centuries
 Milliseconds = Annotated[int, _MS] | Annotated[float, _MS]
 HashId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -60,15 +62,15 @@ class RecordedRequest(TraceRequest, frozen=True, omit_defaults=True):
     worker: str = ""
     overlap_tokens: int | None = None
     cached_tokens: int | None = None
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    e2e_ms: float | None = None
-    queue_ms: float | None = None
-    engine_ttft_ms: float | None = None
-    foreseen_ttft_ms: float | None = None
-    soonest_ttft_ms: float | None = None
-    ttft_objective_ms: float | None = None
-    itl_objective_ms: float | None = None
+    ttft_ms: Duration | None = None
+    itl_ms: Duration | None = None
+    e2e_ms: Duration | None = None
+    queue_ms: Duration | None = None
+    engine_ttft_ms: Duration | None = None
+    foreseen_ttft_ms: Duration | None = None
+    soonest_ttft_ms: Duration | None = None
+    ttft_objective_ms: Duration | None = None
+    itl_objective_ms: Duration | None = None
     attempts: int = 1
 
 
@@ -134,10 +136,7 @@ def read_record(files: Sequence[str]) -> Record:
     headers: dict[str, Header] = {}
     requests: list[RecordedRequest] = []
     decoder = msgspec.json.Decoder(RecordedRequest)
-    readers = [(path, read_lines(path)) for path in files]
-    # All are opened before any is read on: a file that is rotated meanwhile is read once.
-    opened = [(path, lines, next(lines, None)) for path, lines in readers]
-    for path, lines, first in opened:
+    for path, lines, first in _opened(files):
         if first is None:
             raise TraceError(path, None, "holds no request")
         header = header_of(first)
@@ -152,6 +151,26 @@ def read_record(files: Sequence[str]) -> Record:
         raise TraceError(files[0], None, "holds no request")
     requests.sort(key=lambda request: request.timestamp_ms)
     return Record(headers, requests)
+
+
+def _opened(files: Sequence[str]) -> list[tuple[str, Iterator[Line], Line | None]]:
+    """Each file with its first line. All are opened before any is read on, and again where they
+    were rotated meanwhile: a file is read once."""
+    for _ in range(MOST_TRIES):
+        before = [_identity(path) for path in files]
+        readers = [(path, read_lines(path)) for path in files]
+        opened = [(path, lines, next(lines, None)) for path, lines in readers]
+        if [_identity(path) for path in files] == before:
+            break
+    return opened
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:  # read_lines says so
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_alike(header: Header, path: str, others: Mapping[str, Header]) -> None:

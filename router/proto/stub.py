@@ -1,7 +1,7 @@
 """The calls of RouterService for a client in Python, on a channel of grpc or of grpc.aio."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message_factory import GetMessageClass
 
@@ -16,17 +16,14 @@ class RouterServiceStub:
 
     def __init__(self, channel: Any) -> None:
         service = router_pb2.DESCRIPTOR.services_by_name["RouterService"]
-        self._calls: dict[str, Callable[..., Any]] = {
-            method.name: channel.unary_unary(
+        for method in service.methods:
+            call = channel.unary_unary(
                 f"/{service.full_name}/{method.name}",
                 request_serializer=GetMessageClass(method.input_type).SerializeToString,
                 response_deserializer=GetMessageClass(method.output_type).FromString,
             )
-            for method in service.methods
-        }
+            setattr(self, method.name, call)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        try:
-            return self._calls[name]
-        except KeyError:
-            raise AttributeError(f"RouterService has no call {name!r}") from None
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...

@@ -9,12 +9,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from ..dispatch._generate_answer cimport Answer, read_message
+from ..record_format import MOST_TOKENS as _MOST_TOKENS
 from ._salting cimport Key, read_key, salted_bytes, siphash_bytes, write_array, write_number
 
 cdef enum:
     REST = 1024         # bytes, for all but hashes and status: 19 names, and numbers of at most 24 digits
     NAME_DIGITS = 12
 
+cdef int64_t most_tokens = _MOST_TOKENS
 cdef const char* HEX = b"0123456789abcdef"
 
 cdef extern from *:
@@ -156,9 +158,13 @@ def line_of(
     output = cached = 0
     if read_message(request.last_message, &last):
         output, cached = last.completion_tokens, last.cached_tokens
+    if output > most_tokens:
+        output = 0  # a reader would take it for damage, and refuse all of the record
     if not output and streams:
         output = request.messages  # of an engine that does not count in its chunks
     isl = prompt.isl
+    if isl > most_tokens or output > most_tokens:
+        raise ValueError(f"no prompt has {isl} tokens, or no answer {output}")
     PyObject_GetBuffer(prompt.sequence_hashes, &hashes, PyBUF_SIMPLE)
     try:
         n = hashes.len // <Py_ssize_t>sizeof(uint64_t)

@@ -19,7 +19,7 @@ def _compressor() -> Callable[..., bytes]:
     """That of ISA-L, which takes a third of zlib's time, where its wheel is installed."""
     try:
         return cast("Callable[..., bytes]", import_module("isal.igzip").compress)
-    except ImportError:
+    except (ImportError, AttributeError):
         return gzip.compress
 
 

@@ -1,5 +1,8 @@
 """Types of the kernel that reads a request of the usual kind. Calls go through connection.py."""
 
+AT_MOST_ONCE: tuple[bytes, ...]
+"""Headers of which who was in between may have gone by another one of two than we would."""
+
 def read_whole_request(
     data: bytes, most_head_bytes: int, most_headers: int
 ) -> tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes] | None:

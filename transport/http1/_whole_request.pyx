@@ -16,6 +16,8 @@ cdef enum:
     MOST_NAME = 64       # bytes of a header's name
     MOST_DIGITS = 9      # of a content-length
 
+AT_MOST_ONCE = (b"authorization", b"content-encoding", b"x-api-key")
+
 cdef uint8_t[256] KINDS
 
 
@@ -52,7 +54,8 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
     cdef char[MOST_NAME] name
     cdef Py_ssize_t size, length = -1, count = 0
     cdef bint has_host = False
-    cdef bytes path, query = b""
+    cdef int which, seen = 0  # bits, of AT_MOST_ONCE
+    cdef bytes path, query = b"", each
     cdef str method
     cdef list headers = []
     if end - at < 16:
@@ -123,6 +126,12 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
             or is_name(name, size, b"proxy-connection", 16)
         ):
             return None
+        else:
+            for which, each in enumerate(<tuple>AT_MOST_ONCE):
+                if is_name(name, size, PyBytes_AS_STRING(each), PyBytes_GET_SIZE(each)):
+                    if seen >> which & 1:
+                        return None
+                    seen |= 1 << which
         count += 1
         if count > most_headers:
             return None

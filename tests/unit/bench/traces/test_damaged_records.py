@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynamo_router import cli
 from dynamo_router.bench.report import ReportConfig, run
 from dynamo_router.bench.traces import trace
 from dynamo_router.bench.traces.trace import read_record, read_trace
-from dynamo_router.bench.traces.trace_lines import Line, TraceError, header_of
+from dynamo_router.bench.traces.trace_lines import Line, TraceError, header_of, read_lines
 from dynamo_router.server.record_format import Header
 
 HEADER: dict[str, Any] = {
@@ -69,6 +70,18 @@ def test_any_value_in_a_line_is_read_or_refused(tmp_path: Path, key: str) -> Non
             assert run(ReportConfig(files=(str(path),), output=str(page), simulate=False)) == 0
             assert not re.search(r"\b(nan|inf)\b", page.read_text().partition("<body>")[2])
             assert len(list(read_trace(path))) == 4
+
+
+@pytest.mark.parametrize("key", [key for key in LINES[0] if key.endswith("_ms")])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1.0001e16, 9e15, -9e15, 5e-324])
+def test_times_beyond_sense_are_refused_and_large_ones_drawn(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    path, page = tmp_path / "a.jsonl", tmp_path / "page.html"
+    found = read(path, content(HEADER, *({**line, key: value} for line in LINES)))
+    assert bool(found) == (abs(value) <= 1e16)
+    if found:
+        assert run(ReportConfig(files=(str(path),), output=str(page), simulate=False)) == 0
 
 
 def test_a_record_that_is_cut_anywhere_has_its_whole_lines_or_is_refused(tmp_path: Path) -> None:
@@ -127,3 +140,22 @@ def test_files_that_are_rotated_while_they_are_read_are_read_once(
     monkeypatch.setattr(trace, "header_of", rotate)
     found = read_record([str(new), str(old)]).requests
     assert [each.timestamp_ms for each in found] == [line["timestamp"] for line in LINES]
+
+
+def test_files_that_are_rotated_while_they_are_opened_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = tmp_path / "a.jsonl", tmp_path / "a.jsonl.1"
+    new.write_bytes(content(HEADER, *LINES[2:]))
+    old.write_bytes(content(HEADER, *LINES[:2]))
+
+    def rotate_before(path: str) -> Iterator[Line]:
+        if path == str(old) and not (tmp_path / "a.jsonl.2").exists():
+            old.rename(tmp_path / "a.jsonl.2")
+            new.rename(old)
+            new.write_bytes(content(HEADER, {**LINES[3], "timestamp": 400.0}))
+        yield from read_lines(path)
+
+    monkeypatch.setattr(trace, "read_lines", rotate_before)
+    found = read_record([str(new), str(old)]).requests
+    assert [each.timestamp_ms for each in found] == [200.0, 300.0, 400.0]

@@ -4,17 +4,21 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.observability.recorded import SALT, EndedRequest, ended
 
 from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.bench.traces import RecordedRequest
 from dynamo_router.router.admission import Objectives
 from dynamo_router.router.policy import Decision
+from dynamo_router.server.record_format import MOST_TOKENS
 from dynamo_router.workers.trtllm_proto import pb
 
 counts = st.integers(0, 2**31)
+few = st.integers(0, MOST_TOKENS)
 seconds = st.floats(-1e6, 1e6)
 each = st.one_of(seconds, st.sampled_from([math.nan, math.inf, 0.0]))
 foreseen = st.none() | st.tuples(each, each)
@@ -46,7 +50,8 @@ def expected(said: EndedRequest) -> dict[str, object]:
     request, arrived = said.request, said.arrived
     facts, attempt, placement = request.facts, request.attempt, request.placement
     last = pb.GenerateResponse.FromString(request.last_message).complete
-    output = last.completion_tokens or (request.messages if facts.streaming else 0)
+    counted = last.completion_tokens if last.completion_tokens <= MOST_TOKENS else 0
+    output = counted or (request.messages if facts.streaming else 0)
     first_at = request.first_message_at
     ttft = itl = engine_ttft = None
     if first_at is not None and facts.streaming:
@@ -92,7 +97,7 @@ def requests(draw: st.DrawFn) -> EndedRequest:
         "first_at": draw(st.none() | seconds),
         "last_at": draw(seconds),
         "streaming": draw(st.booleans()),
-        "messages": draw(counts),
+        "messages": draw(few),
         "last_message": draw(st.sampled_from([b"", last.SerializeToString()])),
         "decision": draw(st.none() | decisions),
         "session": draw(st.none() | st.text(min_size=1)),
@@ -127,3 +132,18 @@ def test_a_text_that_json_would_escape_is_refused(text: str) -> None:
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="is no time"):
         SALT.line(*ended(arrived=math.inf), 4, 1)
+
+
+@pytest.mark.parametrize("counted", [MOST_TOKENS, MOST_TOKENS + 1, 2**32 - 1])
+def test_an_engine_that_counts_beyond_sense_spoils_no_record(counted: int) -> None:
+    last = pb.GenerateResponse()
+    last.complete.completion_tokens = counted
+    line = SALT.line(*ended(messages=6, last_message=last.SerializeToString()), 4, 1)
+    said = msgspec.json.decode(line, type=RecordedRequest)
+    assert said.output_length == (counted if counted == MOST_TOKENS else 6)
+
+
+def test_lengths_that_no_reader_takes_are_not_written() -> None:
+    said = ended(messages=MOST_TOKENS + 1, last_message=b"")
+    with pytest.raises(ValueError, match="no answer"):
+        SALT.line(*said, 4, 1)

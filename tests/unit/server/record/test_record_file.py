@@ -3,11 +3,14 @@
 import errno
 import gzip
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dynamo_router.server.record import record_file
 from dynamo_router.server.record.record_file import RecordFile
 
 HEADER = b"header\n"
@@ -51,6 +54,14 @@ def test_a_compressed_file_is_whole_after_each_batch(tmp_path: Path) -> None:
         wanted = HEADER + b"".join(b"%d\n" % n for n in range(number + 1))
         assert gzip.decompress(file.path.read_bytes()) == wanted
     file.close()
+
+
+@pytest.mark.parametrize("isal", [None, SimpleNamespace()], ids=["missing", "another"])
+def test_without_isal_the_standard_library_compresses(
+    isal: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "isal.igzip", isal)
+    assert record_file._compressor() is gzip.compress
 
 
 def test_files_move_on_and_the_oldest_goes(tmp_path: Path) -> None:

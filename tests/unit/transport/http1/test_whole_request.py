@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.polling import until
 from support.servers.http1_server import CLOSE, bodies, echo, post, serving
 
-from dynamo_router.transport.http1._whole_request import read_whole_request
+from dynamo_router.transport.http1._whole_request import AT_MOST_ONCE, read_whole_request
 
 MOST_BYTES, MOST_HEADERS = 4096, 12
 Whole = tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes]
@@ -70,6 +70,7 @@ def check(data: bytes) -> None:
     assert parsed.parser.get_http_version() == "1.1"
     names = [name for name, _ in whole[3]]
     assert names.count(b"host") == 1 and len(names) <= MOST_HEADERS
+    assert all(names.count(name) <= 1 for name in AT_MOST_ONCE)
     assert not {b"transfer-encoding", b"expect", b"upgrade"} & set(names)
     assert len(data) - len(whole[4]) <= MOST_BYTES
 
@@ -130,6 +131,9 @@ def test_usual_requests_are_read() -> None:
         (b"User-Agent: x/1 (y; z)", b"Content-Length: 16"),
         (b"User-Agent: x/1 (y; z)", b"\r\n".join(b"a: %d" % n for n in range(MOST_HEADERS))),
         (b"User-Agent: x/1 (y; z)", b"a: " + MOST_BYTES * b"b"),
+        (b"User-Agent: x/1 (y; z)", b"Authorization: a\r\nauthorization: a"),
+        (b"User-Agent: x/1 (y; z)", b"X-Api-Key: a\r\nx-a: b\r\nx-api-key: b"),
+        (b"User-Agent: x/1 (y; z)", b"Content-Encoding: gzip\r\nCONTENT-ENCODING: gzip"),
         (b"User-Agent", 65 * b"a"),
         (b"Length: 16", b"Length: 15"),
         (b"Length: 16", b"Length: 17"),
@@ -190,6 +194,9 @@ LINES = st.lists(
             b"Keep-Alive: timeout=3",
             b"X_a-9: !#$%&'()*+,-./:;<=>?@[]^_`{|}~ b",
             b"Accept: */*",
+            b"Authorization: Bearer a",
+            b"X-API-Key: a",
+            b"content-encoding: gzip",
             b"Te: trailers",
             b"Trailer: x",
             b"Date: c",
