@@ -332,7 +332,8 @@ def _outlook(outlook: Outlook, record: Record) -> str:
         f" {outlook.workers} engines with caches of {outlook.blocks:,} blocks, empty at the start,"
         f" at {outlook.speed:.2g} times the usual mock engine's speed, which makes answers take as"
         f" long as they took. Bars and brackets are means and 95 % intervals over {outlook.seeds}"
-        f" seed{'s' if outlook.seeds > 1 else ''}; they do not cover errors of the simulation itself: see how near it comes."
+        f" seed{'s' if outlook.seeds > 1 else ''}; they do not cover errors of the simulation"
+        " itself: see how near it comes."
     )
     ttft_ms, itl_ms = outlook.objectives
     goal = f"TTFT ≤ {ttft_ms:,.0f} ms, ITL ≤ {itl_ms:,.0f} ms"
