@@ -52,6 +52,7 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
     cdef char[MOST_NAME] name
     cdef Py_ssize_t size, length = -1, count = 0
     cdef bint has_host = False
+    cdef unsigned int once = 0  # lengths of the names that came which may come once, each its own bit
     cdef bytes path, query = b""
     cdef str method
     cdef list headers = []
@@ -116,6 +117,14 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
         elif is_name(name, size, b"connection", 10):
             if not is_name(begin, line - begin, b"keep-alive", 10):
                 return None
+        elif (
+            is_name(name, size, b"authorization", 13)
+            or is_name(name, size, b"content-encoding", 16)
+            or is_name(name, size, b"x-api-key", 9)
+        ):
+            if once & 1 << size:
+                return None
+            once |= 1 << size
         elif (
             is_name(name, size, b"transfer-encoding", 17)
             or is_name(name, size, b"upgrade", 7)

@@ -32,7 +32,7 @@ READ_S = 0.0001
 """What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-_AT_MOST_ONCE = (b"authorization", b"content-encoding", b"x-api-key")
+AT_MOST_ONCE = (b"authorization", b"content-encoding", b"x-api-key")
 """Who was in between may have gone by another one of two than we would."""
 
 log = structlog.get_logger(__name__)
@@ -326,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
         if hosts > 1 or (version == "1.1" and not hosts):
             self._stop(HttpError(400, "a request needs one Host"))
         if len(set(names)) < len(names):
-            for name in _AT_MOST_ONCE:
+            for name in AT_MOST_ONCE:
                 if names.count(name) > 1:
                     self._stop(HttpError(400, f"a request has {name.decode()} once at most"))
         if host:  # a URL says better than the header which host is meant

@@ -13,6 +13,7 @@ from support.polling import until
 from support.servers.http1_server import CLOSE, bodies, echo, post, serving
 
 from dynamo_router.transport.http1._whole_request import read_whole_request
+from dynamo_router.transport.http1.connection import AT_MOST_ONCE
 
 MOST_BYTES, MOST_HEADERS = 4096, 12
 Whole = tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes]
@@ -70,6 +71,7 @@ def check(data: bytes) -> None:
     assert parsed.parser.get_http_version() == "1.1"
     names = [name for name, _ in whole[3]]
     assert names.count(b"host") == 1 and len(names) <= MOST_HEADERS
+    assert all(names.count(name) < 2 for name in AT_MOST_ONCE)
     assert not {b"transfer-encoding", b"expect", b"upgrade"} & set(names)
     assert len(data) - len(whole[4]) <= MOST_BYTES
 
@@ -113,6 +115,7 @@ def test_usual_requests_are_read() -> None:
         (b"\r\nHost", b"\nHost"),
         (b"Host: 127.0.0.1:8000\r\n", b""),
         (b"User-Agent", b"Host"),
+        *((b"User-Agent", name + b": a\r\n" + name) for name in AT_MOST_ONCE),
         (b"User-Agent: ", b"User-Agent:"),
         (b"User-Agent: ", b"User-Agent:  "),
         (b"User-Agent: ", b"User-Agent:\t"),
@@ -193,6 +196,7 @@ LINES = st.lists(
             b"Te: trailers",
             b"Trailer: x",
             b"Date: c",
+            *(name.title() + b": a" for name in AT_MOST_ONCE),
         ]
     ),
     max_size=5,
