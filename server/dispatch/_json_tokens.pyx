@@ -32,11 +32,22 @@ cdef inline const uint8_t* skip_space(const uint8_t* at, const uint8_t* end) noe
 
 
 cdef inline const uint8_t* skip_string(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """One past the closing quote of the string that begins here."""
-    at += 1
-    while at < end and at[0] != 34:  # a quote
-        at += 2 if at[0] == 92 else 1  # a backslash and what it escapes
-    return at + 1 if at < end else end
+    """One past the closing quote of the string that begins here: the first one that no backslash
+    escapes, which an even number of them before it does not."""
+    cdef const uint8_t* begin = at + 1
+    cdef const uint8_t* before
+    at = begin
+    while at < end:
+        at = <const uint8_t*>memchr(at, 34, end - at)
+        if at == NULL:
+            return end
+        before = at
+        while before > begin and before[-1] == 92:
+            before -= 1
+        at += 1
+        if (at - 1 - before) % 2 == 0:
+            return at
+    return end
 
 
 cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept nogil:

@@ -120,14 +120,19 @@ class RequestWatch:
                 touched = now
                 self._ledger.forget(now)
                 self._decider.poll()  # workers come and go, and bookings of others expire
-                bookings = []
-                for _, attempt in self._running():
-                    bookings.append(attempt.booking_id)
-                    if attempt.leg is not None:
-                        attempt.leg.touch()
-                for some in by_steps(bookings, TOUCHED_AT_ONCE):
+                for some in by_steps(self._touched_legs(), TOUCHED_AT_ONCE):
                     self._decider.router.touch_all(some)
                     await asyncio.sleep(0)
+
+    def _touched_legs(self) -> list[str]:
+        """Keep the bookings of prefill workers; the ids of all others. (A name in `_run` would
+        hold the last attempt of a server without requests.)"""
+        bookings = []
+        for _, attempt in self._running():
+            bookings.append(attempt.booking_id)
+            if attempt.leg is not None:
+                attempt.leg.touch()
+        return bookings
 
     def _look(self, now: float) -> None:
         for request in list(self._requests.values()):

@@ -1,6 +1,7 @@
 """Requests through the router over real gRPC: answers, refusals, faults, cancellations."""
 
 import asyncio
+import gc
 import itertools
 
 import grpc
@@ -15,6 +16,7 @@ from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.indexer import block_hashes
 from dynamo_router.server.dispatch import ReadRequest, watch
 from dynamo_router.server.dispatch.generate_request import read_generate
+from dynamo_router.server.dispatch.request import Attempt, Request
 from dynamo_router.workers import outliers
 from dynamo_router.workers.registry import WorkerState
 from dynamo_router.workers.trtllm_proto import pb
@@ -208,6 +210,25 @@ async def test_a_long_answer_keeps_its_booking(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: rig.router.touched.count("long") > 2)
         call.cancel()
         await rig.settled()
+
+
+async def test_nothing_holds_a_request_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "TOUCH_EVERY_S", 0.01)
+    async with Rig(FakeEngine(stall)) as rig:
+        call = rig.call(prompt())
+        await first(call)
+        await until(lambda: rig.router.touched)
+        rig.engines[0].go.set()
+        assert await call.read() is not aio.EOF
+        assert await call.read() is aio.EOF
+        await rig.settled()
+
+        def kept() -> bool:
+            gc.collect()
+            return any(isinstance(each, Request | Attempt) for each in gc.get_objects())
+
+        del call
+        await until(lambda: not kept())
 
 
 async def test_a_client_that_leaves_before_the_first_token_does_so_too() -> None:

@@ -94,6 +94,7 @@ class FakeEngine:
         self.ended: list[str] = []  # in whatever way
         self.embed: Callable[[bytes, Any], Awaitable[bytes]] | None = None
         self.tokenizer: Callable[[bytes, Any], AsyncIterator[bytes]] | None = None
+        self.has_events = False  # says that it will tell of its cache, and does not
         self.port = 0
         self._server: Any = None
 
@@ -182,6 +183,12 @@ class FakeEngine:
             await context.send_initial_metadata(pairs)
 
 
+async def _no_events(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    await context.send_initial_metadata(())
+    await asyncio.Event().wait()
+    yield b""
+
+
 class _Handler(grpc.GenericRpcHandler):
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
@@ -209,6 +216,8 @@ class _Handler(grpc.GenericRpcHandler):
             return None
         if method.endswith("/Embed") and self._engine.embed is not None:
             return grpc.unary_unary_rpc_method_handler(self._engine.embed)
+        if method.endswith("/SubscribeKvEvents") and self._engine.has_events:
+            return grpc.unary_stream_rpc_method_handler(_no_events)
         if method.endswith("/GetTokenizer") and self._engine.tokenizer is not None:
             return grpc.unary_stream_rpc_method_handler(self._engine.tokenizer)
         return self._methods.get(method)

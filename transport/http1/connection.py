@@ -228,6 +228,14 @@ class HttpConnection(asyncio.Protocol):
         self._closing = True
         self._transport.abort()
 
+    def end_unanswered(self) -> None:
+        """The same once no task answers it any more. One that was cancelled before it began has
+        said nothing of its request."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self._report(exchange.record)
+        self.abort()
+
     # Its exchanges' side
 
     async def drained(self) -> None:

@@ -113,7 +113,7 @@ class HttpListener:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections.open):
-            connection.abort()
+            connection.end_unanswered()
 
     def _listen_no_more(self) -> None:
         acceptors, self._acceptors = self._acceptors, []

@@ -1,8 +1,11 @@
 """Encoding by pieces: the ids of the whole text, for each kind of tokenizer; what is encoded."""
 
 import asyncio
+import gc
 import json
 import random
+import tracemalloc
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -22,7 +25,7 @@ from tokenizers import (
 )
 
 from dynamo_router.base.errors import InvalidRequestError
-from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
+from dynamo_router.frontend.processor import NO_TENANT, ChatTemplate, PieceCache, Tenant
 from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
 from dynamo_router.frontend.processor.encoder import (
     LEAST_CHARS,
@@ -130,6 +133,28 @@ def llama_2() -> Tokenizer:
     return made
 
 
+def byte_fallback(*, unigram: bool) -> Tokenizer:
+    """Of a small alphabet: all other characters are tokens of their bytes."""
+    letters = [(f"{letter}", -float(n)) for n, letter in enumerate("▁abcdefghiklmnoprstuvwxy", 2)]
+    byte_tokens = [(f"<0x{byte:02X}>", -50.0) for byte in range(256)]
+    vocab = [("<unk>", 0.0), *letters, *byte_tokens, ("▁the", -1.0), ("▁fox", -1.5), ("ab", -1.7)]
+    model: Any = models.Unigram(vocab, unk_id=0, byte_fallback=True)
+    if not unigram:
+        merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+        ids = {name: n for n, (name, _) in enumerate([*vocab, ("▁a", 0.0), ("▁ab", 0.0)])}
+        model = models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", True)
+    made.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIAL])
+    return made
+
+
+def normalized(*steps: Any) -> Tokenizer:
+    """Words of GPT-2 behind these normalizers."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return bpe(byte_level, normalizers.Sequence(list(steps)))
+
+
 MAKERS: dict[str, Any] = {
     "gpt-2": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "gpt-2, prefixed": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
@@ -160,6 +185,13 @@ MAKERS: dict[str, Any] = {
     "llama 2": llama_2,
     "unigram": lambda: sentence_piece("always", unigram=True),
     "bert": word_piece,
+    "byte fallback": lambda: byte_fallback(unigram=False),
+    "unigram, byte fallback": lambda: byte_fallback(unigram=True),
+    "looks across blanks": lambda: normalized(normalizers.Replace(Regex(r"x (?=f)"), "q")),
+    "joins all space": lambda: normalized(normalizers.Replace(Regex(r"\s+"), " ")),
+    "drops blanks": lambda: normalized(normalizers.Replace(" ", "")),
+    "strips both ends": lambda: normalized(normalizers.NFC(), normalizers.Strip()),
+    "small letters": lambda: normalized(normalizers.NFKC(), normalizers.Lowercase()),
     "tokens that strip": lambda: bpe(
         bytes_after(split(LLAMA_3)),
         None,
@@ -209,6 +241,13 @@ RULES: dict[str, tuple[bool, str]] = {
     "llama 2": (True, ""),
     "unigram": (True, " "),
     "bert": (True, " "),
+    "byte fallback": (True, " "),
+    "unigram, byte fallback": (True, " "),
+    "looks across blanks": (True, ""),
+    "joins all space": (True, ""),
+    "drops blanks": (True, ""),
+    "strips both ends": (True, ""),
+    "small letters": (True, " "),
     "tokens that strip": (True, STOPS),
     "a stripping word": (True, ""),
     "single words": (True, ""),
@@ -284,6 +323,22 @@ def test_pieces_make_the_ids_of_the_whole(
             encoded(encoder, each, special=special)
             == whole.encode(each, add_special_tokens=special).ids
         )
+
+
+UNICODE = (
+    "naïve 👩‍👧‍👦 e\u0301 ΑΣ 漢字、한 \u1112\u1161\u11ab, ﷺ \U0001f1e9\U0001f1ea a\u0327\u0301b"
+)
+
+
+def test_a_text_parted_at_each_of_its_characters(
+    tokenizer: tuple[str, Tokenizer, CutRules], off_loop: OffLoop
+) -> None:
+    """A turn may end, and an edit begin, within what is shown as one character."""
+    _, whole, rules = tokenizer
+    encoder = Encoder(partial(encode_texts, whole), rules, off_loop, PieceCache(1 << 20), 1, 1)
+    for at in range(len(UNICODE) + 1):
+        for text in (UNICODE[:at], UNICODE[at:], f"{UNICODE[:at]}{SPECIAL[0]}{UNICODE[at:]}"):
+            assert encoded(encoder, text) == whole.encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
@@ -407,6 +462,83 @@ def test_what_is_no_text_is_refused(llama: Tokenizer, off_loop: OffLoop) -> None
     for text in ("a\ud800", prose(5000) + "\ud800"):
         with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
             encoded(encoder, text)
+
+
+def test_a_token_within_what_a_client_says_poisons_nothing(
+    llama: Tokenizer, off_loop: OffLoop
+) -> None:
+    """Each text has what another one ends in the middle of, and is found with or without it."""
+    encoder, text = new_encoder(llama, off_loop), prose(6000)
+    halves = [text[:3000], text[3000:]]
+    for token in (*SPECIAL, "<|im_start|", "im_end|>", "<|im_start|>system\n", "</s><s>"):
+        for each in (text, token.join(halves), text + token, token + text, token.join([*text[:9]])):
+            newly_encoded(encoder, each)
+            newly_encoded(encoder, each)
+
+
+THINKING = (
+    "{%- if tools %}{{- '<|im_start|>system\n' }}"
+    "{%- for t in tools %}{{- t | tojson }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- endif %}"
+    "{%- set ns = namespace(last=messages|length - 1, found=false) %}"
+    "{%- for m in messages[::-1] %}{%- if not ns.found and m.role == 'user' %}"
+    "{%- set ns.found = true %}{%- set ns.last = messages|length - 1 - loop.index0 %}{%- endif %}"
+    "{%- endfor %}"
+    "{%- for m in messages %}{%- set content = m.content %}"
+    "{%- if m.role == 'assistant' and '</think>' in content and loop.index0 < ns.last %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""Takes reasoning out of all but the last turn, and puts tools first."""
+SORTED = "{% for m in messages | sort(attribute='role') %}<|im_start|>{{ m.content }}{% endfor %}"
+"""Has another order than its messages."""
+
+
+@pytest.mark.parametrize("source", [THINKING, SORTED], ids=["thinking", "sorted"])
+def test_what_a_template_makes_of_a_turn_that_changes_those_before(
+    llama: Tokenizer, off_loop: OffLoop, source: str
+) -> None:
+    template, encoder = ChatTemplate(source, {}), new_encoder(llama, off_loop)
+    messages: list[dict[str, str]] = []
+    size = 0
+    for number in range(8):
+        messages.append({"role": "user", "content": prose(3000, number)})
+        for tools in (None, [{"name": f"t{number}"}]):
+            text = template.render(messages, tools=tools)
+            new = newly_encoded(encoder, text)
+            assert new < len(text) - size + 3 * TAIL  # not all of what came before
+        size = len(text)
+        thought = f"<think>{prose(2000, 99 + number)}</think>\n\n{prose(1000, 50 + number)}"
+        messages.append({"role": "assistant", "content": thought})
+
+
+def test_memory_of_ten_thousand_conversations(off_loop: OffLoop) -> None:
+    """What is counted is what is taken, and at most 4 bytes a character that is kept."""
+    chars, tenants = 4400, 10_000
+
+    def encode(texts: Sequence[str], special: bool, most: int | None) -> list[bytes]:
+        return [b"\0\0\0\0" * (len(text) // 4) for text in texts]
+
+    cache = PieceCache(1 << 30)
+    encoder = Encoder(encode, CutRules(("<|im_start|>",), STOPS), off_loop, cache)
+    text = prose(chars)
+
+    async def all_of_them() -> None:
+        for number in range(tenants):
+            conversation = f"{number:06}{text}"
+            await encoder.encode(conversation, Tenant("a", number), add_special_tokens=False)
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        asyncio.run(all_of_them())
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = cache.encoded_chars
+    assert kept >= tenants * chars * 0.9 and not cache.dropped
+    assert taken < cache.size < 4 * kept
 
 
 TWICE = json.loads(processors.TemplateProcessing("$A $A", None, []).__getstate__())

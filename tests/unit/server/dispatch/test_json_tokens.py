@@ -133,6 +133,22 @@ def test_counting_ends_on_any_bytes(text: bytes) -> None:
     assert parts + commas <= len(text)
 
 
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(['"', "\\", "\\\\", "a", ","]), max_size=30).map("".join))
+def test_strings_end_at_the_first_quote_that_nothing_escapes(text: str) -> None:
+    strings = commas = at = 0
+    while at < len(text):
+        if text[at] == '"':
+            strings += 1
+            at += 1
+            while at < len(text) and text[at] != '"':
+                at += 2 if text[at] == "\\" else 1
+        else:
+            commas += text[at] == ","
+        at += 1
+    assert count_parts(text.encode()) == (strings, commas)
+
+
 @pytest.mark.parametrize(
     "value",
     [
