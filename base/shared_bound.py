@@ -58,9 +58,6 @@ class SharedBound:
         """Have an amount in use within a `with`; CapacityError there if there is no room for it."""
         return _Held(self, caller, amount)
 
-    def used_by(self, caller: str) -> int:
-        return self._by_caller.get(caller, 0)
-
 
 class _Held:
     """An amount in use for the length of a `with`. No generator: each request has one."""

@@ -108,13 +108,6 @@ class Observation:
         """Workers that take an accelerator: all of them, until they are gone."""
         return self.fleet("starting", "serving", "draining", "failed")
 
-    @property
-    def arrivals_per_s(self) -> float | None:
-        """Mean rate over the window; None where it is unknown, 0 where silence is confirmed."""
-        if self.requests is None or self.window_s <= 0:
-            return None
-        return len(self.requests) / self.window_s
-
 
 def choose_victims(seen: Observation, after: Fleet) -> tuple[int, ...]:
     """Workers to drain for the fleet `after`: failed ones, those that start, the least busy."""

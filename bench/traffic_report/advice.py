@@ -16,6 +16,8 @@ MUCH_CACHED = 0.05
 BAD_RATIO = 1.5
 FAR_OVERLAP, MOVED, FAILED, ENOUGH = 0.1, 0.2, 0.01, 0.9
 LEAST_COMPARED = 30
+SHORT_S = 10.0
+"""Requests that came within less are named by their number, not as a busy time."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def _of_workers(outlook: Outlook) -> Iterator[Advice]:
             best = min((each for each in gained if each.goodput.mean >= most - WORTH), key=_count)
             yield Advice(
                 f"Add engines: {best.setting} in place of {outlook.workers}.",
-                f"In the busiest {_minutes(outlook.span_s)} {base.goodput.mean:.0%} of requests"
-                f" have {goal}; with {best.name} {best.goodput.mean:.0%} would.",
+                f"{base.goodput.mean:.0%} of {_part(outlook)} have {goal}; with {best.name}"
+                f" {best.goodput.mean:.0%} would.",
                 urgent=True,
             )
         return
@@ -122,9 +124,9 @@ def _of_workers(outlook: Outlook) -> Iterator[Advice]:
         least = min(fewer, key=_count)
         yield Advice(
             f"Fewer engines would do: {least.setting} in place of {outlook.workers}.",
-            f"{least.goodput.mean:.0%} of requests would have {goal} also in the busiest"
-            f" {_minutes(outlook.span_s)}, as {base.goodput.mean:.0%} have now; answers take"
-            f" {percent_change(least.e2e_ratio.mean)} time. Keep what you need when one fails.",
+            f"{least.goodput.mean:.0%} of {_part(outlook)} would have {goal}, as"
+            f" {base.goodput.mean:.0%} have now; answers take {_longer(least.e2e_ratio.mean)}. Keep"
+            " what you need when one fails.",
         )
 
 
@@ -169,5 +171,15 @@ def _high(estimate: Estimate) -> float:
     return math.inf if estimate.high is None else estimate.high
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _part(outlook: Outlook) -> str:
+    """The requests that were simulated: by their time, or those of a moment by their number."""
+    seconds = outlook.span_s
+    if seconds < SHORT_S:
+        return f"the {outlook.requests:,} requests that were simulated"
+    shown = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"requests in the busiest {shown}"
+
+
+def _longer(ratio: float) -> str:
+    percent = round((ratio - 1) * 100)
+    return f"{abs(percent)}% {'longer' if percent > 0 else 'less time'}" if percent else "as long"

@@ -59,8 +59,9 @@ def _subtitle(record: Record, fleet: FleetFacts, analysis: TraceAnalysis) -> str
         began + timedelta(milliseconds=float(record.requests[place].timestamp_ms))
         for place in (0, -1)
     )
+    until = f" to {last:%H:%M:%S}" if (last - first).total_seconds() >= 1 else ""
     words = [
-        f"{first:%Y-%m-%d %H:%M:%S} to {last:%H:%M:%S} UTC",
+        f"{first:%Y-%m-%d %H:%M:%S}{until} UTC",
         f"{fleet.workers} worker{'s' if fleet.workers > 1 else ''}",
         f"policy {header.policy}" if header.policy else "",
         f"model {header.model}" if header.model else "",
@@ -331,7 +332,8 @@ def _outlook(outlook: Outlook, record: Record) -> str:
         f" {outlook.workers} engines with caches of {outlook.blocks:,} blocks, empty at the start,"
         f" at {outlook.speed:.2g} times the usual mock engine's speed, which makes answers take as"
         f" long as they took. Bars and brackets are means and 95 % intervals over {outlook.seeds}"
-        " seeds; they do not cover errors of the simulation itself: see how near it comes."
+        f" seed{'s' if outlook.seeds > 1 else ''}; they do not cover errors of the simulation"
+        " itself: see how near it comes."
     )
     ttft_ms, itl_ms = outlook.objectives
     goal = f"TTFT ≤ {ttft_ms:,.0f} ms, ITL ≤ {itl_ms:,.0f} ms"

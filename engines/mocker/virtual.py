@@ -248,10 +248,6 @@ class VirtualFleet:
         """
         return self._fleet.cache(self._engine(worker, rank), TIERS.index(tier))
 
-    def loaded_blocks(self, worker: int, rank: int = 0) -> tuple[int, int]:
-        """Blocks that came onto the device from host memory, and from disk."""
-        return self._fleet.loaded(self._engine(worker, rank))
-
     def pools(self, worker: int, rank: int = 0) -> tuple[int, int]:
         """Blocks held by requests, and blocks cached without a reference."""
         return self._fleet.pools(self._engine(worker, rank))

@@ -41,10 +41,6 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self._by_digest) + len(self._by_certificate)
 
-    @property
-    def has_certificates(self) -> bool:
-        return bool(self._by_certificate)
-
     def by_token(self, token: str) -> Caller | None:
         """Whose token it is. Digests are compared, in constant time, so that how long it takes says
         nothing of how near a guess was."""

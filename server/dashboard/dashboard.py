@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...base.clock import Clock
 from ...indexer.hashing import Integers
 from ...router.kv_router import KvRouter
+from ...router.policy import Shadow
 from ...router.prompt import Prompt
 from ..dispatch import DispatchObserver, Request
 from ..loop_share import answer_share, finish_in_turns
@@ -30,6 +31,12 @@ class Known(NamedTuple):
     requests: int = 0
     incidents: int = 0
     workers: int = 0
+
+
+def shadow_shown(shadow: Shadow) -> dict[str, Any]:
+    """What the policy that is only compared would have done, since the start of this process."""
+    seconds = {"sooner_s": shadow.sooner_s, "later_s": shadow.later_s}
+    return {"policy": shadow.name, **shadow.outcomes, **seconds}
 
 
 class Dashboard:
@@ -110,6 +117,7 @@ class Dashboard:
             "last_error": None if (error := self.incidents.last_error) is None else asdict(error),
             "mode": config.mode,
             "policy": config.policy_name if config.mode == "kv" else config.mode,
+            "shadow": None if (shadow := self._router.shadow) is None else shadow_shown(shadow),
             "block_size": config.block_size,
             "reads_text": self.tokenize is not None,
             "health": health,

@@ -69,8 +69,10 @@ class Handoffs:
         self.is_possible = partners is not None
         """whether there may ever be prefill workers"""
         self.meetings = Meetings()
-        failures = self.outcomes.failures
-        self.readings = Readings(lambda: monitor.ready_clients(), lambda: failures.update(unread=1))
+        outcomes = self.outcomes
+        self.readings = Readings(
+            lambda: monitor.ready_clients(), lambda: outcomes.failures.update(unread=1)
+        )
         self._fits: dict[PrefillWorkers, Fit | None] = {}
         """of pools that were asked, until a worker of either half changes"""
         self._watched: set[PrefillWorkers] = set()

@@ -190,6 +190,12 @@ def shadow_metrics(router: KvRouter) -> Iterator[Metric]:
             "later": 0.0 if shadow is None else shadow.later_s,
         },
     )
+    yield gauge_by(
+        "policy",
+        "dynamo_router_shadow_info",
+        "1, with the policy of --shadow-policy as label; no sample without one.",
+        {} if shadow is None else {shadow.name: 1},
+    )
 
 
 @source

@@ -50,17 +50,10 @@ class Histogram:
         return self._sum
 
     def family(self) -> HistogramMetricFamily:
-        return self._family(self._name, self._help, 1)
-
-    def in_milliseconds(self, name: str, help: str) -> HistogramMetricFamily:
-        """The same observations, of seconds, under a name that counts milliseconds."""
-        return self._family(name, help, 1000)
-
-    def _family(self, name: str, help: str, scale: int) -> HistogramMetricFamily:
         self.fold()
-        bounds = [str(float(f"{bound * scale:.12g}")) for bound in self._bounds]
+        bounds = [str(float(bound)) for bound in self._bounds]
         buckets = list(zip([*bounds, "+Inf"], self._counts.cumsum().tolist(), strict=True))
-        return HistogramMetricFamily(name, help, buckets, self._sum * scale)
+        return HistogramMetricFamily(self._name, self._help, buckets, self._sum)
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
         """Observe all of these, at once."""

@@ -229,10 +229,6 @@ class RequestMetrics:
             self._overhead,
         ):
             yield histogram.family()
-        yield self._overhead.in_milliseconds(
-            "dynamo_router_overhead_total_ms",
-            "Deprecated, gone in 0.2: dynamo_router_overhead_seconds in milliseconds.",
-        )
 
     def _keep(self, message: bytes) -> None:
         self._last_messages.append(message)

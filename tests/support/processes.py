@@ -16,8 +16,9 @@ from support.polling import until
 NO_LAME_DUCK = {"DYNAMO_ROUTER_LAME_DUCK_S": "0"}
 """Nobody balances load in front of a test's router, so it need not wait for that at its end."""
 
-BUSY_S = 60.0
-"""How long a process may take to start, or to end, on a machine that is busy with others."""
+BUSY_S = 240.0
+"""How long a command may take to start, or to end, on a machine that is busy with others: `serve`
+starts mock engines and several processes in turn, each of which has 60 s."""
 
 
 async def output_of(
@@ -148,7 +149,7 @@ async def http_json(address: str, path: str, body: object = None, method: str | 
 
     def ask() -> Any:
         request = urllib.request.Request(f"http://{address}{path}", data=data, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
     return await asyncio.to_thread(ask)
@@ -158,7 +159,7 @@ async def http_text(address: str, path: str) -> str:
     """GET of a text, off the event loop."""
 
     def ask() -> str:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
         return text
 

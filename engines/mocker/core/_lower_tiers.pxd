@@ -35,7 +35,6 @@ cdef struct LowerTiers:
     Pool pools[2]          # host memory, disk
     double block_s[2]      # see CacheLimits
     double link_free[2]    # when the tier's link has carried all that it was given
-    uint64_t loaded[2]     # blocks
     bint any               # whether there is a tier
     bint told              # whether its blocks are announced
 
@@ -87,7 +86,6 @@ cdef inline double tier_load(LowerTiers* tiers, int tier, double now) noexcept n
     if tiers.link_free[tier] < now:
         tiers.link_free[tier] = now
     tiers.link_free[tier] += tiers.block_s[tier]
-    tiers.loaded[tier] += 1
     return tiers.link_free[tier]
 
 

@@ -32,7 +32,7 @@ from ._journal cimport (
     journal_compact,
 )
 from ._kv_manager cimport NO_HANDOFF, check_tier, kv_announce, kv_listing
-from ._limits cimport LOWER, Limits, read_limits
+from ._limits cimport Limits, read_limits
 from ._timing cimport StepTiming
 
 cdef enum:
@@ -303,10 +303,6 @@ cdef class Fleet:
         """((sequence hash, parent's, local hash, holders), ...) of a tier as they came; for tests.
         """
         return kv_listing(&self.engine(engine).kv, check_tier(tier))
-
-    def loaded(self, uint32_t engine):
-        """Blocks that came from each tier below the device."""
-        return tuple(self.engine(engine).kv.tiers.loaded[i] for i in range(LOWER))
 
     def pools(self, uint32_t engine):
         """(active, inactive) blocks."""

@@ -120,11 +120,6 @@ class ResidualWatch:
             failed=self.failed,
         )
 
-    def worker_scatter(self, worker: int) -> float:
-        """Of its own predictions of TTFT; 0 while too few are known."""
-        known = self._workers.get(worker)
-        return 0.0 if known is None else known.scatter()
-
     def _check(self) -> bool:
         against = self._fail() if self.trusted else self._hold()
         self._agreeing = self._agreeing + 1 if against else 0

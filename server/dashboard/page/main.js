@@ -1,6 +1,6 @@
 // The page: asks the router once a second for what is new, and draws it.
 
-import { $, ago, count, el, quantile, share } from "./dom.js";
+import { $, ago, count, el, quantile, seconds, share } from "./dom.js";
 import { drawCaches } from "./caches.js";
 import { drawHttpErrors, drawIncidents } from "./faults.js";
 import { ApiError, call, Fleet, useToken } from "./fleet.js";
@@ -112,12 +112,23 @@ function draw() {
   drawFigures();
   drawIncidents(fleet);
   $("summary").textContent = `· ${state.mode}${state.policy === state.mode ? "" : `, policy ${state.policy}`}, blocks of ${state.block_size} tokens`;
+  drawShadow(state.shadow);
   $("what-if").hidden = !state.may.ask;
   const text = document.querySelector('input[value="text"]');
   if (text.disabled === state.reads_text) {
     text.disabled = !state.reads_text;
     document.querySelector(`input[value="${state.reads_text ? "text" : "ids"}"]`).checked = true;
   }
+}
+
+// What --shadow-policy would have done with the requests of this process, where there is one.
+function drawShadow(shadow) {
+  $("shadow").hidden = shadow === null;
+  if (shadow === null) return;
+  const { policy, same, other, failed } = shadow;
+  const none = failed ? `, none (failed) for ${count(failed)}` : "";
+  $("shadow").textContent = `Shadow policy ${policy} since the start: the same worker for ${count(same)} requests, `
+    + `another for ${count(other)}${none}; first tokens of those ${seconds(shadow.sooner_s)} sooner, ${seconds(shadow.later_s)} later, summed, by the forecast.`;
 }
 
 function drawFigures() {

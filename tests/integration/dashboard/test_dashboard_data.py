@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from support.fake_engine import FakeEngine, fail, prompt
 from support.polling import until
 from support.serving import BLOCK, Ports, serving
 
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.access import Role
 from dynamo_router.server.dashboard.pages import PAGE
 from dynamo_router.server.loop_share import TimeShare
@@ -73,6 +75,27 @@ async def test_what_happened_is_told_once(ports: Ports) -> None:
     # A page that knew another process begins anew.
     again = await state(ports, process="other", requests=1000, workers=1000)
     assert len(again["requests"]) == 1 and again["workers"]["all"]
+
+
+async def test_a_policy_that_is_only_compared_is_named_with_its_figures(ports: Ports) -> None:
+    assert (await state(ports))["shadow"] is None
+    assert not [name for name in await ports.metrics() if "shadow_info" in name]
+    plain = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1)
+    compared = replace(plain, shadow_policy="round-robin")
+    engines = FakeEngine(worker_id=1), FakeEngine(worker_id=2)
+    async with serving(*engines, router=compared) as ports:
+        for n in range(4):
+            await ports.answers(prompt(f"r{n}", 40))
+        shadow = (await state(ports))["shadow"]
+        assert shadow["policy"] == "round-robin" and shadow["failed"] == 0
+        assert shadow["same"] + shadow["other"] == 4 and shadow["other"] > 0
+        metrics = await ports.metrics()
+        assert metrics['dynamo_router_shadow_info{policy="round-robin"}'] == 1
+        name = "dynamo_router_shadow_decisions_total"
+        assert shadow["other"] == metrics[f'{name}{{outcome="other"}}']
+        name = "dynamo_router_shadow_ttft_seconds_total"
+        assert shadow["sooner_s"] == metrics[f'{name}{{direction="sooner"}}']
+        assert shadow["later_s"] == metrics[f'{name}{{direction="later"}}']
 
 
 async def test_bounds_are_what_the_best_of_the_workers_held() -> None:

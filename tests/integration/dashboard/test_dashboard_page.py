@@ -1,5 +1,6 @@
 """The dashboard's page in a real browser."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from support.fake_engine import FakeEngine, fail, prompt
 from support.observability.browser import Tab, open_tab
 from support.polling import until
 from support.servers.openai_serving import openai_serving
-from support.serving import Ports, serving
+from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.request_record import RequestRecord
+from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.workers.registry import WorkerState
 
 
@@ -67,6 +69,26 @@ async def test_what_if_and_a_bad_prompt(ports: Ports) -> None:
         await page.click("#what-if button")
         await page.wait_for_selector("#receipt .bad")
         assert await page.is_disabled("input[value=text]")  # nobody has a tokenizer here
+        assert tab.errors == []
+
+
+async def test_a_line_says_what_the_shadow_policy_would_have_done(ports: Ports) -> None:
+    await ports.answers(prompt("r1", 40))
+    async with open_tab() as tab:
+        page = await visit(tab, ports)
+        await page.wait_for_selector("#recent tbody button")
+        assert not await page.is_visible("#shadow")
+    config = KvRouterConfig(block_size=BLOCK, use_kv_events=False, shadow_policy="round-robin")
+    engines = FakeEngine(worker_id=1), FakeEngine(worker_id=2)
+    async with serving(*engines, router=config) as ports, open_tab() as tab:
+        for n in range(3):
+            await ports.answers(prompt(f"r{n}", 40))
+        page = await visit(tab, ports)
+        await page.wait_for_selector("#recent tbody button")
+        line = await page.inner_text("#shadow")
+        found = re.search(r"policy round-robin .* for (\d+) requests, another for (\d+);", line)
+        assert found is not None and int(found[1]) + int(found[2]) == 3, line
+        assert "sooner" in line and "later" in line
         assert tab.errors == []
 
 

@@ -16,7 +16,6 @@ from support.polling import until
 from dynamo_router.server.request_limits import HandoffLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
-SOON = HandoffLimits(disagg_prefill_timeout_s=0.4, disagg_handoff_timeout_s=0.4)
 STORM = int(os.environ.get("CANCEL_STORM", "0"))
 """Clients that leave at once, before each dialect; 0: some."""
 KEEPING = [name for name in WIRES if name.startswith("openengine")]
@@ -69,14 +68,10 @@ PREFILL_FAULTS = {
 @pytest.mark.parametrize("name", WIRES)
 async def test_a_prefill_that_fails_has_the_pair_chosen_anew(name: str, fault: str) -> None:
     """The decode worker that waits for it is let go at once, and hears of another room."""
-    async with scene(name, prefill=2, decode=2, handoff=SOON) as on:
-        on.prefill[0].legs.faults = [fault]
-        for number in range(8):
-            last = await on.answer(f"r{number}")
-            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
-            if not on.prefill[0].legs.faults:
-                break
-        assert not on.prefill[0].legs.faults, "the faulty worker was never asked"
+    async with scene(name, prefill=2, decode=2) as on:
+        on.give(on.prefill, fault)
+        last = await on.answer()
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
         await on.failed(PREFILL_FAULTS[fault])
         asked = [leg for wire in on.prefill for leg in wire.legs.asked]
         ids = Counter(leg.request_id for leg in asked)
@@ -87,13 +82,10 @@ async def test_a_prefill_that_fails_has_the_pair_chosen_anew(name: str, fault: s
 
 @pytest.mark.parametrize("name", relaying)
 async def test_a_prefill_that_hands_nothing_over_is_a_failure(name: str) -> None:
-    async with scene(name, prefill=1 if name in whole else 2, handoff=SOON) as on:
-        on.prefill[0].legs.faults = ["no_parcel"]
-        for number in range(8):
-            last = await on.answer(f"r{number}")
-            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
-            if not on.prefill[0].legs.faults:
-                break
+    async with scene(name, prefill=1 if name in whole else 2) as on:
+        on.give(on.prefill, "no_parcel")
+        last = await on.answer()
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
         await on.failed("no_parcel")
 
 
@@ -118,19 +110,12 @@ DECODE_FAULTS = {
 @pytest.mark.parametrize("fault", DECODE_FAULTS)
 @pytest.mark.parametrize("name", WIRES)
 async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(name: str, fault: str) -> None:
-    async with scene(name, decode=2, handoff=SOON) as on:
-        on.decode[0].legs.faults, on.decode[1].legs.faults = [fault], []
-        for number in range(8):
-            last = await on.answer(f"r{number}")
-            assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
-            if not on.decode[0].legs.faults:
-                break
-        if name in KEEPING and fault in (
-            "die",
-            "empty",
-            "hang",
-        ):  # nobody knows whether it has read
-            await on.failed("unread")
+    async with scene(name, decode=2) as on:
+        on.give(on.decode, fault)
+        last = await on.answer()
+        assert list(last.output_token_ids) == greedy(range(1, TOKENS + 1), 4)
+        if name in KEEPING and fault in ("die", "empty", "hang"):
+            await on.failed("unread")  # nobody knows whether it has read
             on.fabric.held.clear()  # the operator starts the prefill engine anew
         phase = DECODE_FAULTS[fault]
         if name == "sglang" and fault == "empty":
@@ -301,7 +286,8 @@ async def test_what_an_engine_keeps_that_fails_its_probes_is_read_or_counted(
     name: str, comes_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read once it answers again, as one that asks an engine that is away stands still."""
-    async with scene(name, handoff=SOON) as on:
+    limits = HandoffLimits() if comes_back else HandoffLimits(disagg_handoff_timeout_s=0.4)
+    async with scene(name, handoff=limits) as on:
         on.prefill[0].legs.faults = ["slow"]
         call = on.ports.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         stream = call(prompt("r1", TOKENS).SerializeToString())

@@ -20,7 +20,11 @@ from dynamo_router.workers.dialects import CONTEXT_ONLY, given_handoff, with_han
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 ALWAYS = DisaggConfig(disagg="always")
-SOON = HandoffLimits(disagg_prefill_timeout_s=0.3, disagg_handoff_timeout_s=0.3)
+LIMITS = {
+    "prefill_timeout": HandoffLimits(disagg_prefill_timeout_s=1.0),
+    "handoff_timeout": HandoffLimits(disagg_handoff_timeout_s=1.0),
+}
+"""Of phases that end by a limit; all others have the usual ones, as does what works there."""
 PARCEL = b'{"blocks": [1, 2]}'
 
 
@@ -126,7 +130,11 @@ FAILING: dict[str, tuple[Script, Script]] = {
 async def test_a_prefill_that_fails_is_computed_elsewhere(phase: str) -> None:
     """Within its own deadline; by the decode worker, where there is no other prefill worker."""
     first, then = FAILING[phase]
-    async with pair(first, then, handoff=SOON) as (ports, prefill, decode):
+    async with pair(first, then, handoff=LIMITS.get(phase, HandoffLimits())) as (
+        ports,
+        prefill,
+        decode,
+    ):
         found = await ports.answers(prompt("r1", 32))
         assert list(found[-1].complete.output_token_ids) == [11, 12]
         assert [each.request_id for each in prefill.requests] == ["r1"]
@@ -157,7 +165,8 @@ async def test_a_decode_worker_that_fails_has_the_pair_chosen_anew(phase: str) -
     """Engines hear of the second attempt by another id, its client by its own alone."""
     script = failing_once(LOSING[phase])
     other = FakeEngine(script, worker_id=3)
-    async with other, pair(handing_over(), script, handoff=SOON) as (ports, prefill, decode):
+    limits = LIMITS.get(phase, HandoffLimits())
+    async with other, pair(handing_over(), script, handoff=limits) as (ports, prefill, decode):
         ports.server.monitor.add(other.url)
         await until(lambda: len(ports.server.monitor.ready_clients()) == 2)
         found = await ports.answers(prompt("r1", 32))

@@ -224,9 +224,8 @@ async def test_metrics_count_what_happened() -> None:
         assert metrics[f"{router}_output_sequence_tokens_sum"] == 6
         assert metrics[f'{router}_kv_hit_rate_bucket{{le="+Inf"}}'] == 3
         assert metrics[f"{router}_kv_hit_rate_sum"] == 2  # all but the first were expected to hit
-        taken = metrics["dynamo_router_overhead_seconds_sum"]
-        assert metrics["dynamo_router_overhead_seconds_count"] == 3 and 0 < taken < 3
-        assert metrics["dynamo_router_overhead_total_ms_sum"] == pytest.approx(1000 * taken)
+        assert metrics["dynamo_router_overhead_seconds_count"] == 3
+        assert 0 < metrics["dynamo_router_overhead_seconds_sum"] < 3
         worker = '{dp_rank="0",worker_id="7"}'
         assert metrics["dynamo_frontend_worker_active_decode_blocks" + worker] == 0
         assert metrics['dynamo_router_workers{state="ready"}'] == 1

@@ -182,7 +182,7 @@ async def test_a_prompt_that_none_can_take_out_leaves_the_queue_by_its_deadline(
     fleet: Fleet,
 ) -> None:
     """It is for a worker that is gone, and NATS' answer, which tells its number, was lost."""
-    fleet.config = PrefillQueueConfig(prefill_queue_timeout_s=1.0)
+    fleet.config = PrefillQueueConfig(prefill_queue_timeout_s=3.0)
     decode = await fleet.decode()
     publish = decode.link.queue.publish
 

@@ -18,6 +18,7 @@ from support.fake_engine import prompt
 from support.free_port import free_port
 from support.observability.collector import collecting
 from support.polling import until
+from support.processes import BUSY_S
 from support.processes import command as process_of
 from support.security.certificates import Authority
 from support.servers.discovered_fleet import Backend, registered
@@ -89,7 +90,7 @@ class Served(NamedTuple):
         async def grown() -> bool:
             return bool(await self.value(metric))
 
-        await until(grown)
+        await until(grown, BUSY_S)
         return True
 
     async def ask(self, max_tokens: int = 2, *, stream: bool = False, **headers: str) -> int:
@@ -186,7 +187,7 @@ async def until_ready(served: Served) -> None:
     async def ready() -> bool:
         return (await served.get(url))[0] == 200
 
-    await until(ready)
+    await until(ready, BUSY_S)
 
 
 # Profiles: what is served, and with which settings.

@@ -6,15 +6,14 @@ from typing import Any
 
 from support.fake_engine import FakeEngine, prompt
 from support.fronts.processes import Client, Fronts
+from support.processes import BUSY_S
 
 from dynamo_router.workers.trtllm_proto import pb
-
-DEADLINE_S = 30.0
 
 
 async def eventually(what: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Wait until something that is asked for is true."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(BUSY_S):
         while True:
             try:
                 if await what():

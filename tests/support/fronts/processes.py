@@ -67,7 +67,7 @@ class Fronts:
             url = f"http://{address or self.http}{path}"
             request = urllib.request.Request(url, data, headers, method=method)
             try:
-                with urllib.request.urlopen(request, timeout=20) as answer:
+                with urllib.request.urlopen(request, timeout=30) as answer:
                     return answer.status, json.load(answer)
             except urllib.error.HTTPError as error:
                 with error:

@@ -1,7 +1,9 @@
 """A router in front of prefill and decode engines of one dialect, that are fakes."""
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from support.fake_engine import FakeEngine, prompt
@@ -16,7 +18,20 @@ from dynamo_router.server.request_limits import HandoffLimits
 
 ALWAYS = DisaggConfig(disagg="always")
 LONG = HandoffLimits()
+SOON_S = 0.4
 TOKENS = 48
+
+
+class Failures(Counter[str]):
+    """Of a pool by phase; `hear` is called after each, before another pair is tried."""
+
+    def __init__(self, counts: Counter[str], hear: Callable[[], None]) -> None:
+        super().__init__(counts)
+        self._hear = hear
+
+    def __setitem__(self, phase: str, count: int) -> None:
+        super().__setitem__(phase, count)
+        self._hear()
 
 
 class Scene:
@@ -26,6 +41,7 @@ class Scene:
         self.ports, self.fabric = ports, fabric
         self.prefill, self.decode = prefill, decode
         self.pools: Any = ports.server._server.pools
+        self._has_short_timeouts = False
 
     async def answer(self, request_id: str = "r1", tokens: int = TOKENS) -> Any:
         """The last message; the chunks before it have the same tokens."""
@@ -48,8 +64,38 @@ class Scene:
         self.fabric.now += LEASE_S + 2
         await until(lambda: not self.fabric.blocks)
 
+    def give(self, wires: list[Wire], fault: str) -> None:
+        """The first request that reaches any of these engines has the fault. One that hangs is
+        given up after SOON_S; all other time-outs stay long, which a busy machine needs."""
+        faults = [fault]
+        for wire in wires:
+            wire.legs.faults = faults
+        if fault != "hang":
+            return
+        outcomes = self.pools.workers.handoffs.outcomes
+        of_prefill = wires[0].role == "prefill"
+        name = "disagg_prefill_timeout_s" if of_prefill else "disagg_handoff_timeout_s"
+
+        def lengthen() -> None:
+            if not faults:  # else it was given up before it read the request
+                outcomes.limits = LONG
+
+        outcomes.limits = replace(LONG, **{name: SOON_S})
+        outcomes.failures = Failures(outcomes.failures, lengthen)
+        self._has_short_timeouts = True
+
     async def failed(self, phase: str, count: int = 1) -> None:
-        await self.ports.shows(f'dynamo_router_disagg_failures_total{{phase="{phase}"}}', count)
+        """Return once the metrics have that many failures; or more, if one was a time-out that may
+        be over before the engine reads the request."""
+        sample = f'dynamo_router_disagg_failures_total{{phase="{phase}"}}'
+
+        async def counted() -> bool:
+            return (await self.ports.metrics()).get(sample, 0) >= count
+
+        if self._has_short_timeouts and count:
+            await until(counted)
+        else:
+            await self.ports.shows(sample, count)
 
 
 @asynccontextmanager

@@ -28,7 +28,10 @@ SECTIONS = {
     "Requests": "",
 }
 """Patterns of names by section; the first that fits counts."""
-_SILENT = {"dynamo_router_forecast_failed_seconds": "kind, value"}
+_SILENT = {
+    "dynamo_router_forecast_failed_seconds": "kind, value",
+    "dynamo_router_shadow_info": "policy",
+}
 """Labels of metrics without a sample in a fleet that has not met what they count."""
 _MORE = {
     "dynamo_router_objectives_total": "[operations](overload.md#objectives)",

@@ -110,6 +110,12 @@ def test_times_of_a_chart_have_one_unit_and_one_request_is_one(tmp_path: Path) -
     assert " s</text>" in chart and " ms</text>" not in chart
 
 
+def test_a_record_of_a_moment_has_no_span_of_no_seconds(tmp_path: Path) -> None:
+    page, _ = reported(tmp_path, written(tmp_path / "a.jsonl.gz", 6), seeds=1, policies="dynamo")
+    assert "2026-01-01 00:00:00 UTC" in page and "over 1 seed;" in page
+    assert not re.search(r"\b0 s\b|0% time", page)
+
+
 def test_one_request_alone_is_not_simulated(tmp_path: Path) -> None:
     _, figures = reported(tmp_path, written(tmp_path / "a.jsonl.gz", 1))
     assert figures["outlook"] is None and figures["routing"]["requests"] == 1

@@ -24,12 +24,7 @@ def test_fleets_are_counted_by_role() -> None:
         Fleet(aggregated=-1)
 
 
-def test_unknown_is_not_zero() -> None:
-    """dynamo #6985: means of nothing were nan, and nothing was ever removed."""
-    assert Observation(at=0.0).arrivals_per_s is None
-    assert Observation(at=0.0, requests=(), window_s=60.0).arrivals_per_s == 0
-    some = [ObservedRequest(1.0, 10), ObservedRequest(2.0, 10)]
-    assert Observation(at=9.0, requests=some, window_s=4.0).arrivals_per_s == 0.5
+def test_an_observation_of_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match="nan s is at no time"):
         Observation(at=math.nan)
 

@@ -140,3 +140,24 @@ def test_fewer_engines_only_where_nothing_is_lost() -> None:
 def test_what_is_urgent_comes_first() -> None:
     figures = replace(FIGURES, overlap_over=0.5, statuses={"ok": 1, "internal": 999})
     assert whats(figures, None)[0] == "Find out why requests fail."
+
+
+def test_requests_of_a_moment_are_named_by_their_number_and_equal_times_are_so() -> None:
+    fewer = change("3 workers", "workers", "3 workers", e2e=(1.001, 0.99, 1.01))
+    shown = replace(outlook(fewer), requests=6, span_s=0.2)
+    (found,) = advise(FIGURES, shown)
+    assert "99% of the 6 requests that were simulated would have" in found.why
+    assert "answers take as long." in found.why and "0 s" not in found.why
+    more = change("5 workers", "workers", "5 workers", goodput=(0.95, 0.9, 1.0))
+    late = outlook(more, goodput=(0.5, 0.4, 0.6))
+    (found,) = advise(FIGURES, replace(late, requests=6, span_s=0.2))
+    assert found.why.startswith("50% of the 6 requests that were simulated have")
+    (found,) = advise(FIGURES, replace(late, span_s=60.0))
+    assert found.why.startswith("50% of requests in the busiest 60 s have")
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.05, "5% longer"), (0.95, "5% less time")])
+def test_it_says_how_much_longer_answers_take(ratio: float, words: str) -> None:
+    fewer = change("3 workers", "workers", "3 workers", e2e=(ratio, 0.9, 1.1))
+    (found,) = advise(FIGURES, outlook(fewer))
+    assert f"answers take {words}." in found.why

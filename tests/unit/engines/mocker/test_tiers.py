@@ -142,7 +142,7 @@ def test_the_index_claims_what_each_tier_holds() -> None:
     )
     fleet = VirtualFleet(engine, 1)
     rng = np.random.default_rng(5)
-    worker = WorkerWithDpRank(0, 0)
+    worker, used = WorkerWithDpRank(0, 0), set[str]()
     with KvRouter(KvRouterConfig(block_size=4)) as router:
         router.add_worker(0)
         for number in range(120):
@@ -175,7 +175,9 @@ def test_the_index_claims_what_each_tier_holds() -> None:
                     break
                 expected[held[block]] += 1
             assert tuple(found)[:3] == tuple(expected.values()), number
-        assert min(fleet.loaded_blocks(0)) > 0, "no tier was ever used"
+            used.update(held.values())
+        assert used == expected.keys(), "a tier was never used"
+        assert fleet.stats()[0].loading_s > 0, "none was ever read"
 
 
 def test_settings_out_of_range_are_refused_by_name() -> None:

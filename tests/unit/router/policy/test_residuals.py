@@ -83,7 +83,6 @@ def test_predictions_that_say_nothing_fail_and_are_counted_once() -> None:
     assert not watch.trusted and traffic.changes == 1
     state = watch.state()
     assert state.fallbacks == 1 and state.ttft_scatter > 0.5 and state.failing_workers >= 4
-    assert watch.worker_scatter(0) > 0.4 and watch.worker_scatter(99) == 0.0
 
 
 def test_a_few_odd_ones_are_no_failure() -> None:
@@ -120,7 +119,7 @@ def test_one_worker_that_is_not_understood_is_shown_and_the_forecast_stays() -> 
     traffic.run(lambda worker: traffic.unrelated(worker) if worker == 3 else traffic.good(worker))
     assert watch.trusted and watch.state().failing_workers == 1
     watch.on_worker_gone(3)
-    assert watch.state().failing_workers == 0 and watch.worker_scatter(3) == 0.0
+    assert watch.state().failing_workers == 0
 
 
 def test_half_of_the_workers_are_enough() -> None:

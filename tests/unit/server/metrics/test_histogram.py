@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import HistogramMetricFamily
 
-from dynamo_router.server.metrics.histogram import FOLD_AT, SHORT_SECONDS, Histogram, HistogramRow
+from dynamo_router.server.metrics.histogram import FOLD_AT, Histogram, HistogramRow
 
 BOUNDS = (1, 2, 4)
 
@@ -56,14 +56,3 @@ def test_what_waits_of_a_row_is_bounded() -> None:
         row.observe(1.0)
         assert len(row._new) < FOLD_AT
     assert buckets(histogram.family())["+Inf"] == FOLD_AT
-
-
-def test_an_old_name_in_milliseconds_keeps_its_buckets() -> None:
-    histogram = Histogram("h_seconds", "", SHORT_SECONDS)
-    for seconds in (0.00003, 0.0002, 0.04):
-        histogram.observe(seconds)
-    old = histogram.in_milliseconds("h_ms", "old")
-    assert [*buckets(old)][:5] == ["0.01", "0.02", "0.05", "0.1", "0.2"]
-    assert [*buckets(old)][-3:] == ["50.0", "100.0", "+Inf"]
-    assert list(buckets(old).values()) == list(buckets(histogram.family()).values())
-    assert old.name == "h_ms" and np.isclose(old.samples[-1].value, 40.23)

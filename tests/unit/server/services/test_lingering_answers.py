@@ -79,7 +79,7 @@ async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused
             raise AccessError("nobody knows it", reason="token", authenticated=False)
 
     async def finish() -> None:
-        assert calls.questions.used_by("10.0.0.1") == 1
+        assert calls.questions.used == 1
 
     calls = CallLimits(CallerLimits(), LimitHits())
     checked = CheckedCalls(cast(GrpcGuard, SimpleNamespace(admit=admit)), calls)
