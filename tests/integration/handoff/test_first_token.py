@@ -14,7 +14,7 @@ from support.handoffs.scene import TOKENS, Scene, aggregated, scene
 from support.handoffs.wires import WIRES
 from support.polling import until
 
-from dynamo_router.server.request_limits import RequestLimits
+from dynamo_router.server.request_limits import HandoffLimits, RequestLimits
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 STORM = int(os.environ.get("CANCEL_STORM", "0"))
@@ -150,7 +150,7 @@ async def test_the_time_in_which_an_attempt_begins_is_the_decode_workers() -> No
 
 @pytest.mark.parametrize("name", GOING_ON)
 async def test_clients_that_leave_between_the_two_first_tokens_leave_nothing(name: str) -> None:
-    async with scene(name, limits=MOVING, handoff=SOON) as on:
+    async with scene(name, limits=MOVING) as on:
         count = STORM or 40
 
         async def leaves(number: int) -> None:
