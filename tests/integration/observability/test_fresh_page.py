@@ -19,8 +19,13 @@ from support.processes import command, http_json, http_text
 FOLDER = resources.files("dynamo_router.server.metrics") / "dashboards"
 BOARD = json.loads((FOLDER / "dynamo-router.json").read_text())
 RULES = yaml.safe_load((FOLDER / "dynamo-router-alerts.yaml").read_text())["groups"][0]["rules"]
-OF_EVENTS = {"dynamo_router_forecast_failed_seconds", "dynamo_router_worker_lower_tier_blocks"}
-"""Gauges of what is not there: no prediction has failed, no worker holds blocks in other tiers."""
+OF_EVENTS = {
+    "dynamo_router_forecast_failed_seconds",
+    "dynamo_router_shadow_info",
+    "dynamo_router_worker_lower_tier_blocks",
+}
+"""Gauges of what is not there: no prediction has failed, no policy is compared, no blocks are
+in other tiers."""
 OF_FLEETS = re.compile(r"_index_(lent|borrowed)|_peers?_|_peers$|_front_up$")
 """Of several routers, or processes, together."""
 OF_PARTS = re.compile(rf"_event_stream_|_index_(snapshot|restored)|_session|{OF_FLEETS.pattern}")
