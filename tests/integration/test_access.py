@@ -69,11 +69,14 @@ async def test_every_rpc_asks_for_its_role(tokens: str) -> None:
             for metadata, said in (
                 ((), "a bearer token is needed"),
                 (bearer("nobody-0123456789"), "the bearer token is not known"),
-                (ANN + BOB, "not of the form: Bearer TOKEN"),
+                ((("authorization", "Basic YTpi"),), "not of the form: Bearer TOKEN"),
             ):
                 code, text = await code_of(ports, method, metadata)
                 refused = code is grpc.StatusCode.UNAUTHENTICATED and said in text
                 assert refused is not rule.open, (method, code, text)
+            code, text = await code_of(ports, method, ANN + BOB)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, (method, code, text)
+            assert text == "a call has authorization once at most"
             for role, token in TOKENS.items():
                 code, text = await code_of(ports, method, bearer(token))
                 refused = code is grpc.StatusCode.PERMISSION_DENIED
