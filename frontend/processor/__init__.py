@@ -6,17 +6,5 @@
 from ._byte_text import ByteText
 from .chat_template import ChatTemplate
 from .piece_cache import NO_TENANT, PieceCache, Tenant
-from .stop_strings import Piece, StopStrings
+from .stop_strings import StopStrings
 from .tokenizer import Detokenizer, ModelText
-
-__all__ = [
-    "NO_TENANT",
-    "ByteText",
-    "ChatTemplate",
-    "Detokenizer",
-    "ModelText",
-    "Piece",
-    "PieceCache",
-    "StopStrings",
-    "Tenant",
-]
