@@ -7,3 +7,4 @@ the dispatcher treats as any other.
 from .handoffs import Handoffs, Partners
 from .leg import PrefillFailedError, PrefillLeg
 from .outcomes import HandoffOutcomes
+from .sharing import SharedRequest
