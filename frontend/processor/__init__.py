@@ -1,7 +1,4 @@
-"""Processor: text to token ids and back, for one model.
-
-`tokenizers` and `jinja2` are what models are published for; both come with the extra `frontend`.
-"""
+"""Processor: text to token ids and back, for one model."""
 
 from ._byte_text import ByteText
 from .chat_template import ChatTemplate
