@@ -37,6 +37,7 @@ MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
 """Words whose ids are kept, in each of two tables of a tokenizer, and characters of one of them:
 some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
 their own, as the words are that the library keeps."""
+NEAR_CHARS = 1 << 10
 LEARNT = 32
 """Words that are encoded by themselves: of a text with more that are not known, some of them beside
 the text as it is, so that one of odd words costs little more than without tables."""
@@ -77,10 +78,12 @@ class Encoder:
         """why nothing is kept; empty: it is"""
         if not self.reason:
             self._cutter = Cutter(rules.atoms, rules.stops, least, most)
+            self._gaps = Cutter(rules.atoms, rules.stops, 1, 1)
+            self._longest_atom = max(map(len, rules.atoms), default=0)
             if rules.stops:
-                gaps = Cutter(rules.atoms, rules.stops, 1, 1)
-                self._words = WordIds(gaps, MOST_WORDS, MOST_WORD_CHARS)
-        self._number = next(_numbers)  # apart from those of other tokenizers
+                self._words = WordIds(self._gaps, MOST_WORDS, MOST_WORD_CHARS)
+        self.number = next(_numbers)
+        """of no other tokenizer"""
 
     def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
         """The ids of a text that is no longer than two pieces, and of whose short words all are
@@ -89,6 +92,17 @@ class Encoder:
         if words is None or tenant.namespace is not None or len(text) >= 2 * self._least:
             return None
         return words.known(text)
+
+    def last_cut(self, text: str, end: int) -> int:
+        """The last place before `end` where the text can be cut, whatever comes there; 0: none."""
+        if self._cutter is None:
+            return 0
+        end -= self._longest_atom
+        for near in (NEAR_CHARS, STEP_CHARS):  # those of words are close to each other
+            begin = max(end - near, 0)
+            if begin < end and (cuts := self._gaps.cuts(text, begin, begin, end)):
+                return cuts[-1]
+        return 0
 
     async def encode(
         self, text: str, tenant: Tenant, *, add_special_tokens: bool, most: int | None = None
@@ -113,7 +127,7 @@ class Encoder:
     async def _encode_pieces(self, text: str, tenant: Tenant, most: int | None) -> list[bytes]:
         cutter, cache, least = self._cutter, self._cache, self._least
         assert cutter is not None
-        salt = f"{self._number} {tenant.namespace}:".encode()
+        salt = f"{self.number} {tenant.namespace}:".encode()
         pieces: list[bytes] = []
         missing: list[_Missing] = []
         begin = size = missed = 0

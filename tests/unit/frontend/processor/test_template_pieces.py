@@ -133,7 +133,7 @@ TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in PASS_ON.items()}
 @pytest.mark.parametrize("name", PASS_ON)
 def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> None:
     template = TEMPLATES[name]
-    assert template._pieces is not None
+    assert template.pieces is not None
     for messages, prompted in chats:
         together = text_of(template, messages, prompted, pieces=True)
         assert together == text_of(template, messages, prompted, pieces=False)
@@ -142,7 +142,7 @@ def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> Non
 @pytest.mark.parametrize("text", LOOK_INSIDE.values(), ids=LOOK_INSIDE)
 def test_a_template_that_looks_into_contents_has_no_pieces(text: str) -> None:
     template = ChatTemplate(text, TOKENS)
-    assert template._pieces is None
+    assert template.pieces is None
     messages = [{"role": "user", "content": each} for each in ("a b", "c")]
     assert text_of(template, messages, True, pieces=True) == text_of(
         template, messages, True, pieces=False
@@ -150,9 +150,9 @@ def test_a_template_that_looks_into_contents_has_no_pieces(text: str) -> None:
 
 
 def test_a_template_or_token_with_the_mark_has_no_pieces() -> None:
-    assert ChatTemplate(BY_ROLE + EDGE, TOKENS)._pieces is None
-    assert ChatTemplate(BY_ROLE, {"bos_token": EDGE})._pieces is None
-    assert ChatTemplate(BY_ROLE, {})._pieces is not None
+    assert ChatTemplate(BY_ROLE + EDGE, TOKENS).pieces is None
+    assert ChatTemplate(BY_ROLE, {"bos_token": EDGE}).pieces is None
+    assert ChatTemplate(BY_ROLE, {}).pieces is not None
 
 
 def test_the_template_is_rendered_once_for_a_shape_and_shapes_are_bounded() -> None:
