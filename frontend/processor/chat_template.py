@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...base.errors import ConfigError, InvalidRequestError
-from .template_pieces import EDGE, TemplatePieces, passes_contents_on
+from .template_pieces import EDGES, TemplatePieces, passes_contents_on
 
 MAX_RENDERED_CHARS = 16 << 20
 """A template is a program of the model's author; its output is bounded."""
@@ -46,7 +46,8 @@ class ChatTemplate:
         """what it reads of its context"""
         self.pieces: TemplatePieces | None = None
         """what it writes around contents; None: it does more with them than to write them"""
-        if EDGE not in "".join((text, *self._special_tokens.values())) and passes_contents_on(tree):
+        all_text = "".join((text, *self._special_tokens.values()))
+        if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
             self.pieces = TemplatePieces(self._rendered_plain)
 
     def render(

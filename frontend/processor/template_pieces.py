@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
-EDGE = "\x1f"
+EDGES = LEFT, RIGHT = "\x1e", "\x1f"
 """White space as far as `strip` goes, which no template writes: it shows what was stripped."""
 MOST_SHAPES, MOST_MESSAGES = 128, 64
 _NAME = "content"
@@ -253,10 +253,10 @@ class TemplatePieces:
     def _pieces(self, shape: Shape, prompted: bool) -> list[TextPiece]:
         mark = token_hex(16)  # nothing else in the text is like it
         marked = [
-            {"role": role, _NAME: f"{EDGE}{mark}{nth}-{EDGE}" if has_content else ""}
+            {"role": role, _NAME: f"{LEFT}{mark}{nth}-{RIGHT}" if has_content else ""}
             for nth, (role, has_content) in enumerate(shape)
         ]
-        found = re.split(f"({EDGE}?){mark}(\\d+)-({EDGE}?)", self._render(marked, prompted))
+        found = re.split(f"({LEFT}?){mark}(\\d+)-({RIGHT}?)", self._render(marked, prompted))
         *most, last = found
         pieces = [
             TextPiece(before, int(nth), not left, not right)
