@@ -116,9 +116,9 @@ class Beginning:
 
 
 class _Known(NamedTuple):
-    """The first `count` messages of a body, in beginnings that each go on from the one before."""
+    """The first `messages` of a body, in beginnings that each go on from the one before."""
 
-    count: int
+    messages: int
     key: bytes | None
     parts: tuple[Beginning, ...]
     last: Beginning
@@ -153,7 +153,7 @@ class KnownBeginnings:
         is too long; nothing was done. InvalidRequestError if the template refuses them."""
         known, keys = self._find(body, apart, tenant)
         found = await self._continued(body, apart, tenant, known, keys)
-        if found is None and known.count:  # or the template has what is known at another place
+        if found is None and known.messages:  # or the template has what is known at another place
             found = await self._continued(body, apart, tenant, _NOTHING, keys)
         return found
 
@@ -198,23 +198,23 @@ class KnownBeginnings:
         keys: Sequence[bytes],
     ) -> HashedPrompt | None:
         template, text = self._text.template, self._text
-        new = await self._read(body, apart, known.count)
+        new = await self._read(body, apart, known.messages)
         if new is None or template is None or template.pieces is None:
             return None
         shape, contents = new
         pieces = template.pieces.of_shape(known.shape + shape, True)
         before, last = known.pieces, len(pieces) - 1  # that has no content
         own = pieces[len(before) : last]
-        if pieces[: len(before)] != before or any(piece.nth < known.count for piece in own):
+        if pieces[: len(before)] != before or any(piece.nth < known.messages for piece in own):
             return None
         tail, chars = known.last.tail, known.last.chars
-        parts = [tail, *written(own, contents, known.count)]
+        parts = [tail, *written(own, contents, known.messages)]
         end = sum(map(len, parts))  # of what stays the same whatever turn comes next
         whole = "".join((*parts, pieces[last].before))
         encoded = chars - len(tail)
         if self._is_too_long(encoded + len(whole)):
             return None
-        cut = text.last_cut(whole, end) if known.count < len(keys) else 0
+        cut = text.last_cut(whole, end) if known.messages < len(keys) else 0
         if cut < LEAST_NEW_CHARS:
             cut = 0
         most = self._reader.limits.max_prompt_tokens

@@ -37,6 +37,8 @@ MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
 """Words whose ids are kept, in each of two tables of a tokenizer, and characters of one of them:
 some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
 their own, as the words are that the library keeps."""
+KNOWN_CHARS = 16 << 10
+"""Of a text whose words are looked up before its pieces are: some 10 ns for each."""
 NEAR_CHARS = 1 << 10
 LEARNT = 32
 """Words that are encoded by themselves: of a text with more that are not known, some of them beside
@@ -86,10 +88,10 @@ class Encoder:
         """of no other tokenizer"""
 
     def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
-        """The ids of a text that is no longer than two pieces, and of whose short words all are
-        known; None: `encode` may know them. No special tokens are added."""
+        """The ids of a text that is not long, and of whose short words all are known; None:
+        `encode` may know them. No special tokens are added."""
         words = self._words
-        if words is None or tenant.namespace is not None or len(text) >= 2 * self._least:
+        if words is None or tenant.namespace is not None or len(text) > KNOWN_CHARS:
             return None
         return words.known(text)
 
@@ -112,6 +114,9 @@ class Encoder:
         around = self._around if add_special_tokens else (b"", b"")
         if self._cutter is None or around is None:
             found = await self._run([text], add_special_tokens, most)
+        elif (known := self.encode_known(text, tenant)) is not None:
+            _check_count(len(known) // ID_BYTES, most)
+            found = [around[0], known, around[1]] if add_special_tokens else [known]
         elif len(text) <= self._least or (
             len(text) < 2 * self._least and self._words is not None and tenant.namespace is None
         ):  # of its words, no two pieces are worth a look each
