@@ -223,13 +223,13 @@ async def test_no_other_namespace_or_block_size_finds_it(
             assert sum(found) > 10_000
         found.clear()
         await check(text, body, tenant)
-        assert sum(found) < 2_000
+        assert sum(found) < 6_000  # at most the last turn
     found.clear()
     other = RequestReader(BLOCK * 2, off_loop=text._off_loop)
     assert await known(text, body, Tenant("c", None), other) is not None and sum(found) > 10_000
     found.clear()
     await check(text, body, Tenant("d", None))  # another account, of no namespace of its own
-    assert sum(found) < 2_000
+    assert sum(found) < 6_000
 
 
 async def test_what_it_takes_is_counted_and_bounded(texts: dict[str, ModelText]) -> None:
