@@ -269,7 +269,7 @@ def test_a_burst_leaves_no_memory_behind():
     for i in range(2980, 3000):
         assert slots.worker_of(f"r{i}") == i % 16
         slots.free(f"r{i}")
-    for i in range(64):
+    for _ in range(64):
         book(slots, "small", 0)
         slots.free("small")
     assert slots.memory_bytes() == empty
