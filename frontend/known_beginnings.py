@@ -158,9 +158,7 @@ class KnownBeginnings:
             found = await self._continued(body, apart, tenant, _NOTHING, key)
         return found
 
-    def _find(
-        self, body: bytes, apart: MessagesApart, tenant: Tenant
-    ) -> tuple[_Known, bytes]:
+    def _find(self, body: bytes, apart: MessagesApart, tenant: Tenant) -> tuple[_Known, bytes]:
         """The most of its messages that are known; and the key of all of them."""
         salt = f"{self._text.number} {self._block_size} {tenant.namespace}:".encode()
         view, ends = memoryview(body), apart.ends

@@ -88,12 +88,27 @@ class Encoder:
         """of no other tokenizer"""
 
     def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
-        """The ids of a text that is not long, and of whose short words all are known; None:
+        """The ids of a text that is not long, and of whose words all but a few are known; None:
         `encode` may know them. No special tokens are added."""
         words = self._words
         if words is None or tenant.namespace is not None or len(text) > KNOWN_CHARS:
             return None
-        return words.known(text)
+        found = words.known(text, LEARNT)
+        if found is None or sum(map(len, found[2])) > LONG_CHARS:
+            return None
+        made, places, missing = found
+        if not missing:
+            return made
+        try:
+            learnt = self._encode(missing, False, None)
+        except InvalidRequestError:  # of the text, which it is part of
+            return None
+        parts, begin = [], 0
+        for word, place, ids in zip(missing, places, learnt, strict=True):
+            words.keep(word, ids)
+            parts += made[begin:place], ids
+            begin = place
+        return b"".join((*parts, made[begin:]))
 
     def last_cut(self, text: str, end: int) -> int:
         """The last place before `end` where the text can be cut, whatever comes there; 0: none."""
@@ -187,7 +202,7 @@ class Encoder:
         gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
             if (known := words.known(text)) is not None:
-                gaps.append(([known], {}))
+                gaps.append(([known[0]], {}))
                 continue
             parts, missing = words.look_up(text)
             if len(missing) > LEARNT:
