@@ -20,9 +20,16 @@ from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
 from ..workers.dialects import pack_tokens
 from .engine_requests import SECONDS_PER_BYTE, HashedPrompt
 from .openai import BAD_BODY, LONG_BODY
-from .processor import ModelText, Tenant
-from .processor.chat_template import MAX_RENDERED_CHARS
-from .processor.template_pieces import MOST_MESSAGES, Shape, TextPiece, taken_apart, written
+from .processor import (
+    MAX_RENDERED_CHARS,
+    MOST_MESSAGES,
+    ModelText,
+    Shape,
+    Tenant,
+    TextPiece,
+    taken_apart,
+    written,
+)
 
 MOST_BYTES = 1 << 20
 """Of a body that is read in one turn of the event loop."""
@@ -177,7 +184,7 @@ class KnownBeginnings:
         return _NOTHING, keys[-1]
 
     def _kept(self, count: int, key: bytes) -> _Known | None:
-        """What is known of so many messages; None: nothing, or one of those before it is gone."""
+        """What is known of the first `count` messages; None: nothing, or a part of it is gone."""
         get, parts = self._text.pieces.get, []
         part: Beginning | None = get(key)
         while part is not None:
@@ -249,7 +256,7 @@ class KnownBeginnings:
         return HashedPrompt(rest, made, (*known.packed, kept.packed), kept.largest)
 
     def _is_too_long(self, chars: int) -> bool:
-        """Whether a text of so many characters is refused whatever it is."""
+        """Whether a text with this number of characters is refused whatever it is."""
         most, characters = self._reader.limits.max_prompt_tokens, self._text.most_characters
         if chars > MAX_RENDERED_CHARS:
             return True

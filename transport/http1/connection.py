@@ -183,9 +183,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _read_body(self, data: bytes) -> None:
         """More of one whose head the kernel has read."""
-        rest = data[self._missing :]
-        if rest:
-            data = data[: self._missing]
+        data, rest = data[: self._missing], data[self._missing :]
         self._came += len(data)
         self._last_read = self._loop.time()
         self._missing -= len(data)
@@ -307,13 +305,11 @@ class HttpConnection(asyncio.Protocol):
         )
         if body:
             exchange.on_body(body)
+        exchange.body_ended = not missing
         if missing:
-            self._missing, self._reading = missing, True
+            self._missing, self._reading, self._came = missing, True, len(body)
             self._began = self._last_read = self._loop.time()
-            self._came = len(body)
             self._watch()
-        else:
-            exchange.body_ended = True
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()
