@@ -103,7 +103,8 @@ class Encoder:
             learnt = self._encode(missing, False, None)
         except InvalidRequestError:  # of the text, which it is part of
             return None
-        parts, begin = [], 0
+        parts: list[bytes] = []
+        begin = 0
         for word, place, ids in zip(missing, places, learnt, strict=True):
             words.keep(word, ids)
             parts += made[begin:place], ids
