@@ -78,8 +78,8 @@ class Beginning:
     """
 
     __slots__ = (
-        "chars", "largest", "last_hash", "left", "local", "packed", "parent", "pieces", "sequence",
-        "shape", "tail", "tokens",
+        "_bytes", "chars", "largest", "last_hash", "left", "local", "packed", "parent", "pieces",
+        "sequence", "shape", "tail", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class Beginning:
         self.local = self.sequence = _NO_HASHES
         self.last_hash: int | None = None
         """of the sequence up to there"""
+        self._bytes = 0
 
     def add_ids(self, before: "Beginning", ids: Ids, prompt: Prompt, block_size: int) -> None:
         """Its own ids, behind those of its parent, as `prompt` has them hashed."""
@@ -114,13 +115,15 @@ class Beginning:
         self.local = prompt.local_hashes[begun:end].copy()
         self.sequence = prompt.sequence_hashes[begun:end].copy()
         self.last_hash = int(prompt.sequence_hashes[end - 1]) if end else None
-
-    def __len__(self) -> int:
-        """Bytes that it takes, about."""
         numbers = self.local.nbytes + self.sequence.nbytes + self.left.nbytes
         texts = self.tail.__sizeof__() + sum(len(piece.before) for piece in self.pieces)
+        texts += sum(len(role) for role, _ in self.shape)
         each = PIECE_OVERHEAD * len(self.pieces) + MESSAGE_OVERHEAD * len(self.shape)
-        return OVERHEAD + len(self.packed) + numbers + texts + each
+        self._bytes = OVERHEAD + len(self.packed) + numbers + texts + each
+
+    def __len__(self) -> int:
+        """Bytes that it takes, about: they stay the same once it has its ids."""
+        return self._bytes
 
 
 class _Known(NamedTuple):
