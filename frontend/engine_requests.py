@@ -6,15 +6,15 @@ Prompts come as conversations, as texts, or as token ids.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
+from msgspec import field
 
 from ..base.errors import UNREADABLE, InvalidRequestError, StatusCode
 from ..base.request_record import traced
@@ -82,15 +82,14 @@ class TemplateFields(Protocol):
     add_generation_prompt: bool
 
 
-class HashedPrompt(NamedTuple):
+class HashedPrompt(msgspec.Struct, frozen=True):
     """A prompt's tokens for engines, and for the router: hashed once, for all of its answers."""
 
     tokens: "npt.NDArray[np.uint32] | array[int]"
     prompt: Prompt
 
 
-@dataclass
-class Choice:
+class Choice(msgspec.Struct):
     """One answer to one prompt."""
 
     index: int
@@ -287,7 +286,7 @@ def engine_request(
     token is wanted as it comes. None: as the client wants its own."""
     streaming = request.wants_stream if streaming is None else streaming
     settings = engine_settings(request, choice, salt, streaming)
-    tokens, prompt = choice.prompt
+    tokens, prompt = choice.prompt.tokens, choice.prompt.prompt
     longest = max(1, choice.max_tokens)  # engines make one token at least
     body, largest = encode_generate(request_id, longest, settings, tokens)
     return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))

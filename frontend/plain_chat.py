@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ..base.account import current_account
 from ..base.errors import InvalidRequestError
 from ..base.request_record import Generation, current_record
 from ..router.prompt import Prompt
@@ -43,7 +42,7 @@ from .openai import (
 )
 from .origin import LOUD_HEADERS, new_answer_id
 from .parsers import ModelParsers
-from .processor import ByteText, ModelText, Tenant
+from .processor import ByteText, ModelText
 from .sse_writer import PlainEvents, SseWriter
 
 FEW_TOKENS = 4000
@@ -149,7 +148,7 @@ class PlainChats:
         for message in chat.messages:
             if "role" not in message:
                 return None
-        ids = self._text.encode_known(template.render(chat.messages), Tenant(current_account()))
+        ids = self._text.encode_known(template.render(chat.messages))
         if ids is None:
             return None
         tokens = np.frombuffer(ids, np.uint32)
@@ -173,11 +172,11 @@ class PlainChats:
         detokenizer: ByteText,
     ) -> None:
         answer_id, created = new_answer_id(CHAT.prefix, call.request_id), int(time.time())
-        request_id, (tokens, prompt) = f"{answer_id}-0", choice.prompt
+        request_id, hashed = f"{answer_id}-0", choice.prompt
         body, largest = encode_generate(
-            request_id, choice.max_tokens, self._settings_for(call, chat, choice), tokens
+            request_id, choice.max_tokens, self._settings_for(call, chat, choice), hashed.tokens
         )
-        facts = GenerateFacts(request_id, prompt, largest, choice.max_tokens, 1, True)
+        facts = GenerateFacts(request_id, hashed.prompt, largest, choice.max_tokens, 1, True)
         stream = SseWriter(call.send, call.client, call.answer_headers, self._keep_alive_s)
         events = self._events(answer_id, created)
         answer = _Written(self._about, call, stream, answer_id, created, events.begun)
@@ -201,6 +200,7 @@ class PlainChats:
                     call_metadata=tuple(call.headers.items()),
                     caller=call.caller,
                     stops_held=True,
+                    task=call.client.answering,
                 )
             except (InvalidRequestError, EngineCallError) as error:
                 raise engine_refusal(error, {}) from None

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ...base.errors import CapacityError, StatusCode
 from ...base.request_record import RequestRecord, current_record
@@ -197,7 +198,7 @@ class ModelRoutes:
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
-                await pool.handlers[route](call._replace(send=answer.send))
+                await pool.handlers[route](replace(call, send=answer.send))
                 return
             except Exception as error:
                 others = any(other.share > 0 for other in pools[number + 1 :])
@@ -261,7 +262,7 @@ class ModelRoutes:
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
     """The same with the token ids under the key apart."""
     ids, rest = await reader.ids_apart(call.body, key)
-    return call if ids is None else call._replace(body=rest, ids=ids)
+    return call if ids is None else replace(call, body=rest, ids=ids)
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

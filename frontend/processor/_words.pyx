@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy
 from ._cuts cimport Cutter
 
 cdef enum:
-    PLACES = 4096            # a power of 2
+    PAIRS = 4096             # of places; a power of 2
     SHORT_CHARS = 34
     FEW_IDS = 7
     ID_BYTES = 4
@@ -29,15 +29,15 @@ cdef class WordIds:
     """Ids of words, in two tables of at most `most` words: a word that is used is in the newer one,
     which takes the place of the older one when it is full. `gaps` cuts texts into words.
 
-    Short words are in a third table too, where each has one place, which it may lose to another
-    one: there they are found without an object for each."""
+    Short words are in a third table too, where each has one of two places, which it may lose to
+    others: there they are found without an object for each."""
 
     cdef dict _newer
     cdef dict _older
     cdef Cutter _gaps
     cdef Py_ssize_t _most        # words of a table
     cdef Py_ssize_t _most_chars  # of a word that is kept
-    cdef Short* _short           # PLACES of them
+    cdef Short* _short           # PAIRS of them, in each the newer one first
     cdef uint8_t* _made          # ids of the text that is read
     cdef Py_ssize_t _capacity        # bytes there
 
@@ -46,7 +46,7 @@ cdef class WordIds:
             raise ValueError("a table has at least one word")
         self._newer, self._older, self._gaps = {}, {}, gaps
         self._most, self._most_chars = most, most_chars
-        self._short = <Short*>PyMem_Calloc(PLACES, sizeof(Short))
+        self._short = <Short*>PyMem_Calloc(2 * PAIRS, sizeof(Short))
         if self._short == NULL:
             raise MemoryError
 
@@ -72,9 +72,11 @@ cdef class WordIds:
             end = self._gaps.next_cut(at, length, begin, begin, length)
             if end - begin > SHORT_CHARS:
                 return None
-            place = &self._short[place_of(at + begin, end - begin)]
-            if place.chars != end - begin or memcmp(place.text, at + begin, place.chars) != 0:
-                return None
+            place = &self._short[2 * pair_of(at + begin, end - begin)]
+            if not is_word(place, at + begin, end - begin):
+                place += 1
+                if not is_word(place, at + begin, end - begin):
+                    return None
             if self._capacity < size + FEW_IDS * ID_BYTES:
                 self._grow()
             memcpy(self._made + size, place.made, FEW_IDS * ID_BYTES)  # those behind are overwritten
@@ -130,7 +132,10 @@ cdef class WordIds:
             or size > FEW_IDS * ID_BYTES
         ):
             return 0
-        place = &self._short[place_of(<const uint8_t*>PyUnicode_DATA(word), chars)]
+        place = &self._short[2 * pair_of(<const uint8_t*>PyUnicode_DATA(word), chars)]
+        if is_word(place, <const uint8_t*>PyUnicode_DATA(word), chars):
+            return 0
+        place[1] = place[0]
         place.chars, place.ids = <uint8_t>chars, <uint8_t>(size // ID_BYTES)
         memcpy(place.text, PyUnicode_DATA(word), chars)
         memcpy(place.made, PyBytes_AS_STRING(ids), size)
@@ -145,9 +150,13 @@ cdef class WordIds:
         return 0
 
 
-cdef inline uint32_t place_of(const uint8_t* word, Py_ssize_t chars) noexcept nogil:
+cdef inline bint is_word(const Short* place, const uint8_t* word, Py_ssize_t chars) noexcept nogil:
+    return place.chars == chars and memcmp(place.text, word, chars) == 0
+
+
+cdef inline uint32_t pair_of(const uint8_t* word, Py_ssize_t chars) noexcept nogil:
     cdef uint32_t mixed = 0
     cdef Py_ssize_t i
     for i in range(chars):
         mixed = (mixed ^ word[i]) * 0x01000193
-    return (mixed ^ mixed >> 15) & (PLACES - 1)
+    return (mixed ^ mixed >> 15) & (PAIRS - 1)

@@ -82,11 +82,12 @@ class Encoder:
                 self._words = WordIds(gaps, MOST_WORDS, MOST_WORD_CHARS)
         self._number = next(_numbers)  # apart from those of other tokenizers
 
-    def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
-        """The ids of a text that is no longer than two pieces, and of whose short words all are
-        known; None: `encode` may know them. No special tokens are added."""
+    def encode_known(self, text: str) -> bytes | None:
+        """The ids of a text that is no longer than two pieces and belongs to no cache namespace,
+        where all of its short words are known; None: `encode` may know them. No special tokens are
+        added."""
         words = self._words
-        if words is None or tenant.namespace is not None or len(text) >= 2 * self._least:
+        if words is None or len(text) >= 2 * self._least:
             return None
         return words.known(text)
 

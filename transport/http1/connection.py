@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import httptools
 import structlog
 
-from ...base.account import network_of
+from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
-from ...process.loop_turns import LoopTurns
+from ...process.loop_turns import LoopTurns, NextTurn
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
@@ -60,7 +60,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class OpenConnections:
-    """Those of a server, and the tasks that answer their requests."""
+    """Those of a server, and the tasks that answer requests of theirs now."""
 
     limits: HttpLimits = field(default_factory=HttpLimits)
     on_slow: Callable[[], None] = lambda: None
@@ -72,6 +72,7 @@ class OpenConnections:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     turns: LoopTurns = field(default_factory=LoopTurns)
     """what is read in one turn of the event loop: addresses take turns"""
+    next_turn: NextTurn = field(default_factory=NextTurn)
     are_ending: bool = False
     """a connection that is made now has one request"""
 
@@ -89,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._app: App
-        self.client = Client()
+        self.client = Client(connections.next_turn)
         self._scope: Scope = {}  # what all requests of this connection have
         self._peer = ""  # its address, or the network that counts as one
         self._came_in: list[bytes] = []  # and waits for its turn
@@ -109,6 +110,8 @@ class HttpConnection(asyncio.Protocol):
         # Of those that were read
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
+        self._task: asyncio.Task[None] | None = None  # of the last that was begun
+        self._rest: asyncio.Future[None] | None = None  # while that waits for the next one
         self._found: HttpError | None = None  # what a callback of the parser has against it
         self._refusal: HttpError | None = None  # after which nothing is read
         self._closing = self._paused = False
@@ -200,6 +203,7 @@ class HttpConnection(asyncio.Protocol):
         self._came_in.clear()
         self.client.on_gone()
         self._parser = None  # it holds us
+        self._end_rest()
 
     # The server's side
 
@@ -418,13 +422,44 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = self.client.output = exchange
-        task = self._loop.create_task(self._answer(exchange))
+        task = self._task
+        if task is not None and self._end_rest():
+            self._connections.tasks.add(task)
+            return
+        task = self._loop.create_task(self._answer_each())
+        self._task = self.client.answering = task
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
+
+    def _end_rest(self) -> bool:
+        """Have the task that rests look for the next request; False: none rests."""
+        rest, self._rest = self._rest, None
+        if rest is None or rest.done():
+            return False
+        rest.set_result(None)
+        return True
+
+    async def _answer_each(self) -> None:
+        """Answer one request after another, as long as none comes before the last one is done with:
+        a task of its own for each takes several microseconds. One that was to be cancelled answers
+        no other."""
+        task = self._task
+        assert task is not None
+        while (exchange := self._exchange) is not None:
+            await self._answer(exchange)
+            if self._task is not task or task.cancelling() or self._connections.are_ending:
+                return
+            if self._closing:
+                break
+            self._connections.tasks.discard(task)
+            self._rest = self._loop.create_future()
+            await self._rest
+        self._task = None
 
     async def _answer(self, exchange: Exchange) -> None:
         record = exchange.record
         set_record(record)
+        set_account("")  # not that of the request before, until its access is checked
         self._connections.observer.on_request(record)
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
