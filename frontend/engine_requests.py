@@ -61,7 +61,7 @@ FEW, LONG_LIST = 32, 4096
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 SECONDS_PER_BYTE = 1e-7
 """Of reading JSON and rendering a template."""
-CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.00015, 5e-6, 0.00015, 2e-8
+CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0001, 5e-6, 0.0001, 2e-8
 """What it takes of the event loop to read a request, to note an answer that it asks for, to begin
 that, and this for each token of its prompt."""
 SMALL_S = 0.0001

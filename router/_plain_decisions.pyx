@@ -79,9 +79,9 @@ cdef class PlainDecisions:
             or (asked.ttft_ms is not None and not asked.is_default_ttft)
         ):
             return None
-        prompt.hashed()
+        cdef tuple hashes = prompt.packed_hashes()
         with self._lock:
-            return self._placed(prompt, request_id, placement.expected_output_tokens)
+            return self._placed(prompt, hashes, request_id, placement.expected_output_tokens)
 
     def seconds_until_free(self) -> float:
         """Until a worker should get one more request that may go to any; 0: now, below 0: that
@@ -91,7 +91,7 @@ cdef class PlainDecisions:
             if not self._limits.policy_holds or not self._alone():
                 return -1.0
             seconds = self._forecast.seconds_until_free(
-                self._eligible(now), self._book.active_blocks(), now
+                self._eligible(now), self._book, now
             )
             return 0.0 if seconds <= 0.0 else -1.0
 
@@ -114,7 +114,7 @@ cdef class PlainDecisions:
             or self._source.has_peers
         )
 
-    cdef object _placed(self, prompt, str request_id, expected):
+    cdef object _placed(self, prompt, tuple both, str request_id, expected):
         cdef object forecast = self._forecast
         cdef int64_t number, overlap, cached, isl = prompt.isl
         now = self._current()
@@ -133,8 +133,8 @@ cdef class PlainDecisions:
         eligible = self._eligible(now)
         if self._overlap.shape[0] != len(self._workers):
             self._reach(len(self._workers))
-        hashes = prompt.sequence_hashes
-        self._match(prompt.local_hashes, self._overlaps)
+        local, hashes = both
+        self._match(local, self._overlaps)
         number = forecast.choose(
             isl, self._block_size, self._overlaps, self._book, hashes, eligible, None, 0.0, now,
             self._random(),

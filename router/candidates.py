@@ -57,8 +57,11 @@ class CandidateSource:
         self.has_peers = False
         """whether other routers' bookings are counted"""
         self.watch: EventWatch | None = None
+        self.watched: Collection[str] = ()
+        """the requests of which it looks after the events"""
         if isinstance(index, EventIndex):
             self.watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
+            self.watched = self.watch.samples
 
     def on_worker(self, entry: WorkerEntry, policy: Policy) -> None:
         """A worker was added or renewed, or has another source of events."""

@@ -439,7 +439,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `cached_tokens`: prompt tokens that the engine says it found cached, where it does."""
         with self._lock:
             now = self.clock.now()
-            self._source.on_first_token(request_id, now)
+            if request_id in (source := self._source).watched or source.has_peers:
+                source.on_first_token(request_id, now)
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
@@ -470,7 +471,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `output_tokens`, where they were counted, show a policy how long a token takes."""
         with self._lock:
             self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
-            self.limits.tenants.on_ends((request_id,), now)
+            if (tenants := self.limits.tenants).enabled:
+                tenants.on_ends((request_id,), now)
             return self.slots.free(request_id, output_tokens)
 
     def forget_predictions(self, worker_id: int) -> None:

@@ -90,6 +90,7 @@ class OneModel:
 
     def __init__(self, completions: Completions, pool: WorkerPool) -> None:
         self._completions, self._pool = completions, pool
+        self.handlers: Mapping[str, Handler] = completions.routes
 
     @property
     def entries(self) -> Sequence[ModelEntry]:
@@ -122,10 +123,6 @@ class OneModel:
     @property
     def share(self) -> float:
         return float(len(self._pool.monitor.ready_clients()))
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return self._completions.routes
 
     def has_worker(self, worker_id: int) -> bool:
         return self._pool.has_worker(worker_id)

@@ -202,7 +202,9 @@ class Dispatcher:
             if request_id != facts.request_id:
                 body = with_request_id(body, request_id)
             now = self._now()
-            tenants = limits.tenants.config
+            tenants, tenant = limits.tenants.config, ""
+            if tenants.tenant_key is not None:
+                tenant = tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace)
             placement = Placement(
                 prompt,
                 request_id,
@@ -212,7 +214,7 @@ class Dispatcher:
                 unfit,
                 False,
                 session if self._sessions.enabled else None,
-                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                tenant,
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
@@ -449,7 +451,8 @@ class Dispatcher:
             self._hedging.drop(request)
         if request.stream is not None:
             self.migrations.settle(request)
-        self.prefetcher.on_over(request.request_id)
+        if self.prefetcher.plan.held:
+            self.prefetcher.on_over(request.request_id)
         session, attempt = request.placement.session, request.attempt
         if session is not None:
             # A worker that failed it need not have the session's next request.

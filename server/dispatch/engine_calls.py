@@ -184,7 +184,7 @@ class Aborts:
 
 
 def _answers(call: Any) -> Answers:
-    answers: Answers = aiter(call)
+    answers: Answers = call if hasattr(call, "deliver") else aiter(call)
     return answers
 
 

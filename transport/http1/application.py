@@ -277,7 +277,8 @@ class Application:
             if found is None:
                 found = await read_body(receive, most, count.add, self._off_loop)
             else:
-                check_length(len(found), most)
+                if len(found) > most:
+                    check_length(len(found), most)
                 count.add(len(found))
             body, whole = found, True
             if coding and body:

@@ -192,4 +192,7 @@ class Client:
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Headers as they are sent."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    made = []  # no comprehension, which is a call of its own
+    for name, value in headers.items():
+        made.append((name.encode("latin-1"), value.encode("latin-1")))
+    return made

@@ -28,7 +28,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
 
-READ_S = 0.0001
+READ_S = 0.00005
 """What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
@@ -50,7 +50,6 @@ class NoAnswerObserver:
     """Observes nothing."""
 
     def on_request(self, record: RequestRecord) -> None: ...
-
     def on_end(self, record: RequestRecord) -> None: ...
 
 
@@ -203,7 +202,8 @@ class HttpConnection(asyncio.Protocol):
         self._came_in.clear()
         self.client.on_gone()
         self._parser = None  # it holds us
-        self._end_rest()
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     # The server's side
 
@@ -285,10 +285,8 @@ class HttpConnection(asyncio.Protocol):
             scope,
             RequestRecord(scope),
             keep_alive=not self._connections.are_ending,
+            body=body,
         )
-        if body:
-            exchange.on_body(body)
-        exchange.body_ended = True
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()
@@ -422,27 +420,17 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = self.client.output = exchange
-        task = self._task
-        if task is not None and self._end_rest():
-            self._connections.tasks.add(task)
-            return
-        task = self._loop.create_task(self._answer_each())
-        self._task = self.client.answering = task
+        task, rest, self._rest = self._task, self._rest, None
+        if task is not None and rest is not None and not rest.done():
+            rest.set_result(None)
+        else:
+            task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
+            task.add_done_callback(self._connections.tasks.discard)
         self._connections.tasks.add(task)
-        task.add_done_callback(self._connections.tasks.discard)
-
-    def _end_rest(self) -> bool:
-        """Have the task that rests look for the next request; False: none rests."""
-        rest, self._rest = self._rest, None
-        if rest is None or rest.done():
-            return False
-        rest.set_result(None)
-        return True
 
     async def _answer_each(self) -> None:
-        """Answer one request after another, as long as none comes before the last one is done with:
-        a task of its own for each takes several microseconds. One that was to be cancelled answers
-        no other."""
+        """Answer one request after another: a task of its own takes several microseconds. It ends
+        if one comes before the last one is done with, or if it was to be cancelled."""
         task = self._task
         assert task is not None
         while (exchange := self._exchange) is not None:

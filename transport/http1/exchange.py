@@ -66,23 +66,24 @@ class Exchange:
         *,
         keep_alive: bool,
         expects: bool = False,
+        body: bytes | None = None,
     ) -> None:
         """`record` gets the status of a head that is sent. `expects`: the client sends no body
-        before a 100 Continue."""
+        before a 100 Continue. `body`: all of it, where it has come."""
         self._carrier, self._transport = carrier, transport
         self._chunked = False
         self._expects = expects
         self._head = b""
         self._left: int | None = None  # of a body whose length is known
-        self._parts: list[bytes] = []
+        self._parts = [body] if body else []
         self._status = 0
         self._taken = False  # all of the body
         self._waiter: asyncio.Future[None] | None = None
         self.scope, self.record = scope, record
         self.keep_alive = keep_alive
-        self.unread = 0
+        self.unread = len(body) if body else 0
         """bytes of the body that came and are not read yet"""
-        self.body_ended = False
+        self.body_ended = body is not None
         self.started = False
         self.ended = False
         self.gone = False
