@@ -435,7 +435,6 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
         """The first token is out. False if the request is not booked, which is no error.
-
         `cached_tokens`: prompt tokens that the engine says it found cached, where it does."""
         with self._lock:
             now = self.clock.now()
@@ -471,8 +470,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         `output_tokens`, where they were counted, show a policy how long a token takes."""
         with self._lock:
             self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
-            if (tenants := self.limits.tenants).enabled:
-                tenants.on_ends((request_id,), now)
+            self.limits.tenants.on_ends((request_id,), now)
             return self.slots.free(request_id, output_tokens)
 
     def forget_predictions(self, worker_id: int) -> None:

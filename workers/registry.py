@@ -104,7 +104,7 @@ class WorkerRegistry:
         """every registered rank at its number; for kernels, as what follows: only read it"""
         self._free: list[int] = []
         self.ready = np.zeros(0, dtype=np.bool_)
-        """what `eligible` says while nobody is inhibited"""
+        """what `eligible` says while no worker is inhibited"""
         self._kv_blocks = np.zeros(0, dtype=np.int64)
         self._batch_tokens = np.zeros(0, dtype=np.int64)
         self._max_seqs = np.zeros(0, dtype=np.int64)
