@@ -7,13 +7,11 @@ come to the same decision and the same bookings.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
 
-import numpy
+from array import array
 
 from .policy import Decision
 
 cdef object new_decision = Decision
-cdef object new_array = numpy.zeros
-cdef object UINT32 = numpy.dtype(numpy.uint32)
 
 
 @cython.final
@@ -42,7 +40,7 @@ cdef class PlainDecisions:
     cdef object _match
     cdef object _random
     cdef uint32_t _block_size
-    cdef object _overlaps       # array by worker number
+    cdef object _overlaps       # by worker number
     cdef uint32_t[::1] _overlap # the same
 
     def __init__(self, lock, clock, expire, source, limits, policy, rng):
@@ -166,6 +164,6 @@ cdef class PlainDecisions:
         )
 
     cdef int _reach(self, capacity) except -1:
-        self._overlaps = new_array(capacity, UINT32)
+        self._overlaps = array("I", bytes(sizeof(uint32_t) * capacity))
         self._overlap = self._overlaps
         return 0
