@@ -1,15 +1,15 @@
 """HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
-llhttp (httptools) parses, or a kernel where a request of the usual kind comes whole. One request is
-answered after another, in their order; what a client sends ahead of that waits, within bounds, and
-then is not read.
+llhttp (httptools) parses, or a kernel where the head of a request of the usual kind comes whole.
+One request is answered after another, in their order; what a client sends ahead of that waits,
+within bounds, and then is not read.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
@@ -23,6 +23,7 @@ from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
 from .limits import HttpLimits, has_left
+from .observer import AnswerObserver, NoAnswerObserver
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -34,23 +35,6 @@ _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 log = structlog.get_logger(__name__)
-
-
-class AnswerObserver(Protocol):
-    """Observer of a server's requests. Called on the event loop, for each of them: be quick."""
-
-    def on_request(self, record: RequestRecord) -> None:
-        """Its head was read, and its turn has come."""
-
-    def on_end(self, record: RequestRecord) -> None:
-        """It was answered, or its connection has ended. Once for each whose first byte came."""
-
-
-class NoAnswerObserver:
-    """Observes nothing."""
-
-    def on_request(self, record: RequestRecord) -> None: ...
-    def on_end(self, record: RequestRecord) -> None: ...
 
 
 class _RefusedError(Exception):
@@ -101,6 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._arriving: Exchange | None = None
         self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
+        self._missing = 0  # bytes of its body, where the kernel has read its head
         self._silent_bytes = 0  # that made no head or body yet
         self._began = self._last_read = 0.0
         self._came = 0
@@ -159,6 +144,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
+        if self._missing:
+            self._read_body(data)
+            return
         if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
             limits = self._limits
             whole = read_whole_request(data, limits.head_bytes, limits.headers)
@@ -177,6 +165,22 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
+        self._watch()
+
+    def _read_body(self, data: bytes) -> None:
+        """More of one whose head the kernel has read."""
+        data, rest = data[: self._missing], data[self._missing :]
+        self._came += len(data)
+        self._last_read = self._loop.time()
+        self._missing -= len(data)
+        self.on_body(data)
+        if not self._missing:
+            self.on_message_complete()
+            if rest and not self._closing:
+                self._read(rest)
+
+    def _watch(self) -> None:
+        """Not for longer than a request may take to come."""
         if self._reading and self._slow is None and self._refusal is None:
             self._slow = self._loop.call_later(self._seconds_left(), self._on_slow)
 
@@ -231,8 +235,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end_unanswered(self) -> None:
-        """The same once no task answers it any more. One that was cancelled before it began has
-        said nothing of its request."""
+        """The same once no task answers it: one that was cancelled early has reported nothing."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             self._report(exchange.record)
@@ -268,9 +271,9 @@ class HttpConnection(asyncio.Protocol):
         query: bytes,
         headers: list[tuple[bytes, bytes]],
         body: bytes,
+        missing: int,
     ) -> None:
-        """A request that has come whole, where none is under way: what the parser's callbacks do
-        with it in all."""
+        """A request that came but for `missing` bytes: what the parser's callbacks do in all."""
         scope = {
             **self._scope,
             "method": method,
@@ -285,8 +288,14 @@ class HttpConnection(asyncio.Protocol):
             scope,
             RequestRecord(scope),
             keep_alive=not self._connections.are_ending,
-            body=body,
+            body=None if missing else body,
         )
+        if missing:
+            if body:
+                exchange.on_body(body)
+            self._missing, self._reading, self._came = missing, True, len(body)
+            self._began = self._last_read = self._loop.time()
+            self._watch()
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()
@@ -404,8 +413,7 @@ class HttpConnection(asyncio.Protocol):
         self._read(head + rest)
 
     def _split_url(self) -> tuple[bytes, bytes, bytes]:
-        """The path and what stands behind its question mark; also of a URL with a host, as for
-        proxies, and then the host and port."""
+        """The path, the query, and of a URL as for proxies the host and port."""
         url = self._url
         if url[:1] == b"/" and url.isascii() and b"#" not in url:
             path, _, query = url.partition(b"?")
@@ -429,20 +437,17 @@ class HttpConnection(asyncio.Protocol):
         self._connections.tasks.add(task)
 
     async def _answer_each(self) -> None:
-        """Answer one request after another: a task of its own takes several microseconds. It ends
-        if one comes before the last one is done with, or if it was to be cancelled."""
+        """Answer one request after another: a task of its own for each takes microseconds."""
         task = self._task
         assert task is not None
         while (exchange := self._exchange) is not None:
             await self._answer(exchange)
-            if self._task is not task or task.cancelling() or self._connections.are_ending:
+            ends = self._closing or self._connections.are_ending or task.cancelling()
+            if ends or self._task is not task:
                 return
-            if self._closing:
-                break
             self._connections.tasks.discard(task)
             self._rest = self._loop.create_future()
             await self._rest
-        self._task = None
 
     async def _answer(self, exchange: Exchange) -> None:
         record = exchange.record
@@ -508,8 +513,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.observer.on_end(record)
 
     def _linger(self) -> None:
-        """Say that nothing more comes from here; the client has some time to read that, and to end
-        the connection."""
+        """Say that nothing more comes; the client has some time to read that, and to close."""
         if self._closing or not self._transport.can_write_eof():
             self._end()
             return
@@ -588,9 +592,8 @@ class HttpConnection(asyncio.Protocol):
         return HttpError(400, f"this is no HTTP/1.1 request: {error}")
 
     def _too_long(self) -> HttpError:
-        limits = self._limits
-        text = f"the headers are more than {limits.head_bytes} bytes or {limits.headers}"
-        return HttpError(431, text)
+        most, count = self._limits.head_bytes, self._limits.headers
+        return HttpError(431, f"the headers are more than {most} bytes or {count}")
 
 
 def _address(found: Any) -> tuple[str, int] | None:
