@@ -6,13 +6,13 @@ refused before they go to a worker, go the way of Completions: here nothing was 
 """
 
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from ..base.account import current_account
@@ -173,10 +173,10 @@ class PlainChats:
         for message in chat.messages:
             if "role" not in message:
                 return None
-        ids = self._text.encode_known(template.render(chat.messages), Tenant(current_account()))
+        ids = self._text.encode_known(template.render(chat.messages))
         if ids is None:
             return None
-        tokens = np.frombuffer(ids, np.uint32)
+        tokens = array("I", ids)  # made in half of the time of an array of numpy
         size, reader = len(tokens), self._workers.dispatcher.reader
         if not 0 < size <= min(reader.limits.max_prompt_tokens, FEW_TOKENS):
             return None
@@ -272,6 +272,7 @@ class PlainChats:
                 call_metadata=tuple(call.headers.items()),
                 caller=call.caller,
                 stops_held=True,
+                task=call.client.answering,
             )
         except (InvalidRequestError, EngineCallError) as error:
             raise engine_refusal(error, {}) from None

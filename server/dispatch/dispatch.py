@@ -13,7 +13,9 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import cast
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
@@ -153,6 +155,7 @@ class Dispatcher:
         stops_held: bool = False,
         allowed: Collection[int] = (),
         carrier: Carrier | None = None,
+        task: "asyncio.Task[Any] | None" = None,
     ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
@@ -161,7 +164,7 @@ class Dispatcher:
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
         `stops_held`: `respond` itself ends the answer at stop strings. `allowed`: ids of the only
         workers that it may go to; empty: all. With a `carrier` its worker is not called: what
-        fails is not retried, hedged or moved here.
+        fails is not retried, hedged or moved here. `task`: the one that runs, if its caller knows.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; it is aborted at the worker.
@@ -199,7 +202,9 @@ class Dispatcher:
             if request_id != facts.request_id:
                 body = with_request_id(body, request_id)
             now = self._now()
-            tenants = limits.tenants.config
+            tenants, tenant = limits.tenants.config, ""
+            if tenants.tenant_key is not None:
+                tenant = tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace)
             placement = Placement(
                 prompt,
                 request_id,
@@ -209,7 +214,7 @@ class Dispatcher:
                 unfit,
                 False,
                 session if self._sessions.enabled else None,
-                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                tenant,
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
@@ -225,7 +230,7 @@ class Dispatcher:
                 placement,
                 math.inf if timeout is None else now + timeout,
                 FailedAttempts(self._max_attempts if carrier is None else MOST_CARRIED),
-                asyncio.current_task(),
+                task or asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
                 session,
@@ -336,9 +341,10 @@ class Dispatcher:
             placement = request.placement
             if failure is not None:
                 failed = placement.excluded | request.failures.worker_ids
-                placement = placement._replace(excluded=failed, retried=True)
+                placement = replace(placement, excluded=failed, retried=True)
             try:
-                request.check_aborted()
+                if request.aborted:
+                    request.check_aborted()
                 if decider.is_open(placement):
                     attempt = self._book(request, placement)
                 else:
@@ -445,7 +451,8 @@ class Dispatcher:
             self._hedging.drop(request)
         if request.stream is not None:
             self.migrations.settle(request)
-        self.prefetcher.on_over(request.request_id)
+        if self.prefetcher.plan.held:
+            self.prefetcher.on_over(request.request_id)
         session, attempt = request.placement.session, request.attempt
         if session is not None:
             # A worker that failed it need not have the session's next request.

@@ -18,8 +18,9 @@ class Sent:
         self.heads: list[tuple[int, dict[bytes, bytes]]] = []
         self.parts: list[bytes] = []
 
-    def begin(self, status: int, headers: Any) -> None:
-        self.heads.append((status, dict(headers)))
+    def begin(self, status: int, headers: Any, lines: bytes = b"") -> None:
+        given = [line.partition(b": ")[::2] for line in lines.splitlines()]
+        self.heads.append((status, {**dict(given), **dict(headers)}))
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         self.parts.append(data)
