@@ -260,21 +260,13 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             if bound is not None and (not allowed or bound.worker.worker_id in allowed):
                 pinned, preferred = bound.pinned, bound.preferred
         decision = self.decide(
-            placement.prompt,
-            placement.request_id or None,
-            allowed_workers=allowed or None,
-            excluded_workers=placement.excluded,
-            even_inhibited=placement.retried,
-            pinned_worker=pinned,
-            preferred_worker=preferred,
-            computed=placement.computed,
-            expected_output_tokens=placement.expected_output_tokens,
-            tenant=placement.tenant,
-            asked=placement.objectives,
+            placement.prompt, placement.request_id or None, allowed_workers=allowed or None,
+            excluded_workers=placement.excluded, even_inhibited=placement.retried,
+            pinned_worker=pinned, preferred_worker=preferred, computed=placement.computed,
+            expected_output_tokens=placement.expected_output_tokens, tenant=placement.tenant,
+            asked=placement.objectives, owner=placement.owner, runners_up=placement.runners_up,
             arrived=None if placement.retried else placement.arrived or None,
-            owner=placement.owner,
-            runners_up=placement.runners_up,
-        )
+        )  # fmt: skip
         if session is not None:
             self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
         return decision
@@ -317,18 +309,25 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 placement.tenant, placement.owner, is_expected=source is not None,
             )  # fmt: skip
             first = landing = None
-            if source is not None:
-                number, found = source.number, source.candidates
-                first = prefill._book(
-                    request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
-                )
-                landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
-            rule.note(verdict)
-        if others:
-            decode = decode._replace(runners_up=others)
-        if placement.session is not None:
-            self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
-        return PairDecision(decode, first, *verdict[1:], landing)
+            try:
+                if source is not None:
+                    at, found = source.number, source.candidates
+                    first = prefill._book(
+                        request_id, at, found, prompt, found.eligible, prefill.config, 1, "", None
+                    )
+                    landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
+                rule.note(verdict)
+                if others:
+                    decode = decode._replace(runners_up=others)
+                if (session := placement.session) is not None:
+                    self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
+                return PairDecision(decode, first, *verdict[1:], landing)
+            except BaseException:
+                if landing is not None:
+                    rule.on_landed(landing)
+                for router in (prefill, self) if request_id is not None else ():
+                    router.free(request_id)
+                raise
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""
@@ -468,9 +467,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The request ended, however it did. False if it is not booked, which is no error.
         `output_tokens`, where they were counted, show a policy how long a token takes."""
         with self._lock:
-            self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
-            self.limits.tenants.on_ends((request_id,), now)
-            return self.slots.free(request_id, output_tokens)
+            try:
+                self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
+                self.limits.tenants.on_ends((request_id,), now)
+            finally:  # whatever fails of what learns from it
+                known = self.slots.free(request_id, output_tokens)
+            return known
 
     def forget_predictions(self, worker_id: int) -> None:
         """Forget what was predicted of a worker's cache, as the engine has emptied it. What its
@@ -547,26 +549,25 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             return decision
         saved, limits = candidates.saved_prefill_blocks, self.limits
         booked = self.slots.add_request(
-            request_id,
-            number,
-            candidates.sequence_hashes,
-            isl=prompt.isl,
-            overlap_blocks=0 if saved is None else int(saved[number]),
-            now=candidates.now,
-            expected_output_tokens=expected_output_tokens,
+            request_id, number, candidates.sequence_hashes, isl=prompt.isl,
+            overlap_blocks=0 if saved is None else int(saved[number]), now=candidates.now,
+            expected_output_tokens=expected_output_tokens, owner=owner,
             track_prefill=config.router_track_prefill_tokens and not is_expected,
-            owner=owner,
-        )
-        if not booked:
-            decision = decision._replace(request_id=None)
-        elif is_expected:
-            self._learner.on_expected(request_id, number, candidates)
-        else:
-            self._learner.on_booked(request_id, number, candidates)
-        if booked and (self.registry.is_weighted or tenant or limits.tenants.enabled):
-            limits.on_given(request_id, number, takers, tenant, candidates)
-        if candidates.overlaps is not None:
-            self._source.on_booked(request_id, decision.worker, prompt, candidates.now)
+        )  # fmt: skip
+        try:
+            if not booked:
+                decision = decision._replace(request_id=None)
+            elif is_expected:
+                self._learner.on_expected(request_id, number, candidates)
+            else:
+                self._learner.on_booked(request_id, number, candidates)
+            if booked and (self.registry.is_weighted or tenant or limits.tenants.enabled):
+                limits.on_given(request_id, number, takers, tenant, candidates)
+            if candidates.overlaps is not None:
+                self._source.on_booked(request_id, decision.worker, prompt, candidates.now)
+        except BaseException:
+            self.free(request_id)  # the caller does not know of the booking
+            raise
         return decision
 
     def _expire(self) -> float:

@@ -110,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._found: HttpError | None = None  # what a callback of the parser has against it
-        self._refusal: HttpError | None = None  # after which nothing is read
+        self._refusal: BaseException | None = None  # after which nothing is read
         self._closing = self._paused = False
         self.answered_at = 0.0
         """when its last answer ended, by the loop's clock"""
@@ -157,21 +157,30 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
-            limits = self._limits
-            whole = read_whole_request(data, limits.head_bytes, limits.headers)
-            if whole is not None:
-                self._take(*whole)
-                return
-        self._came += len(data)
-        self._last_read = self._loop.time()
-        self._silent_bytes += len(data)
         try:
+            if self._exchange is None and not (
+                self._reading or self._silent_bytes or self._waiting
+            ):
+                limits = self._limits
+                whole = read_whole_request(data, limits.head_bytes, limits.headers)
+                if whole is not None:
+                    self._take(*whole)
+                    return
+            self._came += len(data)
+            self._last_read = self._loop.time()
+            self._silent_bytes += len(data)
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._pass_over_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if self._found is not None:
+                self._refuse(self._found)
+            else:
+                self._fail(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._refuse(self._found or self._no_request(error))
+            self._refuse(self._no_request(error))
+        except Exception as error:
+            self._fail(error)
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
@@ -275,11 +284,12 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
+        record = self._record = RequestRecord(scope)
         exchange = self._arriving = Exchange(
             self,
             self._transport,
             scope,
-            RequestRecord(scope),
+            record,
             keep_alive=not self._connections.are_ending,
         )
         if body:
@@ -349,7 +359,7 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
         }
-        record, self._record = self._record or RequestRecord(), None
+        record = self._record = self._record or RequestRecord()
         record.scope = scope
         exchange = self._arriving = Exchange(
             self,
@@ -364,6 +374,7 @@ class HttpConnection(asyncio.Protocol):
             self._start(exchange)
         else:
             self._waiting.append(exchange)
+            self._record = None
             if self._is_full():
                 self._read_no_more()
 
@@ -417,22 +428,27 @@ class HttpConnection(asyncio.Protocol):
         return parsed.path, parsed.query or b"", host
 
     def _start(self, exchange: Exchange) -> None:
-        self._exchange = self.client.output = exchange
         task = self._loop.create_task(self._answer(exchange))
+        self._exchange = self.client.output = exchange
+        self._record = None
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
     async def _answer(self, exchange: Exchange) -> None:
-        record = exchange.record
-        set_record(record)
-        self._connections.observer.on_request(record)
+        record, failed = exchange.record, False
         try:
+            set_record(record)
+            self._connections.observer.on_request(record)
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
             record.error = record.error or type(error).__name__
+            self._refusal = self._refusal or error.with_traceback(None)  # which holds us
+            failed = True
         finally:
             if exchange.ended:
+                if failed or self._exchange is exchange:
+                    self.abort()  # whatever is behind this answer may have no turn
                 self._report(record)
             else:
                 self._exchange = None
@@ -447,7 +463,15 @@ class HttpConnection(asyncio.Protocol):
         self._found = error
         raise _RefusedError
 
-    def _refuse(self, error: HttpError) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """What reads a request has failed: a fault of ours, and no word on the client's bytes."""
+        log.error("a request could not be read", exc_info=error)
+        self._reading = self._arriving is not None and not self._arriving.body_ended
+        if not isinstance(error, Exception):  # the task was not cancelled
+            error = RuntimeError(type(error).__name__)
+        self._refuse(error.with_traceback(None))  # which holds us
+
+    def _refuse(self, error: BaseException) -> None:
         """Read nothing more, and say why once all that came before is answered."""
         self._refusal = error
         self._stop_watching()
@@ -466,9 +490,9 @@ class HttpConnection(asyncio.Protocol):
     def _send_refusal(self, record: RequestRecord) -> None:
         """`record`: of the request that is answered by it."""
         assert self._refusal is not None
-        record.error = str(self._refusal)
+        answer = self._form(self._refusal)
+        record.error = str(self._refusal) if answer.foreseen else type(self._refusal).__name__
         if not self._transport.is_closing():
-            answer = self._form(self._refusal)
             self._transport.write(refusal(answer.status, answer.body))
             record.status = answer.status
         self._report(record)

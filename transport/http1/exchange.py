@@ -181,7 +181,6 @@ class Exchange:
         """The answer's head."""
         if self.started:
             raise RuntimeError("an answer has one head")
-        self.started, self._status = True, status
         if self._expects and not self.body_ended:
             # Whether its body still comes is the client's choice: what follows may be either.
             self.keep_alive = False
@@ -210,9 +209,10 @@ class Exchange:
         lines.append(b"\r\n")
         self._head = b"".join(lines)
         if self._head.count(b"\n") != count or self._head.count(b"\r") != count:
-            self.keep_alive = self.started = False
+            self.keep_alive = False
             self._head = b""
             raise RuntimeError("a header of the answer has a line break")
+        self.started, self._status = True, status
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

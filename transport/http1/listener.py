@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 from ...process.settings import bad_setting
 from ..acceptor import Acceptor
@@ -108,7 +109,8 @@ class HttpListener:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         self._listen_no_more()
-        while tasks := [*self._opening.values(), *self._connections.tasks]:
+        under_way = self._opening.values(), self._connections.tasks
+        while tasks := [task for task in chain(*under_way) if not task.done()]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
