@@ -1,5 +1,6 @@
 """HTTP/1.1 of a server, on llhttp (httptools): connections, routes, and answers of any kind."""
 
+from .answer_observer import AnswerObserver
 from .application import (
     UNKNOWN_ROUTE,
     Application,
@@ -22,7 +23,7 @@ from .asgi import (
     encoded,
     send_whole,
 )
-from .connection import AnswerObserver, App, HttpConnection, OpenConnections
+from .connection import App, HttpConnection, OpenConnections
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
 from .limits import HttpLimits
 from .listener import HttpListener

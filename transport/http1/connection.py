@@ -1,15 +1,15 @@
 """HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
-llhttp (httptools) parses, or a kernel where a request of the usual kind comes whole. One request is
-answered after another, in their order; what a client sends ahead of that waits, within bounds, and
-then is not read.
+llhttp (httptools) parses, or a kernel where the head of a request of the usual kind comes whole.
+One request is answered after another, in their order; what a client sends ahead of that waits,
+within bounds, and then is not read.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
@@ -19,6 +19,7 @@ from ...base.account import network_of
 from ...base.request_record import RequestRecord, set_record
 from ...process.loop_turns import LoopTurns
 from ._whole_request import AT_MOST_ONCE, read_whole_request
+from .answer_observer import AnswerObserver, NoAnswerObserver
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
@@ -34,24 +35,6 @@ _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 log = structlog.get_logger(__name__)
-
-
-class AnswerObserver(Protocol):
-    """Observer of a server's requests. Called on the event loop, for each of them: be quick."""
-
-    def on_request(self, record: RequestRecord) -> None:
-        """Its head was read, and its turn has come."""
-
-    def on_end(self, record: RequestRecord) -> None:
-        """It was answered, or its connection has ended. Once for each whose first byte came."""
-
-
-class NoAnswerObserver:
-    """Observes nothing."""
-
-    def on_request(self, record: RequestRecord) -> None: ...
-
-    def on_end(self, record: RequestRecord) -> None: ...
 
 
 class _RefusedError(Exception):
@@ -101,6 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._arriving: Exchange | None = None
         self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
+        self._missing = 0  # bytes of its body, where the kernel has read its head
         self._silent_bytes = 0  # that made no head or body yet
         self._began = self._last_read = 0.0
         self._came = 0
@@ -158,9 +142,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _read(self, data: bytes) -> None:
         try:
-            if self._exchange is None and not (
-                self._reading or self._silent_bytes or self._waiting
-            ):
+            if self._missing:
+                self._read_body(data)
+                return
+            begun = self._reading or self._silent_bytes or self._waiting
+            if self._exchange is None and not begun:
                 limits = self._limits
                 whole = read_whole_request(data, limits.head_bytes, limits.headers)
                 if whole is not None:
@@ -184,6 +170,22 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
+        self._watch()
+
+    def _read_body(self, data: bytes) -> None:
+        """More of one whose head the kernel has read."""
+        data, rest = data[: self._missing], data[self._missing :]
+        self._came += len(data)
+        self._last_read = self._loop.time()
+        self._missing -= len(data)
+        self.on_body(data)
+        if not self._missing:
+            self.on_message_complete()
+            if rest and not self._closing:
+                self._read(rest)
+
+    def _watch(self) -> None:
+        """Not for longer than a request may take to come."""
         if self._reading and self._slow is None and self._refusal is None:
             self._slow = self._loop.call_later(self._seconds_left(), self._on_slow)
 
@@ -273,9 +275,10 @@ class HttpConnection(asyncio.Protocol):
         query: bytes,
         headers: list[tuple[bytes, bytes]],
         body: bytes,
+        missing: int,
     ) -> None:
-        """A request that has come whole, where none is under way: what the parser's callbacks do
-        with it in all."""
+        """A request that has come, but for `missing` bytes of its body, where none is under way:
+        what the parser's callbacks do with it in all."""
         scope = {
             **self._scope,
             "method": method,
@@ -285,16 +288,15 @@ class HttpConnection(asyncio.Protocol):
             "headers": headers,
         }
         record = self._record = RequestRecord(scope)
-        exchange = self._arriving = Exchange(
-            self,
-            self._transport,
-            scope,
-            record,
-            keep_alive=not self._connections.are_ending,
-        )
+        keep_alive = not self._connections.are_ending
+        exchange = Exchange(self, self._transport, scope, record, keep_alive=keep_alive)
         if body:
             exchange.on_body(body)
-        exchange.body_ended = True
+        exchange.body_ended, self._arriving = not missing, exchange
+        if missing:
+            self._missing, self._reading, self._came = missing, True, len(body)
+            self._began = self._last_read = self._loop.time()
+            self._watch()
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()

@@ -11,13 +11,12 @@ from itertools import chain
 from ...process.settings import bad_setting
 from ..acceptor import Acceptor
 from ..security import certificate_names
+from .answer_observer import AnswerObserver, NoAnswerObserver
 from .application import Application
 from .asgi import Client
 from .connection import (
-    AnswerObserver,
     App,
     HttpConnection,
-    NoAnswerObserver,
     OpenConnections,
 )
 from .errors import ErrorForm, HttpError, plain_error
