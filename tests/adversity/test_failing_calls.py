@@ -1,4 +1,4 @@
-"""One of our own calls fails while a plain chat goes through: that chat ends, its client is told so
+"""One of our own calls fails while a plain chat goes through: that chat ends, its client gets to know
 and by a status of ours, and nothing of it is left; the next one is served. Both ways.
 
 Each call of one of our Python functions that is made for the chat fails once, at its beginning, as
@@ -97,7 +97,7 @@ WORDS = text_of([64, 65, 66])
 
 
 def check(found: Answer, where: str) -> None:
-    """A client has all, or is told that it has not, and that it is no fault of its own."""
+    """A client has all, or an error that is no fault of its own, or an end that is cut off."""
     assert WORDS.startswith(found.text), (where, found)
     if found.status == 200 and found.whole and not found.error:
         assert (found.text, found.reason) == (WORDS, "length"), where

@@ -1,4 +1,4 @@
-"""AnswerObserver: what is told of the requests of a server, for who counts and logs them."""
+"""AnswerObserver: sees each request of a server begin and end, to count and log it."""
 
 from typing import Protocol
 
