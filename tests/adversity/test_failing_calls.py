@@ -1,4 +1,4 @@
-"""One of our own calls fails while a plain chat goes through: that chat ends, its client gets to know
+"""One of our own calls fails while a plain chat goes through: the chat ends, its client learns so
 and by a status of ours, and nothing of it is left; the next one is served. Both ways.
 
 Each call of one of our Python functions that is made for the chat fails once, at its beginning, as
