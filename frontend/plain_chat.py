@@ -213,21 +213,21 @@ class PlainChats:
         if not chat.stream:
             await self._answer_whole(call, choice, asked, answer_id, created)
             return
-        stream = SseWriter(call.send, call.client, call.answer_headers, self._keep_alive_s)
         events = self._events(answer_id, created)
-        answer = _Written(self._about, call, stream, answer_id, created, events.begun)
-        messages = ChoiceMessages(
-            self._workers,
-            self._text,
-            answer.request,
-            choice,
-            answer.take,
-            call.client,
-            (request_id, call.caller),
-        )
-        plain, messages.plain_text = messages.plain, detokenizer
-        plain.begin_with(detokenizer, choice, call.client, stream, events)
+        stream = SseWriter(call.send, call.client, call.answer_headers, self._keep_alive_s)
         try:
+            answer = _Written(self._about, call, stream, answer_id, created, events.begun)
+            messages = ChoiceMessages(
+                self._workers,
+                self._text,
+                answer.request,
+                choice,
+                answer.take,
+                call.client,
+                (request_id, call.caller),
+            )
+            plain, messages.plain_text = messages.plain, detokenizer
+            plain.begin_with(detokenizer, choice, call.client, stream, events)
             try:
                 await self._generate(call, asked, messages)
             finally:

@@ -120,14 +120,13 @@ class SseWriter:
             self.ending = False
             self.schedule()
             return
-        self._send_now(self._taken())
+        self._send_now(self._joined())
+        self.waiting.clear()  # not before: what could not be sent goes with the end
 
-    def _taken(self) -> bytes:
-        """What waited."""
+    def _joined(self) -> bytes:
+        """What waits."""
         waiting = self.waiting
-        written = waiting[0] if len(waiting) == 1 else b"".join(waiting)
-        waiting.clear()
-        return written
+        return waiting[0] if len(waiting) == 1 else b"".join(waiting)
 
     def _send_now(self, written: bytes) -> None:
         self._last = self._loop.time()
@@ -140,7 +139,8 @@ class SseWriter:
         """Write the last event, and end the answer."""
         if not self._begun:
             self._begin()
-        body, client = self._taken() + self._event % data, self._client
+        body, client = self._joined() + self._event % data, self._client
+        self.waiting.clear()
         if client.reads and client.output is not None:
             client.output.write(body, more=False)
         else:
@@ -168,5 +168,5 @@ class SseWriter:
             self._send_now(self._keep_alive)
 
     def _begin(self) -> None:
-        self._begun = True
         self._client.begin(200, encoded(self._headers), _LINES)
+        self._begun = True

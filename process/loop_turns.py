@@ -90,7 +90,7 @@ class LoopTurns:
         self._queued = True
 
     def _on_next_turn(self) -> None:
-        self._begun_s = 0.0
+        self._begun_s, self._counts = 0.0, False  # if this fails, what comes next has it called
         if self._queued:
             self._begin_next()
         self._counts = self._begun_s > 0

@@ -145,23 +145,28 @@ cdef class PlainDecisions:
         booked = self._book.add_request(
             request_id, number, hashes, isl, isl - cached, expected or 0, now
         )
-        if booked:
-            forecast.book(
-                request_id, number, isl, max(1, isl - cached), now, forecast.chosen_blocks,
-                self._block_size,
+        try:
+            if booked:
+                forecast.book(
+                    request_id, number, isl, max(1, isl - cached), now, forecast.chosen_blocks,
+                    self._block_size,
+                )
+            if self._events is not None:  # source.on_booked, where nothing is predicted or shared
+                self._events.on_booked(request_id, worker, prompt, now)
+            return new_decision(
+                worker,
+                number,
+                overlap,
+                (isl + self._block_size - 1) // self._block_size,
+                cached,
+                request_id if booked else None,
+                0,
+                0,
             )
-        if self._events is not None:  # source.on_booked, where nothing is predicted or shared
-            self._events.on_booked(request_id, worker, prompt, now)
-        return new_decision(
-            worker,
-            number,
-            overlap,
-            (isl + self._block_size - 1) // self._block_size,
-            cached,
-            request_id if booked else None,
-            0,
-            0,
-        )
+        except BaseException:  # the caller does not know of the booking
+            self._book.free(request_id)
+            forecast.end(request_id, now, 0)
+            raise
 
     cdef int _reach(self, capacity) except -1:
         self._overlaps = array("I", bytes(sizeof(uint32_t) * capacity))

@@ -264,11 +264,14 @@ class Dispatcher:
                 code = StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
-            if request is not None:
-                self._end(request, code, details)
-            self._observer.on_end(request, code)
-            if trace is not NO_TRACE:
-                trace.ended(request, code, details)
+            try:
+                if request is not None:
+                    del self._requests[request.request_id]
+                    self._end(request, code, details)
+            finally:
+                self._observer.on_end(request, code)
+                if trace is not NO_TRACE:
+                    trace.ended(request, code, details)
 
     def has(self, request_id: str, caller: Caller) -> bool:
         """Whether a request that the caller gave this id is in flight here."""
@@ -433,12 +436,16 @@ class Dispatcher:
         began: float,
     ) -> Attempt:
         last, client = request.attempt, None
-        if leg is not None:
-            number = len(request.failures) + request.moves
-            most = placement.expected_output_tokens or 0
-            client = self.handoffs.client(pair, leg, request.request_id, number, most)
-        queue_s = began - request.arrived if last is None else last.queue_s
-        attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
+        try:
+            if leg is not None:
+                number = len(request.failures) + request.moves
+                most = placement.expected_output_tokens or 0
+                client = self.handoffs.client(pair, leg, request.request_id, number, most)
+            queue_s = began - request.arrived if last is None else last.queue_s
+            attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
+        except BaseException:
+            self._ledger.release(placement.request_id, leg)
+            raise
         request.attempt = attempt
         if request.trace is not NO_TRACE:
             request.trace.decided(request, attempt)
@@ -446,7 +453,8 @@ class Dispatcher:
 
     def _end(self, request: Request, code: StatusCode, details: str) -> None:
         """The request is over, however it ended."""
-        del self._requests[request.request_id]
+        if (last := request.attempt) is not None and not last.ended:
+            self._ledger.on_ended(last)  # it failed before it was sent
         if request.hedge is not None:
             self._hedging.drop(request)
         if request.stream is not None:

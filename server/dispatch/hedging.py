@@ -167,9 +167,14 @@ class Hedging:
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
-        attempt = hedge.attempt = calls.new_attempt(
-            placement, PairDecision(decision), began, first.queue_s
-        )
+        try:
+            attempt = hedge.attempt = calls.new_attempt(
+                placement, PairDecision(decision), began, first.queue_s
+            )
+        except BaseException:
+            self._budget.give_back()
+            self._ledger.release(placement.request_id, None)
+            raise
         try:
             hedge.answers = calls.send(request, attempt, metadata)
             if hedge.answers is None:

@@ -194,6 +194,8 @@ class Attempt(msgspec.Struct):
     """begun to be passed to the client; from the first one on no other worker is asked for them"""
     taken_back: TakenBack | None = None
     """why the router itself ended it"""
+    ended: bool = False
+    """its booking was released"""
 
     @property
     def is_unanswered(self) -> bool:

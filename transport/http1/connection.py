@@ -7,8 +7,7 @@ within bounds, and then is not read.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
@@ -17,13 +16,12 @@ import structlog
 
 from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
-from ...process.loop_turns import LoopTurns, NextTurn
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
-from .limits import HttpLimits, has_left
-from .observer import AnswerObserver, NoAnswerObserver
+from .limits import has_left
+from .open_connections import OpenConnections
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -39,25 +37,6 @@ log = structlog.get_logger(__name__)
 
 class _RefusedError(Exception):
     """The bytes that come are no request of ours."""
-
-
-@dataclass
-class OpenConnections:
-    """Those of a server, and the tasks that answer requests of theirs now."""
-
-    limits: HttpLimits = field(default_factory=HttpLimits)
-    on_slow: Callable[[], None] = lambda: None
-    """called for each request that takes too long to come"""
-    observer: AnswerObserver = field(default_factory=NoAnswerObserver)
-    route_of: Callable[[Mapping[str, Any]], str] = lambda scope: ""
-    """the path of a request's route"""
-    open: "set[HttpConnection]" = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    turns: LoopTurns = field(default_factory=LoopTurns)
-    """what is read in one turn of the event loop: addresses take turns"""
-    next_turn: NextTurn = field(default_factory=NextTurn)
-    are_ending: bool = False
-    """a connection that is made now has one request"""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -97,7 +76,7 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None  # of the last that was begun
         self._rest: asyncio.Future[None] | None = None  # while that waits for the next one
         self._found: HttpError | None = None  # what a callback of the parser has against it
-        self._refusal: HttpError | None = None  # after which nothing is read
+        self._refusal: BaseException | None = None  # after which nothing is read
         self._closing = self._paused = False
         self.answered_at = 0.0
         """when its last answer ended, by the loop's clock"""
@@ -144,24 +123,32 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        if self._missing:
-            self._read_body(data)
-            return
-        if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
-            limits = self._limits
-            whole = read_whole_request(data, limits.head_bytes, limits.headers)
-            if whole is not None:
-                self._take(*whole)
-                return
-        self._came += len(data)
-        self._last_read = self._loop.time()
-        self._silent_bytes += len(data)
         try:
+            if self._missing:
+                self._read_body(data)
+                return
+            begun = self._reading or self._silent_bytes or self._waiting
+            if self._exchange is None and not begun:
+                limits = self._limits
+                whole = read_whole_request(data, limits.head_bytes, limits.headers)
+                if whole is not None:
+                    self._take(*whole)
+                    return
+            self._came += len(data)
+            self._last_read = self._loop.time()
+            self._silent_bytes += len(data)
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._pass_over_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if self._found is not None:
+                self._refuse(self._found)
+            else:
+                self._fail(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._refuse(self._found or self._no_request(error))
+            self._refuse(self._no_request(error))
+        except Exception as error:
+            self._fail(error)
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
@@ -235,7 +222,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end_unanswered(self) -> None:
-        """The same once no task answers it: one that was cancelled early has reported nothing."""
+        """End what no task answers any more: one that was cancelled early has reported nothing."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             self._report(exchange.record)
@@ -282,17 +269,13 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
-        exchange = self._arriving = Exchange(
-            self,
-            self._transport,
-            scope,
-            RequestRecord(scope),
-            keep_alive=not self._connections.are_ending,
-            body=None if missing else body,
-        )
+        record = self._record = RequestRecord(scope)
+        keep_alive, whole = not self._connections.are_ending, None if missing else body
+        exchange = Exchange(self, self._transport, scope, record, keep_alive=keep_alive, body=whole)
+        if missing and body:
+            exchange.on_body(body)
+        self._arriving = exchange
         if missing:
-            if body:
-                exchange.on_body(body)
             self._missing, self._reading, self._came = missing, True, len(body)
             self._began = self._last_read = self._loop.time()
             self._watch()
@@ -360,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
         }
-        record, self._record = self._record or RequestRecord(), None
+        record = self._record = self._record or RequestRecord()
         record.scope = scope
         exchange = self._arriving = Exchange(
             self,
@@ -375,6 +358,7 @@ class HttpConnection(asyncio.Protocol):
             self._start(exchange)
         else:
             self._waiting.append(exchange)
+            self._record = None
             if self._is_full():
                 self._read_no_more()
 
@@ -427,13 +411,16 @@ class HttpConnection(asyncio.Protocol):
         return parsed.path, parsed.query or b"", host
 
     def _start(self, exchange: Exchange) -> None:
-        self._exchange = self.client.output = exchange
-        task, rest, self._rest = self._task, self._rest, None
+        task, rest = self._task, self._rest
         if task is not None and rest is not None and not rest.done():
+            self._exchange = self.client.output = exchange
+            self._rest = None
             rest.set_result(None)
         else:
             task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
+            self._exchange = self.client.output = exchange
             task.add_done_callback(self._connections.tasks.discard)
+        self._record = None
         self._connections.tasks.add(task)
 
     async def _answer_each(self) -> None:
@@ -450,17 +437,21 @@ class HttpConnection(asyncio.Protocol):
             await self._rest
 
     async def _answer(self, exchange: Exchange) -> None:
-        record = exchange.record
-        set_record(record)
-        set_account("")  # not that of the request before, until its access is checked
-        self._connections.observer.on_request(record)
+        record, failed = exchange.record, False
         try:
+            set_record(record)
+            set_account("")  # not that of the request before, until its access is checked
+            self._connections.observer.on_request(record)
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
             record.error = record.error or type(error).__name__
+            self._refusal = self._refusal or error.with_traceback(None)  # which holds us
+            failed = True
         finally:
             if exchange.ended:
+                if failed or self._exchange is exchange:
+                    self.abort()  # whatever is behind this answer may have no turn
                 self._report(record)
             else:
                 self._exchange = None
@@ -475,7 +466,15 @@ class HttpConnection(asyncio.Protocol):
         self._found = error
         raise _RefusedError
 
-    def _refuse(self, error: HttpError) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """What reads a request has failed: a fault of ours, and no word on the client's bytes."""
+        log.error("a request could not be read", exc_info=error)
+        self._reading = self._arriving is not None and not self._arriving.body_ended
+        if not isinstance(error, Exception):  # the task was not cancelled
+            error = RuntimeError(type(error).__name__)
+        self._refuse(error.with_traceback(None))  # which holds us
+
+    def _refuse(self, error: BaseException) -> None:
         """Read nothing more, and say why once all that came before is answered."""
         self._refusal = error
         self._stop_watching()
@@ -494,9 +493,9 @@ class HttpConnection(asyncio.Protocol):
     def _send_refusal(self, record: RequestRecord) -> None:
         """`record`: of the request that is answered by it."""
         assert self._refusal is not None
-        record.error = str(self._refusal)
+        answer = self._form(self._refusal)
+        record.error = str(self._refusal) if answer.foreseen else type(self._refusal).__name__
         if not self._transport.is_closing():
-            answer = self._form(self._refusal)
             self._transport.write(refusal(answer.status, answer.body))
             record.status = answer.status
         self._report(record)

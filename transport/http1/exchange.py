@@ -183,7 +183,6 @@ class Exchange:
         answer is or whether the connection stays."""
         if self.started:
             raise RuntimeError("an answer has one head")
-        self.started, self._status = True, status
         if self._expects and not self.body_ended:
             # Whether its body still comes is the client's choice: what follows may be either.
             self.keep_alive = False
@@ -197,7 +196,7 @@ class Exchange:
             own.append(b"%b: %b\r\n" % (name, value))
         given = own[0] if len(own) == 1 else b"".join(own)
         if given.count(b"\n") != len(own) or given.count(b"\r") != len(own):
-            self.keep_alive = self.started = False
+            self.keep_alive = False
             raise RuntimeError("a header of the answer has a line break")
         framing = b""
         if self._left is None:
@@ -212,6 +211,7 @@ class Exchange:
             framing += b"connection: keep-alive\r\n"
         date = _date_line(int(time.time()))
         self._head = b"%b%b%b%b%b\r\n" % (_STATUS_LINES[status], date, lines, given, framing)
+        self.started, self._status = True, status
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

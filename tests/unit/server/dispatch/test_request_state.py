@@ -10,7 +10,7 @@ from support.places import ROOT
 
 from dynamo_router.server.dispatch.request import Attempt, Hedge, Request
 
-MOST = 12
+MOST = 13
 DISPATCH = ROOT / "server" / "dispatch"
 SETTINGS = {"after_s", "least", "limit", "max_attempts", "share"}
 """that the dispatcher changes in its parts when they are read again"""
