@@ -4,12 +4,15 @@
 """
 
 from ._byte_text import ByteText
-from .chat_template import ChatTemplate
+from .chat_template import MAX_RENDERED_CHARS, ChatTemplate
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 from .stop_strings import Piece, StopStrings
+from .template_pieces import MOST_MESSAGES, Shape, TextPiece, taken_apart, written
 from .tokenizer import Detokenizer, ModelText
 
 __all__ = [
+    "MAX_RENDERED_CHARS",
+    "MOST_MESSAGES",
     "NO_TENANT",
     "ByteText",
     "ChatTemplate",
@@ -17,6 +20,10 @@ __all__ = [
     "ModelText",
     "Piece",
     "PieceCache",
+    "Shape",
     "StopStrings",
     "Tenant",
+    "TextPiece",
+    "taken_apart",
+    "written",
 ]
