@@ -13,7 +13,7 @@ from ...slots._book cimport Book, book_in_use, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
-from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, felt_share, filled_blocks, foresee
+from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, filled_blocks, foresee
 from ._forecast_cost cimport foreseen_s, MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
@@ -250,9 +250,9 @@ cdef class Forecast:
 
     # Estimates
 
-    cdef double felt(self) except -1.0:
-        """For what share of half an answer a choice is felt now."""
-        return felt_share(len(self.records), self.workers)
+    cdef double load(self) except -1.0:
+        """The mean number of a worker's requests now."""
+        return len(self.records) / <double>self.workers if self.workers > 0 else 0.0
 
     @boundscheck(False)  # arrays of `n` entries, checked by read_prompt; n <= size
     @wraparound(False)
@@ -270,7 +270,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef double[::1] costs
         read_prompt(
-            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.load(), &self.model
         )
         self.reserve(n)
         array = new_array(n, FLOAT64)
@@ -318,7 +318,7 @@ cdef class Forecast:
                 hash = &array[0]
         fleet.n = eligible.shape[0]
         read_prompt(
-            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.load(), &self.model
         )
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
@@ -356,7 +356,7 @@ cdef class Forecast:
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
         read_prompt(
-            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.load(), &self.model
         )
         self.reserve(n)
         found = {}

@@ -9,11 +9,11 @@
 not cached; both are steps of a latency model that is learnt from first tokens. `usual` is the mean
 TTFT of late, `cold` what the prompt takes on an idle engine with nothing cached. `unsure` is how
 much later than forecast an engine that was idle may have begun its step. `work` is what its tokens
-take, with as much of empty steps as they fill. `delay` is what those suffer whose last step this
-prompt would fill up, `memory` the time until its blocks have room, `crowding` how much longer those
-then wait for room who come later, `decode` what it and the requests decoding there cost each other
-until those who come next have evened that out, `missed` how many more of them then miss their ITL
-objective. docs/routing.md has the reasons.
+take, with as much of empty steps as they fill, in the share that others are there to pay for.
+`delay` is what those suffer whose last step this prompt would fill up, `memory` the time until its
+blocks have room, `crowding` how much longer those then wait for room who come later, `decode` what
+it and the requests decoding there cost each other until those who come next have evened that out,
+`missed` how many more of them then miss their ITL objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -50,7 +50,7 @@ class ForecastParams:
     weight.
     """
 
-    prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
+    prefill_weight: float = 1.5  # of a second of computing that others pay for
     decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
