@@ -37,7 +37,9 @@ ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for sh
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
 MORE_UNMISSED = 2.0  # and more while hardly an answer missed its own of late:
-FEW_MISSED = 0.05  # with this share of them, 1/e of it
+FEW_MISSED = 0.05  # where this share of them did, 1/e of that more
+LATE_WEIGHT = 4.0  # answers that a request counts as whose first token is foreseen too late
+LATE_RECENT = 0.02  # share of the newest request in the share of those
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -109,6 +111,7 @@ class ForecastPolicy(Policy):
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
         self._fallback = LMetric()
+        self._late_share = 0.0  # of the requests of late, foreseen after their TTFT objective
         self._onboarding = Onboarding()
         self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
         self._loaded: dict[str, tuple[int, int]] = {}  # what their engines reported of it
@@ -166,6 +169,7 @@ class ForecastPolicy(Policy):
     def _shed(self, bound: ShedBound) -> None:
         """Refuse the request that was scored last, if it is beyond its bound."""
         late = self._forecast.least_ttft > max(0.0, bound.ttft_s)  # an idle worker takes any
+        self._late_share += LATE_RECENT * (late - self._late_share)
         if late or self._forecast.least_missed > self._most_missed(bound):
             self.refused += 1
             what = (
@@ -176,8 +180,10 @@ class ForecastPolicy(Policy):
 
     def _most_missed(self, bound: ShedBound) -> float:
         """Objectives that a request may cost. What is foreseen of answers is the engine as it is
-        now; where next to none of them was late in the end, it was too much."""
-        more = MORE_UNMISSED * math.exp(-self._forecast.late_share / FEW_MISSED)
+        now; where next to none of them was late in the end, it was too much. Where first tokens are
+        late, memory is short, and fewer answers help."""
+        share = self._forecast.late_share + LATE_WEIGHT * self._late_share
+        more = MORE_UNMISSED * math.exp(-share / FEW_MISSED)
         return (MOST_MISSED + more) * bound.missed_share
 
     def _excess_s(self, bound: ShedBound, late: bool) -> float:

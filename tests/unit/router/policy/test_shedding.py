@@ -120,6 +120,20 @@ def test_once_answers_are_late_fewer_are() -> None:
     assert refused_beside_five(router)
 
 
+def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> (
+    None
+):
+    """Though no answer was late: memory is what first tokens wait for."""
+    router, clock = taught(sheds=True, itl_s=0.024)
+    router.decide(TOKENS, "beside")
+    for turn in range(30):
+        placement = Placement(router.prompt(TOKENS), f"late {turn}", clock.now() - 9.0)
+        with pytest.raises(NoWorkersError, match="TTFT objective"):
+            router.place(placement)
+    router.free("beside")
+    assert refused_beside_five(router)
+
+
 NAMED = read_objectives([("x-dynamo-slo-ttft-ms", "200")])
 """Ten times what the prompt takes on an idle engine here."""
 
