@@ -87,6 +87,10 @@ class HashedPrompt(NamedTuple):
 
     tokens: "npt.NDArray[np.uint32] | array[int]"
     prompt: Prompt
+    packed: tuple[bytes, ...] = ()
+    """those before `tokens`, as requests to engines have them"""
+    largest: int = 0
+    """of these"""
 
 
 @dataclass
@@ -287,10 +291,18 @@ def engine_request(
     token is wanted as it comes. None: as the client wants its own."""
     streaming = request.wants_stream if streaming is None else streaming
     settings = engine_settings(request, choice, salt, streaming)
-    tokens, prompt = choice.prompt
     longest = max(1, choice.max_tokens)  # engines make one token at least
-    body, largest = encode_generate(request_id, longest, settings, tokens)
-    return ReadRequest(body, GenerateFacts(request_id, prompt, largest, longest, 1, streaming))
+    return written_request(request_id, longest, settings, choice.prompt, streaming)
+
+
+def written_request(
+    request_id: str, max_tokens: int, settings: bytes, hashed: HashedPrompt, streaming: bool
+) -> ReadRequest:
+    """The same of its parts; `settings` are all other fields, serialized."""
+    tokens, prompt, packed, known = hashed
+    body, largest = encode_generate(request_id, max_tokens, settings, tokens, packed)
+    facts = GenerateFacts(request_id, prompt, max(largest, known), max_tokens, 1, streaming)
+    return ReadRequest(body, facts)
 
 
 def engine_settings(request: Sampling, choice: Choice, salt: int | None, streaming: bool) -> bytes:

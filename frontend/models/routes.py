@@ -19,8 +19,9 @@ from ...server.dispatch import LONG_BYTES, MAX_JSON_PARTS, RequestReader, status
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
+from ..completions import CHAT_ROUTE, IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..engine_requests import ANSWER_S, CALL_S
+from ..known_beginnings import messages_apart
 from ..openai import ApiError, unknown_model
 
 
@@ -186,7 +187,10 @@ class ModelRoutes:
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
-            if len(outline := call.body) > LONG_BYTES:
+            outline = call.body
+            if route == CHAT_ROUTE and (apart := messages_apart(outline)) is not None:
+                call, outline = call._replace(messages=apart), apart.rest
+            if len(outline) > LONG_BYTES:
                 most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
                 outline = await self._reader.check_json(outline, most)
         pools = self._pools(outline)

@@ -30,7 +30,7 @@ from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..handoff import Handoffs, PrefillLeg
+from ..handoff import Handoffs, PrefillLeg, SharedRequest
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
@@ -230,6 +230,7 @@ class Dispatcher:
                 self.migrations.stream_of(body, facts, placement) if moves else None,
                 session,
                 carrier,
+                SharedRequest(body) if self.handoffs.is_possible else None,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -400,16 +401,15 @@ class Dispatcher:
         self, request: Request, placement: Placement
     ) -> tuple[PairDecision, PrefillLeg | None]:
         """The workers of both legs, or the one for the whole request, where it is booked now."""
-        pool, handoffs = None, self.handoffs
-        if handoffs.is_possible:
-            pool = handoffs.pool_for(placement, request.newest_body)
-        if pool is None:
+        handoffs, shared = self.handoffs, request.shared
+        pool = None if shared is None else handoffs.pool_for(placement, shared)
+        if shared is None or pool is None:
             return PairDecision(self._decider.decide(placement)), None
         if handoffs.is_full(pool):
             self.hits.hit("max_unread_prompts")
             raise NoWorkersError("too many prompts wait for their readers", overloaded=True)
         may_move = request.stream is not None and request.moves < self.migrations.limit
-        is_first = may_move and handoffs.sends_first(pool, request.newest_body)
+        is_first = may_move and handoffs.sends_first(pool, shared)
         return handoffs.decide_pair(placement, pool, is_first)
 
     async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:

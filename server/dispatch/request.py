@@ -17,7 +17,7 @@ from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall
 from ...workers.failures import Origin
-from ..handoff import PrefillLeg
+from ..handoff import PrefillLeg, SharedRequest
 from ..migration import CarriedStream
 from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
@@ -242,6 +242,8 @@ class Request:
     """that it names, whether or not sessions have workers"""
     carrier: Final[Carrier | None] = None
     """None: the clients of workers carry it"""
+    shared: Final[SharedRequest | None] = None
+    """what two workers need to know of it, where it may have two"""
     attempt: Attempt | None = None
     """the current one, or the last"""
     hedge: Hedge | None = None

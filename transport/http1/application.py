@@ -59,6 +59,8 @@ class HttpCall(NamedTuple):
     """of every answer to it"""
     ids: Any = None
     """token ids of its prompt, an array, where they were taken out of the body"""
+    messages: Any = None
+    """where those of a chat are in its body, if that was looked for"""
 
     @property
     def record(self) -> RequestRecord:

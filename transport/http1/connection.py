@@ -1,8 +1,8 @@
 """HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
-llhttp (httptools) parses, or a kernel where a request of the usual kind comes whole. One request is
-answered after another, in their order; what a client sends ahead of that waits, within bounds, and
-then is not read.
+llhttp (httptools) parses, or a kernel where the head of a request of the usual kind comes whole.
+One request is answered after another, in their order; what a client sends ahead of that waits,
+within bounds, and then is not read.
 """
 
 import asyncio
@@ -101,6 +101,7 @@ class HttpConnection(asyncio.Protocol):
         self._arriving: Exchange | None = None
         self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
+        self._missing = 0  # bytes of its body, where the kernel has read its head
         self._silent_bytes = 0  # that made no head or body yet
         self._began = self._last_read = 0.0
         self._came = 0
@@ -157,6 +158,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
+        if self._missing:
+            self._read_body(data)
+            return
         if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
             limits = self._limits
             whole = read_whole_request(data, limits.head_bytes, limits.headers)
@@ -175,6 +179,22 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
+        self._watch()
+
+    def _read_body(self, data: bytes) -> None:
+        """More of one whose head the kernel has read."""
+        data, rest = data[: self._missing], data[self._missing :]
+        self._came += len(data)
+        self._last_read = self._loop.time()
+        self._missing -= len(data)
+        self.on_body(data)
+        if not self._missing:
+            self.on_message_complete()
+            if rest and not self._closing:
+                self._read(rest)
+
+    def _watch(self) -> None:
+        """Not for longer than a request may take to come."""
         if self._reading and self._slow is None and self._refusal is None:
             self._slow = self._loop.call_later(self._seconds_left(), self._on_slow)
 
@@ -264,9 +284,10 @@ class HttpConnection(asyncio.Protocol):
         query: bytes,
         headers: list[tuple[bytes, bytes]],
         body: bytes,
+        missing: int,
     ) -> None:
-        """A request that has come whole, where none is under way: what the parser's callbacks do
-        with it in all."""
+        """A request that has come, but for `missing` bytes of its body, where none is under way:
+        what the parser's callbacks do with it in all."""
         scope = {
             **self._scope,
             "method": method,
@@ -284,7 +305,11 @@ class HttpConnection(asyncio.Protocol):
         )
         if body:
             exchange.on_body(body)
-        exchange.body_ended = True
+        exchange.body_ended = not missing
+        if missing:
+            self._missing, self._reading, self._came = missing, True, len(body)
+            self._began = self._last_read = self._loop.time()
+            self._watch()
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.polling import until
+from support.polling import closed_after, until
 
 from dynamo_router.frontend.sse_writer import SseWriter
 from dynamo_router.transport.http1 import Client
@@ -85,9 +85,6 @@ async def test_a_client_that_does_not_keep_up_is_waited_for(
 
 
 async def test_a_silent_stream_gets_comments(client: Client, sent: Sent) -> None:
-    writer = SseWriter(sent.send, client, {}, 0.01)
-    try:
+    async with closed_after(SseWriter(sent.send, client, {}, 0.01)):
         await until(lambda: len(sent.parts) > 1)
-    finally:
-        await writer.close()
     assert set(sent.parts) == {b": keep-alive\n\n"}
