@@ -120,9 +120,7 @@ def test_once_answers_are_late_fewer_are() -> None:
     assert refused_beside_five(router)
 
 
-def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> (
-    None
-):
+def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> None:
     """Though no answer was late: memory is what first tokens wait for."""
     router, clock = taught(sheds=True, itl_s=0.024)
     router.decide(TOKENS, "beside")
