@@ -169,6 +169,10 @@ class Forecast:
     def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
         """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""
 
+    @property
+    def late_share(self) -> float:
+        """Of the answers of late that ended, those whose mean ITL was above the objective."""
+
     def slowness(self, number: int) -> float: ...
     def __len__(self) -> int: ...
     def check_integrity(self) -> None: ...

@@ -429,6 +429,10 @@ cdef class Forecast:
             self.model.stretch,
         )
 
+    @property
+    def late_share(self):
+        return self.model.missed
+
     def slowness(self, uint32_t number):
         return timeline_slowness(self.timeline(number), &self.model.speed)
 

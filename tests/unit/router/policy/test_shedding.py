@@ -91,6 +91,48 @@ def test_explanations_refuse_nobody() -> None:
     assert router.limits.requests_shed == 0
 
 
+def refused_beside_five(router: KvRouter) -> bool:
+    """Whether a prompt of 20 000 tokens is, which makes steps 2 ms longer for five answers."""
+    for turn in range(5):
+        router.decide(TOKENS, f"beside {turn}", pinned_worker=0)
+    try:
+        router.decide(list(range(20_000)), "long")
+    except NoWorkersError:
+        return True
+    return False
+
+
+def test_where_no_answer_was_late_of_late_more_are_foreseen_before_a_request_is_refused() -> None:
+    router, _ = taught(sheds=True, itl_s=0.024)
+    assert not refused_beside_five(router)
+    (candidate,) = router.explain(TOKENS).candidates
+    assert candidate.policy_terms["missed"] > 0.7
+
+
+def test_once_answers_are_late_fewer_are() -> None:
+    router, clock = taught(sheds=True, itl_s=0.024)
+    for turn in range(30):
+        router.decide(TOKENS, f"late {turn}")
+        clock.advance(0.02)
+        router.mark_prefill_complete(f"late {turn}")
+        clock.advance(10 * 0.0252)
+        router.free(f"late {turn}", output_tokens=11)
+        clock.advance(0.1)
+    assert refused_beside_five(router)
+
+
+def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> None:
+    """Though no answer was late: memory is what first tokens wait for."""
+    router, clock = taught(sheds=True, itl_s=0.024)
+    router.decide(TOKENS, "beside")
+    for turn in range(30):
+        placement = Placement(router.prompt(TOKENS), f"late {turn}", clock.now() - 9.0)
+        with pytest.raises(NoWorkersError, match="TTFT objective"):
+            router.place(placement)
+    router.free("beside")
+    assert refused_beside_five(router)
+
+
 NAMED = read_objectives([("x-dynamo-slo-ttft-ms", "200")])
 """Ten times what the prompt takes on an idle engine here."""
 
