@@ -383,7 +383,10 @@ class Planner:
                 chance = missed[present] <= SHRINK_MARGIN * allowed
                 return wanted if 1 - share > (1 + chance) * allowed else present
             return wanted if missed[present] > allowed else present
-        if trials[-1].at - trials[0].at < ONE_RATE_S / 3 or len(trials) < self._agreeing:
+        # What a smaller fleet was seen to miss is not outvoted by the plans of before.
+        grown_at = max((each.at for each in self.changes if each.by > 0), default=-math.inf)
+        since_s = trials[-1].at - max(trials[0].at, grown_at)
+        if since_s < ONE_RATE_S / 3 or len(trials) < self._agreeing:
             return present
         enough = [fleet for fleet in kept if missed[fleet] <= SHRINK_MARGIN * allowed]
         return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)

@@ -77,6 +77,21 @@ def test_a_burst_of_a_settled_load_adds_one_engine(monkeypatch: pytest.MonkeyPat
     assert decision.after.aggregated == 3
 
 
+def test_an_engine_that_late_answers_of_a_settled_load_called_for_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the plans that had found one less enough took it away again as soon as it served."""
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner(season=[15.0] * 240)
+    assert fleets_of(planner, 2, 30, [1.0]) == [2] * 30
+    late = requests(2800.0, 1.0, 90.0, ttft_ms=9000.0)
+    assert planner.observe(observation(2800.0, 0.0, 2, requests=late)).after.aggregated == 3
+    there = 3
+    for n in range(24):
+        there = planner.observe(observation(2860.0 + 60 * n, 1.0, there)).after.aggregated
+        assert there == (3 if n < 19 else 2), f"{n} plans later"
+
+
 def test_late_answers_of_a_constant_load_are_not_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
     judge_by(monkeypatch, (1.0,))
     planner = new_planner(season=[15.0] * 240)
