@@ -50,6 +50,8 @@ ALIKE = 1.1
 """times as fast, or as slow: plans with other engines than the model has by now do not count."""
 TRIED_S = 300.0
 """that a fleet has served, from when on what it was seen to miss says more than plans do."""
+SETTLED_MARGIN = 0.3
+"""of the misses that the target allows, at the rate of an hour: bursts of that hour miss more."""
 LEAST_BINS, KNOWN_BINS = 4, 8
 """Bins of arrivals that are known to a plan at least, and to one whose fleets count in a mean."""
 SPARE = 0.1, 0.5
@@ -388,7 +390,7 @@ class Planner:
         since_s = trials[-1].at - max(trials[0].at, grown_at)
         if since_s < ONE_RATE_S / 3 or len(trials) < self._agreeing:
             return present
-        enough = [fleet for fleet in kept if missed[fleet] <= SHRINK_MARGIN * allowed]
+        enough = [fleet for fleet in kept if missed[fleet] <= SETTLED_MARGIN * allowed]
         return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
 
     def _plan_silence(

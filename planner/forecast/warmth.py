@@ -28,13 +28,13 @@ def warmed(
         seen.update(ids)
     if short <= 0 or not any(lacks):
         return list(requests)
-    share, owed = min(1.0, short / sum(lacks)), 0.0
+    share, due = min(1.0, short / sum(lacks)), 0.0
     common, found = set[int](), list[SampledRequest]()
     for request, known, lack in zip(requests, lead, lacks, strict=True):
         ids = request.ids.tolist()
-        owed += share * lack
-        if blocks := min(lack, round(owed)):
-            owed -= blocks
+        due += share * lack
+        if blocks := min(lack, round(due)):
+            due -= blocks
             common.update(ids[: known + blocks])
         found.append(_beginning_in_common(request, ids, common))
     return found
