@@ -135,7 +135,9 @@ class Completions:
         self._parsers = config.parsers()
         self._plain = None
         if adapter is None:
-            self._plain = PlainChats(self, self._workers, monitor, text, config.keep_alive_s)
+            self._plain = PlainChats(
+                self, self._workers, monitor, text, config.keep_alive_s, self._any_chat
+            )
         self._name = name
         self._last_name = ""
         self._version = package_version()

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..base.clock import Clock, SystemClock
 from ..base.errors import InvalidRequestError, NoWorkersError
@@ -245,7 +246,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 request_id, number, candidates, prompt, takers, config, expected_output_tokens,
                 tenant, owner,
             )  # fmt: skip
-        return decision._replace(runners_up=others) if others else decision
+        return replace(decision, runners_up=others) if others else decision
 
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
@@ -325,7 +326,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
             rule.note(verdict)
         if others:
-            decode = decode._replace(runners_up=others)
+            decode = replace(decode, runners_up=others)
         if placement.session is not None:
             self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
         return PairDecision(decode, first, *verdict[1:], landing)
@@ -434,11 +435,11 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
         """The first token is out. False if the request is not booked, which is no error.
-
         `cached_tokens`: prompt tokens that the engine says it found cached, where it does."""
         with self._lock:
             now = self.clock.now()
-            self._source.on_first_token(request_id, now)
+            if request_id in (source := self._source).watched or source.has_peers:
+                source.on_first_token(request_id, now)
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
@@ -558,7 +559,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             owner=owner,
         )
         if not booked:
-            decision = decision._replace(request_id=None)
+            decision = replace(decision, request_id=None)
         elif is_expected:
             self._learner.on_expected(request_id, number, candidates)
         else:

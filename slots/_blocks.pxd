@@ -33,6 +33,7 @@ cdef struct Blocks:
     uint64_t count          # blocks, those of `old` too; at most half of `slots`
     uint32_t shift          # 64 - log2(capacity)
     uint32_t old_shift      # as `shift`, of `old`
+    uint32_t sparse         # calls of blocks_trim in a row that found most of it empty
     Block* old              # the table before, NULL if it is empty; nothing is added to it
     uint64_t old_capacity   # its slots
     uint64_t moved          # those that have been looked at: MOVED or never used
@@ -43,7 +44,8 @@ cdef void blocks_free(Blocks* blocks) noexcept nogil
 # Room for `more` hashes that are new, so that blocks_acquire need not grow. -1: no memory.
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil
 
-# Gives back memory where most of the table is empty; to be called after a batch of releases.
+# Gives back memory where most of the table was empty for some calls; to be called after a batch of
+# releases.
 cdef void blocks_trim(Blocks* blocks) noexcept nogil
 
 # One more reference of `worker`: its holder, refs == 1 if it is new. NULL: no memory, unchanged.

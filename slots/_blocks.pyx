@@ -10,6 +10,7 @@ cdef enum:
     MOVED_FOR_EACH = 2      # slots of the table before, for each block that is added
     MOVED_AT_LEAST = 64     # for each request that is booked
     MOVED_BY_TRIM = 1024
+    SPARSE_TRIMS = 64       # in a row, before a table shrinks: the next prompt may be as long
 
 
 cdef int blocks_init(Blocks* blocks) except -1 nogil:
@@ -20,6 +21,7 @@ cdef int blocks_init(Blocks* blocks) except -1 nogil:
     blocks.capacity = MIN_CAPACITY
     blocks.shift = MIN_SHIFT
     blocks.count = 0
+    blocks.sparse = 0
     blocks.old = NULL
     return 0
 
@@ -38,6 +40,8 @@ cdef void blocks_free(Blocks* blocks) noexcept nogil:
 
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil:
     cdef uint64_t capacity = blocks.capacity
+    if (blocks.count + more) * 8 >= capacity:
+        blocks.sparse = 0
     while (blocks.count + more) * 2 > capacity:
         capacity *= 2
     if capacity != blocks.capacity and resize(blocks, capacity) < 0:
@@ -51,6 +55,13 @@ cdef void blocks_trim(Blocks* blocks) noexcept nogil:
     move(blocks, MOVED_BY_TRIM)
     if blocks.old != NULL:
         return
+    if capacity == MIN_CAPACITY or blocks.count * 8 >= capacity:
+        blocks.sparse = 0
+        return
+    blocks.sparse += 1
+    if blocks.sparse < SPARSE_TRIMS:
+        return
+    blocks.sparse = 0
     # Shrinks to a quarter full at most, so that a table does not grow again at once.
     while capacity > MIN_CAPACITY and blocks.count * 8 < capacity:
         capacity //= 2

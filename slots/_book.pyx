@@ -218,7 +218,7 @@ cdef void book_potential(
     cdef int64_t i
     cdef uint32_t at
     memset(potential, 0, n * sizeof(double))  # counts those that it holds first
-    for i in range(count):
+    for i in range(count if blocks.count else 0):
         if i + PREFETCH < count:
             blocks_prefetch(blocks, hashes[i + PREFETCH])
         block = blocks_find(blocks, hashes[i])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ...base.errors import CapacityError, StatusCode
 from ...base.request_record import RequestRecord, current_record
@@ -19,8 +20,9 @@ from ...server.dispatch import LONG_BYTES, MAX_JSON_PARTS, RequestReader, status
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
+from ..completions import CHAT_ROUTE, IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..engine_requests import ANSWER_S, CALL_S
+from ..known_beginnings import messages_apart
 from ..openai import ApiError, unknown_model
 
 
@@ -89,6 +91,7 @@ class OneModel:
 
     def __init__(self, completions: Completions, pool: WorkerPool) -> None:
         self._completions, self._pool = completions, pool
+        self.handlers: Mapping[str, Handler] = completions.routes
 
     @property
     def entries(self) -> Sequence[ModelEntry]:
@@ -121,10 +124,6 @@ class OneModel:
     @property
     def share(self) -> float:
         return float(len(self._pool.monitor.ready_clients()))
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return self._completions.routes
 
     def has_worker(self, worker_id: int) -> bool:
         return self._pool.has_worker(worker_id)
@@ -186,7 +185,10 @@ class ModelRoutes:
         if self._reader is not None:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
-            if len(outline := call.body) > LONG_BYTES:
+            outline = call.body
+            if route == CHAT_ROUTE and (apart := messages_apart(outline)) is not None:
+                call, outline = replace(call, messages=apart), apart.rest
+            if len(outline) > LONG_BYTES:
                 most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
                 outline = await self._reader.check_json(outline, most)
         pools = self._pools(outline)
@@ -197,7 +199,7 @@ class ModelRoutes:
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
-                await pool.handlers[route](call._replace(send=answer.send))
+                await pool.handlers[route](replace(call, send=answer.send))
                 return
             except Exception as error:
                 others = any(other.share > 0 for other in pools[number + 1 :])
@@ -261,7 +263,7 @@ class ModelRoutes:
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
     """The same with the token ids under the key apart."""
     ids, rest = await reader.ids_apart(call.body, key)
-    return call if ids is None else call._replace(body=rest, ids=ids)
+    return call if ids is None else replace(call, body=rest, ids=ids)
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

@@ -57,30 +57,45 @@ cdef class WordIds:
     def __len__(self):
         return len(self._newer) + len(self._older)
 
-    def known(self, str text not None):
-        """The ids of a text whose words are all short and known, else None: `look_up` may know."""
+    def known(self, str text not None, Py_ssize_t most=0):
+        """(The ids of a text's words, where others are missing there, those words), if at most
+        `most` of them are not known; else None: `look_up` may know."""
         cdef Py_ssize_t length = len(text)
         cdef Py_ssize_t begin = 0
         cdef Py_ssize_t size = 0
         cdef Py_ssize_t end
         cdef const uint8_t* at
         cdef Short* place
+        cdef list places = [], missing = []
+        cdef str word
+        cdef bytes ids
         if PyUnicode_KIND(text) != PyUnicode_1BYTE_KIND:
             return None
         at = <const uint8_t*>PyUnicode_DATA(text)
         while begin < length:
             end = self._gaps.next_cut(at, length, begin, begin, length)
-            if end - begin > SHORT_CHARS:
-                return None
-            place = &self._short[place_of(at + begin, end - begin)]
-            if place.chars != end - begin or memcmp(place.text, at + begin, place.chars) != 0:
-                return None
-            if self._capacity < size + FEW_IDS * ID_BYTES:
-                self._grow()
-            memcpy(self._made + size, place.made, FEW_IDS * ID_BYTES)  # those behind are overwritten
-            size += place.ids * ID_BYTES
+            place = &self._short[place_of(at + begin, min(end - begin, SHORT_CHARS))]
+            if place.chars == end - begin and memcmp(place.text, at + begin, place.chars) == 0:
+                if self._capacity < size + FEW_IDS * ID_BYTES:
+                    self._grow(size + FEW_IDS * ID_BYTES)
+                memcpy(self._made + size, place.made, FEW_IDS * ID_BYTES)  # more than it has
+                size += place.ids * ID_BYTES
+                begin = end
+                continue
+            word = text[begin:end]
             begin = end
-        return PyBytes_FromStringAndSize(<char*>self._made, size)
+            ids = self._found(word)
+            if ids is None:
+                if len(missing) >= most:
+                    return None
+                places.append(size)
+                missing.append(word)
+                continue
+            if self._capacity < size + PyBytes_GET_SIZE(ids):
+                self._grow(size + PyBytes_GET_SIZE(ids))
+            memcpy(self._made + size, PyBytes_AS_STRING(ids), PyBytes_GET_SIZE(ids))
+            size += PyBytes_GET_SIZE(ids)
+        return PyBytes_FromStringAndSize(<char*>self._made, size), places, missing
 
     def look_up(self, str text not None):
         """The ids of each word of the text; and where those are missing that are not known, by
@@ -97,19 +112,22 @@ cdef class WordIds:
         for n, end in enumerate(ends):
             word = text[begin:end]
             begin = end
-            ids = self._newer.get(word)
+            ids = self._found(word)
             if ids is None:
-                ids = self._older.get(word)
-                if ids is not None:
-                    self.keep(word, ids)
-                elif word in missing:
-                    missing[word].append(n)
-                else:
-                    missing[word] = [n]
-            else:
-                self._keep_short(word, ids)
+                missing.setdefault(word, []).append(n)
             parts.append(ids)
         return parts, missing
+
+    cdef bytes _found(self, str word):
+        """The ids of a word, which is then among the newer ones and the short ones; None: not known."""
+        cdef bytes ids = self._newer.get(word)
+        if ids is not None:
+            self._keep_short(word, ids)
+            return ids
+        ids = self._older.get(word)
+        if ids is not None:
+            self.keep(word, ids)
+        return ids
 
     def keep(self, str word not None, bytes ids not None) -> None:
         """Know the ids of a word from now on, if it is not long."""
@@ -136,8 +154,8 @@ cdef class WordIds:
         memcpy(place.made, PyBytes_AS_STRING(ids), size)
         return 0
 
-    cdef int _grow(self) except -1:
-        cdef Py_ssize_t capacity = 2 * self._capacity + 1024
+    cdef int _grow(self, Py_ssize_t least) except -1:
+        cdef Py_ssize_t capacity = 2 * least + 1024
         cdef void* made = PyMem_Realloc(self._made, capacity)
         if made == NULL:
             raise MemoryError

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...base.errors import ConfigError, InvalidRequestError
-from .template_pieces import EDGE, TemplatePieces, passes_contents_on
+from .template_pieces import EDGES, TemplatePieces, passes_contents_on
 
 MAX_RENDERED_CHARS = 16 << 20
 """A template is a program of the model's author; its output is bounded."""
@@ -44,9 +44,11 @@ class ChatTemplate:
         """whether it wants a message's content as a list of parts, where it has some"""
         self.variables = frozenset(find_undeclared_variables(tree))
         """what it reads of its context"""
-        self._pieces: TemplatePieces | None = None
-        if EDGE not in "".join((text, *self._special_tokens.values())) and passes_contents_on(tree):
-            self._pieces = TemplatePieces(self._rendered_plain)
+        self.pieces: TemplatePieces | None = None
+        """what it writes around contents; None: it does more with them than to write them"""
+        all_text = "".join((text, *self._special_tokens.values()))
+        if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
+            self.pieces = TemplatePieces(self._rendered_plain)
 
     def render(
         self,
@@ -58,8 +60,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text; InvalidRequestError if the template refuses the conversation.
         `variables` are others of the template's, whatever their names."""
-        if self._pieces is not None and tools is None and not variables:
-            text = self._pieces.put_together(messages, add_generation_prompt)
+        if self.pieces is not None and tools is None and not variables:
+            text = self.pieces.put_together(messages, add_generation_prompt)
             if text is not None and len(text) <= MAX_RENDERED_CHARS:
                 return text
         return self._rendered(messages, add_generation_prompt, tools, variables)

@@ -37,6 +37,9 @@ MOST_WORDS, MOST_WORD_CHARS = 16 << 10, 64
 """Words whose ids are kept, in each of two tables of a tokenizer, and characters of one of them:
 some 200 bytes each, 500 at most. They are common to all callers but those with a cache namespace of
 their own, as the words are that the library keeps."""
+KNOWN_CHARS = 16 << 10
+"""Of a text whose words are looked up before its pieces are: some 10 ns for each."""
+NEAR_CHARS = 1 << 10
 LEARNT = 32
 """Words that are encoded by themselves: of a text with more that are not known, some of them beside
 the text as it is, so that one of odd words costs little more than without tables."""
@@ -77,18 +80,47 @@ class Encoder:
         """why nothing is kept; empty: it is"""
         if not self.reason:
             self._cutter = Cutter(rules.atoms, rules.stops, least, most)
+            self._gaps = Cutter(rules.atoms, rules.stops, 1, 1)
+            self._longest_atom = max(map(len, rules.atoms), default=0)
             if rules.stops:
-                gaps = Cutter(rules.atoms, rules.stops, 1, 1)
-                self._words = WordIds(gaps, MOST_WORDS, MOST_WORD_CHARS)
-        self._number = next(_numbers)  # apart from those of other tokenizers
+                self._words = WordIds(self._gaps, MOST_WORDS, MOST_WORD_CHARS)
+        self.number = next(_numbers)
+        """of no other tokenizer"""
 
-    def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
-        """The ids of a text that is no longer than two pieces, and of whose short words all are
-        known; None: `encode` may know them. No special tokens are added."""
+    def encode_known(self, text: str) -> bytes | None:
+        """The ids of a text that is not long and belongs to no cache namespace, and of whose words
+        all but a few are known; None: `encode` may know them. No special tokens are added."""
         words = self._words
-        if words is None or tenant.namespace is not None or len(text) >= 2 * self._least:
+        if words is None or len(text) > KNOWN_CHARS:
             return None
-        return words.known(text)
+        found = words.known(text, LEARNT)
+        if found is None or sum(map(len, found[2])) > LONG_CHARS:
+            return None
+        made, places, missing = found
+        if not missing:
+            return made
+        try:
+            learnt = self._encode(missing, False, None)
+        except InvalidRequestError:  # of the text, which it is part of
+            return None
+        parts: list[bytes] = []
+        begin = 0
+        for word, place, ids in zip(missing, places, learnt, strict=True):
+            words.keep(word, ids)
+            parts += made[begin:place], ids
+            begin = place
+        return b"".join((*parts, made[begin:]))
+
+    def last_cut(self, text: str, end: int) -> int:
+        """The last place before `end` where the text can be cut, whatever comes there; 0: none."""
+        if self._cutter is None:
+            return 0
+        end -= self._longest_atom
+        for near in (NEAR_CHARS, STEP_CHARS):  # those of words are close to each other
+            begin = max(end - near, 0)
+            if begin < end and (cuts := self._gaps.cuts(text, begin, begin, end)):
+                return cuts[-1]
+        return 0
 
     async def encode(
         self, text: str, tenant: Tenant, *, add_special_tokens: bool, most: int | None = None
@@ -98,6 +130,9 @@ class Encoder:
         around = self._around if add_special_tokens else (b"", b"")
         if self._cutter is None or around is None:
             found = await self._run([text], add_special_tokens, most)
+        elif tenant.namespace is None and (known := self.encode_known(text)) is not None:
+            _check_count(len(known) // ID_BYTES, most)
+            found = [around[0], known, around[1]] if add_special_tokens else [known]
         elif len(text) <= self._least or (
             len(text) < 2 * self._least and self._words is not None and tenant.namespace is None
         ):  # of its words, no two pieces are worth a look each
@@ -113,7 +148,7 @@ class Encoder:
     async def _encode_pieces(self, text: str, tenant: Tenant, most: int | None) -> list[bytes]:
         cutter, cache, least = self._cutter, self._cache, self._least
         assert cutter is not None
-        salt = f"{self._number} {tenant.namespace}:".encode()
+        salt = f"{self.number} {tenant.namespace}:".encode()
         pieces: list[bytes] = []
         missing: list[_Missing] = []
         begin = size = missed = 0
@@ -168,7 +203,7 @@ class Encoder:
         gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
             if (known := words.known(text)) is not None:
-                gaps.append(([known], {}))
+                gaps.append(([known[0]], {}))
                 continue
             parts, missing = words.look_up(text)
             if len(missing) > LEARNT:

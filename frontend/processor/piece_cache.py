@@ -1,8 +1,10 @@
-"""Ids of pieces of texts, kept within a number of bytes and shared fairly among tenants."""
+"""What was made of pieces of texts, as their ids, kept within a number of bytes and shared fairly
+among tenants."""
 
 from collections import OrderedDict
+from collections.abc import Sized
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OVERHEAD = 400
 """Bytes that a piece takes beside its ids: its key, places in tables, heads of objects."""
@@ -34,7 +36,7 @@ class _Share:
         self.size = self.used = 0
         self.parts: dict[object, _Share] = {}
         self.by_size: dict[int, OrderedDict[object, _Share]] = {}
-        self.pieces: OrderedDict[bytes, bytes] = OrderedDict()
+        self.pieces: OrderedDict[bytes, Sized] = OrderedDict()
 
     def part(self, name: object) -> "_Share":
         found = self.parts.get(name)
@@ -109,8 +111,8 @@ class PieceCache:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def get(self, key: bytes) -> bytes | None:
-        """The ids under a key."""
+    def get(self, key: bytes) -> Any:
+        """What is kept under a key; None: nothing."""
         share = self._shares.get(key)
         if share is None:
             return None
@@ -120,8 +122,8 @@ class PieceCache:
         pieces.move_to_end(key)
         return pieces[key]
 
-    def put(self, key: bytes, ids: bytes, tenant: Tenant) -> None:
-        """Keep the ids of a piece for the account."""
+    def put(self, key: bytes, ids: Sized, tenant: Tenant) -> None:
+        """Keep the ids of a piece, or what has its bytes as its length, for the account."""
         size = len(ids) + OVERHEAD
         if key in self._shares or size + SHARE_OVERHEAD > self.most_bytes:
             return

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
-EDGE = "\x1f"
+EDGES = LEFT, RIGHT = "\x1e", "\x1f"
 """White space as far as `strip` goes, which no template writes: it shows what was stripped."""
 MOST_SHAPES, MOST_MESSAGES = 128, 64
 _NAME = "content"
@@ -209,7 +209,7 @@ def _field_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
     return str(node.arg.value) if isinstance(node.arg, nodes.Const) else None
 
 
-class _Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """What is written before a content, and which one that is; `left` and `right`: whether it is
     stripped there. The last piece has none."""
 
@@ -219,56 +219,75 @@ class _Piece(NamedTuple):
     right: bool = False
 
 
+Shape = tuple[tuple[str, bool], ...]
+"""Of messages: the role of each, and whether it has a content."""
+
+
 class TemplatePieces:
     """Of a template that passes contents on, by its full rendering."""
 
     def __init__(self, render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> None:
         self._render = render
-        self._kept: dict[tuple[object, ...], list[_Piece]] = {}
+        self._kept: dict[tuple[Shape, bool], list[TextPiece]] = {}
 
     def put_together(self, messages: Sequence[Mapping[str, Any]], prompted: bool) -> str | None:
         """The text of plain messages; None: they are not plain. Raises what the rendering does."""
-        if len(messages) > MOST_MESSAGES:
+        found = taken_apart(messages)
+        if found is None or len(messages) > MOST_MESSAGES:
             return None
-        contents: list[str] = []
-        shape: list[object] = [prompted]
-        for message in messages:
-            role, content = message.get("role"), message.get(_NAME)
-            if len(message) != 2 or not isinstance(role, str) or not isinstance(content, str):
-                return None
-            if content and content.isspace():
-                return None  # stripped it would be empty
-            contents.append(content)
-            shape += role, not content
-        key = tuple(shape)
+        shape, contents = found
+        return "".join(written(self.of_shape(shape, prompted), contents))
+
+    def of_shape(self, shape: Shape, prompted: bool) -> list[TextPiece]:
+        """The pieces of all conversations of this shape, of MOST_MESSAGES at most. Raises what the
+        rendering does."""
+        key = shape, prompted
         pieces = self._kept.get(key)
         if pieces is None:
-            pieces = self._pieces(messages, contents, prompted)
+            pieces = self._pieces(shape, prompted)
             if len(self._kept) >= MOST_SHAPES:
                 self._kept.clear()
             self._kept[key] = pieces
-        text: list[str] = []
-        for before, nth, left, right in pieces:
-            text.append(before)
-            if nth >= 0:
-                content = contents[nth]
-                if left:
-                    content = content.lstrip()
-                text.append(content.rstrip() if right else content)
-        return "".join(text)
+        return pieces
 
-    def _pieces(
-        self, messages: Sequence[Mapping[str, Any]], contents: list[str], prompted: bool
-    ) -> list[_Piece]:
+    def _pieces(self, shape: Shape, prompted: bool) -> list[TextPiece]:
         mark = token_hex(16)  # nothing else in the text is like it
         marked = [
-            {**message, _NAME: f"{EDGE}{mark}{nth}-{EDGE}" if contents[nth] else ""}
-            for nth, message in enumerate(messages)
+            {"role": role, _NAME: f"{LEFT}{mark}{nth}-{RIGHT}" if has_content else ""}
+            for nth, (role, has_content) in enumerate(shape)
         ]
-        found = re.split(f"({EDGE}?){mark}(\\d+)-({EDGE}?)", self._render(marked, prompted))
+        found = re.split(f"({LEFT}?){mark}(\\d+)-({RIGHT}?)", self._render(marked, prompted))
         *most, last = found
         pieces = [
-            _Piece(before, int(nth), not left, not right)
+            TextPiece(before, int(nth), not left, not right)
             for before, left, nth, right in zip(*[iter(most)] * 4, strict=True)
         ]
-        return [*pieces, _Piece(last)]
+        return [*pieces, TextPiece(last)]
+
+
+def taken_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[Shape, list[str]] | None:
+    """The shape of messages, and their contents; None: they have more than roles and texts."""
+    contents: list[str] = []
+    shape: list[tuple[str, bool]] = []
+    for message in messages:
+        role, content = message.get("role"), message.get(_NAME)
+        if len(message) != 2 or not isinstance(role, str) or not isinstance(content, str):
+            return None
+        if content and content.isspace():
+            return None  # stripped it would be empty
+        contents.append(content)
+        shape.append((role, bool(content)))
+    return tuple(shape), contents
+
+
+def written(pieces: Sequence[TextPiece], contents: Sequence[str], first: int = 0) -> list[str]:
+    """The parts of a text; the contents begin with that of message `first`."""
+    text: list[str] = []
+    for before, nth, left, right in pieces:
+        text.append(before)
+        if nth >= 0:
+            content = contents[nth - first]
+            if left:
+                content = content.lstrip()
+            text.append(content.rstrip() if right else content)
+    return text

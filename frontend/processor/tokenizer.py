@@ -28,6 +28,8 @@ MOST_PENDING = 16
 """Ids in a row that complete no text before they are decoded as they are."""
 MOST_OF_A_CHARACTER = 3
 """Ids that may be the beginning of a character whose last byte is missing: UTF-8 has four bytes."""
+FEW_CHARS = 512
+"""Of texts that are encoded by this thread alone."""
 REPLACEMENT = "\ufffd"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -47,7 +49,9 @@ class ModelText:
         if pieces is None:
             pieces = PieceCache(0)
         self._encoder = Encoder(self._encode, rules, off_loop, pieces)
-        self.encode_known = self._encoder.encode_known
+        self.encode_known, self.last_cut = self._encoder.encode_known, self._encoder.last_cut
+        self.pieces, self.number = pieces, self._encoder.number
+        """what keeps its ids, and a number that no other text there has"""
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
         """on, or why ids of its texts are not kept"""
         config = _read_json(folder / "tokenizer_config.json")
@@ -120,9 +124,13 @@ def encode_texts(
 ) -> list[bytes]:
     """The ids of each, as numbers of 32 bits; InvalidRequestError if one cannot be encoded,
     OverflowError with their number if they are more than `most`."""
+    special = add_special_tokens
     try:
-        # The batch call lets other threads run meanwhile; the plain one does not.
-        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        # The batch call lets other threads run meanwhile; the plain one does not, and wakes none.
+        if sum(map(len, texts)) <= FEW_CHARS:
+            found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        else:
+            found = tokenizer.encode_batch_fast(texts, add_special_tokens=special)
     except Exception as error:
         raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
     count = sum(map(len, found))

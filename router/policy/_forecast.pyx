@@ -294,7 +294,7 @@ cdef class Forecast:
         uint32_t block_size,
         const uint32_t[::1] overlaps,
         SequenceBook slots not None,
-        const uint64_t[::1] hashes,
+        hashes,
         const uint8_t[::1] eligible not None,
         const double[::1] unheard,
         double unheard_s,
@@ -302,11 +302,20 @@ cdef class Forecast:
         double u,
     ):
         cdef Book* book = &slots.book
-        cdef int64_t asked = 0 if hashes is None else hashes.shape[0]
-        cdef const uint64_t* hash = &hashes[0] if asked else NULL
+        cdef const uint64_t[::1] array
+        cdef int64_t asked = 0
+        cdef const uint64_t* hash = NULL
         cdef int64_t number
         cdef Prompt prompt
         cdef Fleet fleet
+        if type(hashes) is bytes:  # a view of an array would take longer to make
+            asked = len(<bytes>hashes) // <int64_t>sizeof(uint64_t)
+            hash = <const uint64_t*><const char*><bytes>hashes
+        elif hashes is not None:
+            array = hashes
+            asked = array.shape[0]
+            if asked:
+                hash = &array[0]
         fleet.n = eligible.shape[0]
         read_prompt(
             &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt(), &self.model
@@ -366,17 +375,27 @@ cdef class Forecast:
     @boundscheck(False)  # arrays of `n` entries, checked below; n <= size
     @wraparound(False)
     def seconds_until_free(
-        self, const uint8_t[::1] eligible not None, const int64_t[::1] active_blocks not None,
+        self, const uint8_t[::1] eligible not None, active_blocks not None,
         double now, bint leaves_some=False, bint memory_only=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
+        cdef const int64_t[::1] array
+        cdef const int64_t* active = self.in_use
         require_time(now)
-        require_length(active_blocks.shape[0], n)
         self.reserve(n)
+        if isinstance(active_blocks, SequenceBook):
+            require_length((<SequenceBook>active_blocks).book.n_loads, n)
+            book_in_use(&(<SequenceBook>active_blocks).book, self.in_use, n)
+            active = self.in_use
+        else:
+            array = active_blocks
+            require_length(array.shape[0], n)
+            if n:
+                active = &array[0]
         if n == 0:
             return 0.0
         return seconds_until_free(
-            self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
+            self.timelines, n, self.bookings, &self.model, &eligible[0], active,
             leaves_some, memory_only, now,
         )
 

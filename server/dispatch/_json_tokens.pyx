@@ -152,6 +152,96 @@ cdef Found find_tokens(
     return found
 
 
+cdef const uint8_t* skip_object(
+    const uint8_t* at, const uint8_t* end, uint64_t* steps
+) noexcept nogil:
+    """One past the closing brace of the object that begins here; NULL if that takes more steps, or
+    there is none. A step is a byte, or a string however long."""
+    cdef int64_t depth = 0
+    while at < end and steps[0]:
+        steps[0] -= 1
+        if at[0] == 34:
+            at = skip_string(at, end)
+            continue
+        if at[0] in (91, 123):  # [ {
+            depth += 1
+        elif at[0] in (93, 125):  # ] }
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return NULL
+
+
+def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
+    """(The body with an empty list in place of its messages, where the first of them begins, and
+    where each ends) of a JSON object with one list of objects under "messages".
+
+    None: that is not what it is, or there are more than `most` of them, or it takes more `steps` to
+    say so (a byte, or a string however long, is one). What the objects and the rest of the body are
+    is not looked at: that they are JSON is for a decoder to say.
+    """
+    cdef const uint8_t* begin = <const uint8_t*><const char*>body
+    cdef const uint8_t* end = begin + len(body)
+    cdef const uint8_t* at = skip_space(begin, end)
+    cdef const uint8_t* name
+    cdef const uint8_t* behind
+    cdef const uint8_t* opening = NULL  # the list's brackets
+    cdef const uint8_t* closing = NULL
+    cdef const uint8_t* first = NULL
+    cdef list ends = []
+    if at >= end or at[0] != 123:
+        return None
+    at = skip_space(at + 1, end)
+    while at < end and at[0] == 34:
+        name = at + 1
+        at = skip_string(at, end)
+        if memchr(name, 92, at - name) != NULL:
+            return None  # a key that is written in another way
+        behind = at
+        at = skip_space(at, end)
+        if at >= end or at[0] != 58:  # a colon
+            return None
+        at = skip_space(at + 1, end)
+        if behind - name != 9 or memcmp(name, b"messages", 8) != 0:
+            while at < end and at[0] not in (44, 125):  # , }
+                if not steps:
+                    return None
+                if at[0] in (91, 123):
+                    at = skip_object(at, end, &steps)
+                    if at == NULL:
+                        return None
+                else:
+                    steps -= 1
+                    at = skip_string(at, end) if at[0] == 34 else at + 1
+        elif opening != NULL or at >= end or at[0] != 91:
+            return None
+        else:
+            opening = at
+            first = at = skip_space(at + 1, end)
+            while True:
+                if at >= end or at[0] != 123 or len(ends) >= most:
+                    return None
+                at = skip_object(at, end, &steps)
+                if at == NULL:
+                    return None
+                ends.append(at - begin)
+                at = skip_space(at, end)
+                if at >= end or at[0] not in (44, 93):
+                    return None
+                if at[0] == 93:
+                    break
+                at = skip_space(at + 1, end)
+            closing = at
+            at = skip_space(at + 1, end)
+        if at >= end or at[0] != 44:
+            break
+        at = skip_space(at + 1, end)
+    if closing == NULL or at >= end or at[0] != 125:
+        return None
+    return body[: opening + 1 - begin] + body[closing - begin :], first - begin, ends
+
+
 def count_parts(const uint8_t[::1] body not None):
     """(strings, lists and objects; commas between values) of a JSON text: what it costs a decoder,
     long strings aside. Of what is no JSON, some numbers. Works outside the GIL."""

@@ -13,7 +13,9 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import cast
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
@@ -30,7 +32,7 @@ from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..handoff import Handoffs, PrefillLeg
+from ..handoff import Handoffs, PrefillLeg, SharedRequest
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
@@ -153,6 +155,7 @@ class Dispatcher:
         stops_held: bool = False,
         allowed: Collection[int] = (),
         carrier: Carrier | None = None,
+        task: "asyncio.Task[Any] | None" = None,
     ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
@@ -161,7 +164,7 @@ class Dispatcher:
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
         `stops_held`: `respond` itself ends the answer at stop strings. `allowed`: ids of the only
         workers that it may go to; empty: all. With a `carrier` its worker is not called: what
-        fails is not retried, hedged or moved here.
+        fails is not retried, hedged or moved here. `task`: the one that runs, if its caller knows.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; it is aborted at the worker.
@@ -199,7 +202,9 @@ class Dispatcher:
             if request_id != facts.request_id:
                 body = with_request_id(body, request_id)
             now = self._now()
-            tenants = limits.tenants.config
+            tenants, tenant = limits.tenants.config, ""
+            if tenants.tenant_key is not None:
+                tenant = tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace)
             placement = Placement(
                 prompt,
                 request_id,
@@ -209,7 +214,7 @@ class Dispatcher:
                 unfit,
                 False,
                 session if self._sessions.enabled else None,
-                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                tenant,
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
@@ -225,11 +230,12 @@ class Dispatcher:
                 placement,
                 math.inf if timeout is None else now + timeout,
                 FailedAttempts(self._max_attempts if carrier is None else MOST_CARRIED),
-                asyncio.current_task(),
+                task or asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
                 session,
                 carrier,
+                SharedRequest(body) if self.handoffs.is_possible else None,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -335,9 +341,10 @@ class Dispatcher:
             placement = request.placement
             if failure is not None:
                 failed = placement.excluded | request.failures.worker_ids
-                placement = placement._replace(excluded=failed, retried=True)
+                placement = replace(placement, excluded=failed, retried=True)
             try:
-                request.check_aborted()
+                if request.aborted:
+                    request.check_aborted()
                 if decider.is_open(placement):
                     attempt = self._book(request, placement)
                 else:
@@ -400,16 +407,15 @@ class Dispatcher:
         self, request: Request, placement: Placement
     ) -> tuple[PairDecision, PrefillLeg | None]:
         """The workers of both legs, or the one for the whole request, where it is booked now."""
-        pool, handoffs = None, self.handoffs
-        if handoffs.is_possible:
-            pool = handoffs.pool_for(placement, request.newest_body)
-        if pool is None:
+        handoffs, shared = self.handoffs, request.shared
+        pool = None if shared is None else handoffs.pool_for(placement, shared)
+        if shared is None or pool is None:
             return PairDecision(self._decider.decide(placement)), None
         if handoffs.is_full(pool):
             self.hits.hit("max_unread_prompts")
             raise NoWorkersError("too many prompts wait for their readers", overloaded=True)
         may_move = request.stream is not None and request.moves < self.migrations.limit
-        is_first = may_move and handoffs.sends_first(pool, request.newest_body)
+        is_first = may_move and handoffs.sends_first(pool, shared)
         return handoffs.decide_pair(placement, pool, is_first)
 
     async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
@@ -445,7 +451,8 @@ class Dispatcher:
             self._hedging.drop(request)
         if request.stream is not None:
             self.migrations.settle(request)
-        self.prefetcher.on_over(request.request_id)
+        if self.prefetcher.plan.held:
+            self.prefetcher.on_over(request.request_id)
         session, attempt = request.placement.session, request.attempt
         if session is not None:
             # A worker that failed it need not have the session's next request.

@@ -90,7 +90,8 @@ class AttemptLedger:
         else:  # the whole answer
             self._estimate.observe_whole(tokens, waited)
         self._reports.answered(attempt.worker_id, waited)
-        self._settle(request, served=True)
+        if request.retrying or request.failures.failed:
+            self._settle(request, served=True)
 
     def _on_landed(self, request: Request, attempt: Attempt, leg: PrefillLeg) -> None:
         """The decode worker's first message of a prompt that was handed over: it has computed

@@ -22,10 +22,11 @@ from .asgi import (
     encoded,
     send_whole,
 )
-from .connection import AnswerObserver, App, HttpConnection, OpenConnections
+from .connection import App, HttpConnection, OpenConnections
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
 from .limits import HttpLimits
 from .listener import HttpListener
+from .observer import AnswerObserver
 
 __all__ = [
     "UNKNOWN_ROUTE",

@@ -5,7 +5,11 @@ AT_MOST_ONCE: tuple[bytes, ...]
 
 def read_whole_request(
     data: bytes, most_head_bytes: int, most_headers: int
-) -> tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes] | None:
-    """(method, path, query, headers, body) of bytes that are one whole request of HTTP/1.1, GET or
-    POST, whose path and headers have nothing that is read in more than one way, whose body has a
-    length, and after which the connection stays. None for all else."""
+) -> tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes, int] | None:
+    """(method, path, query, headers, body, bytes of the body that are to come) of bytes that are
+    one request of HTTP/1.1, GET or POST, whose path and headers have nothing that is read in more
+    than one way, whose body has a length, and after which the connection stays. None for all else.
+    """
+
+def decoded(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as text; of one that comes twice the first."""

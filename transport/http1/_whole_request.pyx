@@ -1,10 +1,11 @@
-"""Kernel: a request of the usual kind that has come whole, read in one pass.
+"""Kernel: a request of the usual kind whose head has come whole, read in one pass.
 
 What is usual stands in `read_whole_request` alone. All else is None, and for the connection's parser,
 which says the same of what is read here (tests/unit/transport/http1/test_whole_request.py).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeLatin1
 from libc.stdint cimport uint8_t
 from libc.string cimport memchr, memcmp
 
@@ -39,9 +40,9 @@ cdef inline bint is_name(const char* name, Py_ssize_t size, const char* other, P
 
 
 def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize_t most_headers):
-    """(method, path, query, headers, body) of bytes that are one whole request of HTTP/1.1, GET or
-    POST, whose path and headers have nothing that is read in more than one way, whose body has a
-    length, and after which the connection stays. None for all else.
+    """(method, path, query, headers, body, bytes of the body that are to come) of bytes that are one
+    request of HTTP/1.1, GET or POST, whose path and headers have nothing that is read in more than
+    one way, whose body has a length, and after which the connection stays. None for all else.
 
     Names of headers are in small letters. The path stands for itself, with nothing to unquote.
     """
@@ -142,6 +143,23 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
             )
         )
         at = line + 2
-    if not has_host or at - head > most_head_bytes or end - at != (length if length > 0 else 0):
+    length = max(length, 0)
+    if not has_host or at - head > most_head_bytes or end - at > length:
         return None
-    return method, path, query, headers, PyBytes_FromStringAndSize(at, end - at)
+    return method, path, query, headers, PyBytes_FromStringAndSize(at, end - at), length - (end - at)
+
+
+def decoded(list headers not None) -> dict:
+    """Headers as text; of one that comes twice the first."""
+    cdef dict found = {}
+    cdef tuple each
+    cdef bytes name, value
+    cdef object key
+    for each in headers:
+        name, value = each
+        key = PyUnicode_DecodeLatin1(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), NULL)
+        if key not in found:
+            found[key] = PyUnicode_DecodeLatin1(
+                PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), NULL
+            )
+    return found

@@ -1,57 +1,40 @@
 """HttpConnection: an HTTP/1.1 connection of a server, from bytes to an ASGI application and back.
 
-llhttp (httptools) parses, or a kernel where a request of the usual kind comes whole. One request is
-answered after another, in their order; what a client sends ahead of that waits, within bounds, and
-then is not read.
+llhttp (httptools) parses, or a kernel where the head of a request of the usual kind comes whole.
+One request is answered after another, in their order; what a client sends ahead of that waits,
+within bounds, and then is not read.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
 import structlog
 
-from ...base.account import network_of
+from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
-from ...process.loop_turns import LoopTurns
+from ...process.loop_turns import LoopTurns, NextTurn
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
 from .limits import HttpLimits, has_left
+from .observer import AnswerObserver, NoAnswerObserver
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
 
-READ_S = 0.0001
+READ_S = 0.00005
 """What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 log = structlog.get_logger(__name__)
-
-
-class AnswerObserver(Protocol):
-    """Observer of a server's requests. Called on the event loop, for each of them: be quick."""
-
-    def on_request(self, record: RequestRecord) -> None:
-        """Its head was read, and its turn has come."""
-
-    def on_end(self, record: RequestRecord) -> None:
-        """It was answered, or its connection has ended. Once for each whose first byte came."""
-
-
-class NoAnswerObserver:
-    """Observes nothing."""
-
-    def on_request(self, record: RequestRecord) -> None: ...
-
-    def on_end(self, record: RequestRecord) -> None: ...
 
 
 class _RefusedError(Exception):
@@ -60,7 +43,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class OpenConnections:
-    """Those of a server, and the tasks that answer their requests."""
+    """Those of a server, and the tasks that answer requests of theirs now."""
 
     limits: HttpLimits = field(default_factory=HttpLimits)
     on_slow: Callable[[], None] = lambda: None
@@ -72,6 +55,7 @@ class OpenConnections:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     turns: LoopTurns = field(default_factory=LoopTurns)
     """what is read in one turn of the event loop: addresses take turns"""
+    next_turn: NextTurn = field(default_factory=NextTurn)
     are_ending: bool = False
     """a connection that is made now has one request"""
 
@@ -89,7 +73,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._app: App
-        self.client = Client()
+        self.client = Client(connections.next_turn)
         self._scope: Scope = {}  # what all requests of this connection have
         self._peer = ""  # its address, or the network that counts as one
         self._came_in: list[bytes] = []  # and waits for its turn
@@ -101,6 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._arriving: Exchange | None = None
         self._record: RequestRecord | None = None  # of one that has no exchange
         self._reading = self._in_head = False
+        self._missing = 0  # bytes of its body, where the kernel has read its head
         self._silent_bytes = 0  # that made no head or body yet
         self._began = self._last_read = 0.0
         self._came = 0
@@ -109,6 +94,8 @@ class HttpConnection(asyncio.Protocol):
         # Of those that were read
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
+        self._task: asyncio.Task[None] | None = None  # of the last that was begun
+        self._rest: asyncio.Future[None] | None = None  # while that waits for the next one
         self._found: HttpError | None = None  # what a callback of the parser has against it
         self._refusal: HttpError | None = None  # after which nothing is read
         self._closing = self._paused = False
@@ -157,6 +144,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
+        if self._missing:
+            self._read_body(data)
+            return
         if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
             limits = self._limits
             whole = read_whole_request(data, limits.head_bytes, limits.headers)
@@ -175,6 +165,22 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
+        self._watch()
+
+    def _read_body(self, data: bytes) -> None:
+        """More of one whose head the kernel has read."""
+        data, rest = data[: self._missing], data[self._missing :]
+        self._came += len(data)
+        self._last_read = self._loop.time()
+        self._missing -= len(data)
+        self.on_body(data)
+        if not self._missing:
+            self.on_message_complete()
+            if rest and not self._closing:
+                self._read(rest)
+
+    def _watch(self) -> None:
+        """Not for longer than a request may take to come."""
         if self._reading and self._slow is None and self._refusal is None:
             self._slow = self._loop.call_later(self._seconds_left(), self._on_slow)
 
@@ -200,6 +206,8 @@ class HttpConnection(asyncio.Protocol):
         self._came_in.clear()
         self.client.on_gone()
         self._parser = None  # it holds us
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     # The server's side
 
@@ -227,8 +235,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end_unanswered(self) -> None:
-        """The same once no task answers it any more. One that was cancelled before it began has
-        said nothing of its request."""
+        """The same once no task answers it: one that was cancelled early has reported nothing."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             self._report(exchange.record)
@@ -264,9 +271,9 @@ class HttpConnection(asyncio.Protocol):
         query: bytes,
         headers: list[tuple[bytes, bytes]],
         body: bytes,
+        missing: int,
     ) -> None:
-        """A request that has come whole, where none is under way: what the parser's callbacks do
-        with it in all."""
+        """A request that came but for `missing` bytes: what the parser's callbacks do in all."""
         scope = {
             **self._scope,
             "method": method,
@@ -281,10 +288,14 @@ class HttpConnection(asyncio.Protocol):
             scope,
             RequestRecord(scope),
             keep_alive=not self._connections.are_ending,
+            body=None if missing else body,
         )
-        if body:
-            exchange.on_body(body)
-        exchange.body_ended = True
+        if missing:
+            if body:
+                exchange.on_body(body)
+            self._missing, self._reading, self._came = missing, True, len(body)
+            self._began = self._last_read = self._loop.time()
+            self._watch()
         self._start(exchange)
         if exchange.unread > self._limits.unread_bytes:
             self._read_no_more()
@@ -402,8 +413,7 @@ class HttpConnection(asyncio.Protocol):
         self._read(head + rest)
 
     def _split_url(self) -> tuple[bytes, bytes, bytes]:
-        """The path and what stands behind its question mark; also of a URL with a host, as for
-        proxies, and then the host and port."""
+        """The path, the query, and of a URL as for proxies the host and port."""
         url = self._url
         if url[:1] == b"/" and url.isascii() and b"#" not in url:
             path, _, query = url.partition(b"?")
@@ -418,13 +428,31 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = self.client.output = exchange
-        task = self._loop.create_task(self._answer(exchange))
+        task, rest, self._rest = self._task, self._rest, None
+        if task is not None and rest is not None and not rest.done():
+            rest.set_result(None)
+        else:
+            task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
+            task.add_done_callback(self._connections.tasks.discard)
         self._connections.tasks.add(task)
-        task.add_done_callback(self._connections.tasks.discard)
+
+    async def _answer_each(self) -> None:
+        """Answer one request after another: a task of its own for each takes microseconds."""
+        task = self._task
+        assert task is not None
+        while (exchange := self._exchange) is not None:
+            await self._answer(exchange)
+            ends = self._closing or self._connections.are_ending or task.cancelling()
+            if ends or self._task is not task:
+                return
+            self._connections.tasks.discard(task)
+            self._rest = self._loop.create_future()
+            await self._rest
 
     async def _answer(self, exchange: Exchange) -> None:
         record = exchange.record
         set_record(record)
+        set_account("")  # not that of the request before, until its access is checked
         self._connections.observer.on_request(record)
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
@@ -485,8 +513,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.observer.on_end(record)
 
     def _linger(self) -> None:
-        """Say that nothing more comes from here; the client has some time to read that, and to end
-        the connection."""
+        """Say that nothing more comes; the client has some time to read that, and to close."""
         if self._closing or not self._transport.can_write_eof():
             self._end()
             return
@@ -565,9 +592,8 @@ class HttpConnection(asyncio.Protocol):
         return HttpError(400, f"this is no HTTP/1.1 request: {error}")
 
     def _too_long(self) -> HttpError:
-        limits = self._limits
-        text = f"the headers are more than {limits.head_bytes} bytes or {limits.headers}"
-        return HttpError(431, text)
+        most, count = self._limits.head_bytes, self._limits.headers
+        return HttpError(431, f"the headers are more than {most} bytes or {count}")
 
 
 def _address(found: Any) -> tuple[str, int] | None:

@@ -12,16 +12,11 @@ from ..acceptor import Acceptor
 from ..security import certificate_names
 from .application import Application
 from .asgi import Client
-from .connection import (
-    AnswerObserver,
-    App,
-    HttpConnection,
-    NoAnswerObserver,
-    OpenConnections,
-)
+from .connection import App, HttpConnection, OpenConnections
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import refusal
 from .limits import HttpLimits
+from .observer import AnswerObserver, NoAnswerObserver
 
 Enter = Callable[
     [str, Callable[[], asyncio.Protocol], Callable[[], object]], asyncio.Protocol | str

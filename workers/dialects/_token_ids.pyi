@@ -1,4 +1,5 @@
 import array
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -9,4 +10,6 @@ def encode_generate(
     max_tokens: int,
     settings: bytes,
     tokens: npt.NDArray[np.uint32] | array.array[int],
+    packed: Iterable[bytes] = (),
 ) -> tuple[bytes, int]: ...
+def pack_tokens(tokens: npt.NDArray[np.uint32]) -> tuple[bytes, int]: ...

@@ -144,25 +144,25 @@ def encode_generate(
     uint32_t max_tokens,
     bytes settings not None,
     const uint32_t[::1] tokens not None,
+    packed=(),
 ):
-    """(A serialized GenerateRequest, its largest token id). `settings` are its other fields,
-    serialized.
+    """(A serialized GenerateRequest, the largest of `tokens`). `settings` are its other fields,
+    serialized; `packed` has what comes before the tokens, as `pack_tokens` makes it.
 
     ValueError for more tokens than a message can have.
     """
     cdef bytes name = request_id.encode()
+    cdef bytes part
     cdef size_t name_size = len(name)
     cdef size_t settings_size = len(settings)
-    cdef size_t packed = 0
-    cdef size_t inside, size
-    cdef Py_ssize_t number
     cdef uint32_t largest = 0
+    cdef size_t ids = packed_size(tokens, &largest)
+    cdef size_t inside, size
     cdef uint8_t* at
     cdef bytes out
-    for number in range(tokens.shape[0]):
-        packed += varint_size(tokens[number])
-        largest = max(largest, tokens[number])
-    inside = delimited_size(packed)
+    for part in packed:
+        ids += <size_t>len(part)
+    inside = delimited_size(ids)
     size = delimited_size(name_size) + number_size(max_tokens) + settings_size
     size += delimited_size(inside)
     if size >= 1 << 31:
@@ -173,11 +173,36 @@ def encode_generate(
     at = put_number(at, MAX_TOKENS, max_tokens)
     memcpy(at, <const char*>settings, settings_size)
     at += settings_size
-    if packed:
+    if ids:
         at[0] = TOKENIZED << 3 | DELIMITED
         at = put_varint(at + 1, inside)
         at[0] = INPUT_TOKEN_IDS << 3 | DELIMITED
-        at = put_varint(at + 1, packed)
-        for number in range(tokens.shape[0]):
-            at = put_varint(at, tokens[number])
+        at = put_varint(at + 1, ids)
+        for part in packed:
+            memcpy(at, <const char*>part, <size_t>len(part))
+            at += len(part)
+        put_tokens(at, tokens)
     return out, largest
+
+
+def pack_tokens(const uint32_t[::1] tokens not None):
+    """(Token ids as a message has them, the largest of them)."""
+    cdef uint32_t largest = 0
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>packed_size(tokens, &largest))
+    put_tokens(<uint8_t*><char*>out, tokens)
+    return out, largest
+
+
+cdef size_t packed_size(const uint32_t[::1] tokens, uint32_t* largest) noexcept nogil:
+    cdef size_t size = 0
+    cdef Py_ssize_t number
+    for number in range(tokens.shape[0]):
+        size += varint_size(tokens[number])
+        largest[0] = max(largest[0], tokens[number])
+    return size
+
+
+cdef void put_tokens(uint8_t* at, const uint32_t[::1] tokens) noexcept nogil:
+    cdef Py_ssize_t number
+    for number in range(tokens.shape[0]):
+        at = put_varint(at, tokens[number])

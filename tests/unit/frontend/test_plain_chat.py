@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -12,15 +11,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.base.request_record import RequestRecord, set_record
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import completions, origin, plain_chat
+from dynamo_router.frontend import completions, known_beginnings, origin, plain_chat
 from dynamo_router.frontend.completions import CHAT_ROUTE, Completions
 from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.frontend.known_beginnings import MessagesApart
 from dynamo_router.frontend.openai import ApiError, ChatRequest, read_request
 from dynamo_router.frontend.origin import LOUD_HEADERS
 from dynamo_router.frontend.plain_chat import PlainChat, PlainChats
@@ -31,7 +32,7 @@ from dynamo_router.router.policy import Decision
 from dynamo_router.server.access import ANONYMOUS
 from dynamo_router.server.call_limits import CallLimits
 from dynamo_router.server.caller_limits import CallerLimits
-from dynamo_router.server.dispatch import RequestReader
+from dynamo_router.server.dispatch import RequestReader, cut_messages
 from dynamo_router.transport.http1 import Client, HttpCall
 from dynamo_router.workers.engine_facts import EngineFacts
 from dynamo_router.workers.failures import EngineCallError, Origin
@@ -47,9 +48,9 @@ class Engine:
         self.asked: list[Any] = []
 
     async def generate(self, request: Any, respond: Any, *, put: Any, **more: Any) -> PairDecision:
-        body, facts = request
+        body, facts = request.body, request.facts
         self.asked.append(
-            (body, facts._replace(prompt=facts.prompt.local_hashes.tolist()))
+            (body, replace(facts, prompt=facts.prompt.local_hashes.tolist()))
             + tuple(more.get(name) or None for name in ("metadata", "pinned", "session", "timeout"))
             + tuple(more[name] for name in ("call_metadata", "caller", "stops_held"))
         )
@@ -77,8 +78,8 @@ class Output:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def begin(self, status: int, headers: Any) -> None:
-        self.sent.append((status, headers))
+    def begin(self, status: int, headers: Any, lines: bytes = b"") -> None:
+        self.sent.append((status, headers, lines))
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         self.sent.append(data)
@@ -110,6 +111,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_beginnings, "LEAST_NEW_CHARS", 4)
     for module in (origin, plain_chat):
         monkeypatch.setattr(module, "new_answer_id", lambda prefix, given: f"{prefix}{given}")
     for module in (completions, plain_chat):
@@ -124,6 +126,7 @@ async def told(
     fails: bool = False,
     reads: bool = True,
     is_plain: bool = True,
+    apart: bool = False,
 ) -> Told:
     reader = RequestReader(16, off_loop=text()._off_loop)
     engine, output, client = Engine(reader, messages, fails), Output(), Client()
@@ -140,6 +143,8 @@ async def told(
         client.on_full()
         asyncio.get_running_loop().call_later(0, client.on_drained)
     call = HttpCall(ANONYMOUS, "/", headers, body, "r-1", output.send, client)
+    if apart and (found := cut_messages(body, 64, 1 << 16)) is not None:
+        call = replace(call, messages=MessagesApart(*found))
     error: Any = None
     try:
         await made.routes[CHAT_ROUTE](call)
@@ -148,7 +153,7 @@ async def told(
     generation = None if record.generation is None else record.generation()
     if generation is not None:
         generation = generation._replace(first_at=generation.first_at is not None)
-    kept = {field.name: getattr(record, field.name) for field in fields(record)}
+    kept = asdict(record)
     del kept["began"]
     return Told(output.sent, error, engine.asked, {**kept, "generation": generation})
 
@@ -197,7 +202,7 @@ OPTIONS |= {
     "logprobs": st.booleans(),
     "seed": st.sampled_from([None, 5]),
     "verbosity": st.sampled_from(["low", "medium"]),
-    "stream": st.sampled_from([True, False, None]),
+    "stream": st.sampled_from([True, False, False, None]),
 }
 SOME = st.lists(st.sampled_from(sorted(OPTIONS)), max_size=3, unique=True).flatmap(
     lambda names: st.fixed_dictionaries({name: OPTIONS[name] for name in names})
@@ -210,7 +215,7 @@ HEADERS = st.dictionaries(
 
 
 @settings(max_examples=100, deadline=None)
-@given(CHAT, SOME, HEADERS, MESSAGES, st.booleans(), st.booleans())
+@given(CHAT, SOME, HEADERS, MESSAGES, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_both_ways_tell_the_same(
     chat: list[Any],
     some: dict[str, Any],
@@ -218,13 +223,17 @@ def test_both_ways_tell_the_same(
     messages: list[bytes],
     fails: bool,
     reads: bool,
+    stream: bool,
+    apart: bool,
 ) -> None:
-    body = json.dumps({"model": "m", "messages": chat, "stream": True, **some}).encode()
+    """Whatever is asked for, and whether the messages are apart, as those of long bodies are."""
+    body = json.dumps({"model": "m", "messages": chat, "stream": stream, **some}).encode()
 
     async def both() -> None:
         more: dict[str, Any] = {"fails": fails, "reads": reads}
         long = await told(body, headers, messages, is_plain=False, **more)
-        assert await told(body, headers, messages, **more) == long
+        for _ in range(1 + apart):  # the second time a beginning of the messages is known
+            assert await told(body, headers, messages, **more, apart=apart) == long
 
     asyncio.run(both())
 
@@ -288,7 +297,7 @@ async def test_usual_chats_are_plain(monkeypatch: pytest.MonkeyPatch, some: Any)
 @pytest.mark.parametrize(
     "some, headers",
     [
-        *(({name: value}, {}) for name, value in [("stream", False), ("n", 2), ("stop", "x")]),
+        *(({name: value}, {}) for name, value in [("seed", 2), ("n", 2), ("stop", "x")]),
         *(({name: value}, {}) for name, value in [("tools", []), ("seed", 1), ("nvext", {})]),
         *(({}, {name: "1"}) for name in sorted(LOUD_HEADERS)),
     ],

@@ -61,3 +61,20 @@ def test_what_is_booked_and_freed_while_it_moves_is_counted_right() -> None:
         table.free(f"r{request}")
     table.check_integrity()
     assert not table.active_blocks().any()
+
+
+def test_a_table_keeps_its_size_from_one_long_prompt_to_the_next() -> None:
+    table = SlotTable(16)
+    table.add_worker(0)
+    hashes = np.arange(10_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    sizes = set()
+    for turn in range(200):
+        table.add_request("long", 0, hashes, isl=160_000, overlap_blocks=0, now=0.0)
+        table.free("long")
+        for each in range(20):  # and some short ones
+            book(table, each)
+            table.free(f"r{each}")
+        if turn > 2:
+            sizes.add(table.memory_bytes())
+    assert len(sizes) == 1
+    table.check_integrity()

@@ -325,6 +325,27 @@ def test_pieces_make_the_ids_of_the_whole(
         )
 
 
+@settings(deadline=None, max_examples=60)
+@given(text=TEXTS, others=st.lists(TEXTS, min_size=1, max_size=3), least=st.integers(1, 9))
+def test_a_text_can_be_cut_at_its_last_cut_whatever_follows(
+    tokenizer: tuple[str, Tokenizer, CutRules],
+    off_loop: OffLoop,
+    text: str,
+    others: list[str],
+    least: int,
+) -> None:
+    _, whole, rules = tokenizer
+    encoder = Encoder(
+        partial(encode_texts, whole), rules, off_loop, PieceCache(1 << 20), least, least
+    )
+    at = encoder.last_cut(text + others[0], len(text))
+    assert at == encoder.last_cut(text, len(text)) and 0 <= at <= len(text)
+    begun = encoded(encoder, text[:at]) if at else []
+    for other in others:
+        rest = encoded(encoder, text[at:] + other)
+        assert begun + rest == whole.encode(text + other, add_special_tokens=False).ids
+
+
 UNICODE = (
     "naïve 👩‍👧‍👦 e\u0301 ΑΣ 漢字、한 \u1112\u1161\u11ab, ﷺ \U0001f1e9\U0001f1ea a\u0327\u0301b"
 )

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import ChatTemplate
 from dynamo_router.frontend.processor.template_pieces import (
-    EDGE,
+    LEFT,
     MOST_MESSAGES,
     MOST_SHAPES,
+    RIGHT,
     TemplatePieces,
 )
 
@@ -100,7 +101,7 @@ LOOK_INSIDE = {
 CONTENT = st.one_of(
     st.text(max_size=6),
     st.sampled_from(
-        ["", " ", " a ", "\n", "b\n", "<s>", "{{ x }}", EDGE, f"{EDGE}c{EDGE}", "\xa0d"]
+        ["", " ", " a ", "\n", "b\n", "<s>", "{{ x }}", LEFT, f"{LEFT}c{RIGHT}", RIGHT, "\xa0d"]
     ),
 )
 ROLES = st.sampled_from(["user", "assistant", "system", "tool", "odd"])
@@ -133,7 +134,7 @@ TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in PASS_ON.items()}
 @pytest.mark.parametrize("name", PASS_ON)
 def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> None:
     template = TEMPLATES[name]
-    assert template._pieces is not None
+    assert template.pieces is not None
     for messages, prompted in chats:
         together = text_of(template, messages, prompted, pieces=True)
         assert together == text_of(template, messages, prompted, pieces=False)
@@ -142,17 +143,25 @@ def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> Non
 @pytest.mark.parametrize("text", LOOK_INSIDE.values(), ids=LOOK_INSIDE)
 def test_a_template_that_looks_into_contents_has_no_pieces(text: str) -> None:
     template = ChatTemplate(text, TOKENS)
-    assert template._pieces is None
+    assert template.pieces is None
     messages = [{"role": "user", "content": each} for each in ("a b", "c")]
     assert text_of(template, messages, True, pieces=True) == text_of(
         template, messages, True, pieces=False
     ) or "strftime_now" in text or "random" in text  # fmt: skip
 
 
+def test_contents_that_touch_keep_their_own_white_space() -> None:
+    """Of one that is stripped, and one behind it that is not."""
+    chat = [{"role": "user", "content": content} for content in (" a ", " b ")]
+    text = "{% for m in messages %}{{ m.content | trim }}{{ m.content }}{% endfor %}"
+    assert ChatTemplate(text, {}).render(chat, add_generation_prompt=False) == "a a b b "
+
+
 def test_a_template_or_token_with_the_mark_has_no_pieces() -> None:
-    assert ChatTemplate(BY_ROLE + EDGE, TOKENS)._pieces is None
-    assert ChatTemplate(BY_ROLE, {"bos_token": EDGE})._pieces is None
-    assert ChatTemplate(BY_ROLE, {})._pieces is not None
+    for edge in LEFT, RIGHT:
+        assert ChatTemplate(BY_ROLE + edge, TOKENS).pieces is None
+        assert ChatTemplate(BY_ROLE, {"bos_token": edge}).pieces is None
+    assert ChatTemplate(BY_ROLE, {}).pieces is not None
 
 
 def test_the_template_is_rendered_once_for_a_shape_and_shapes_are_bounded() -> None:

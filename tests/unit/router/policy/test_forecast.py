@@ -21,11 +21,6 @@ FACTS = {"total_kv_blocks": 1000, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(0, 1, clock=clock, seed=3, facts=FACTS, block_size=BLOCK) as made:
         yield made

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import NoWorkersError
@@ -129,7 +130,7 @@ def test_a_further_attempt_is_not_late_for_what_the_first_one_took() -> None:
     asked = Placement(router.prompt(TOKENS), "again", clock.now() - 9.0, objectives=NAMED)
     with pytest.raises(NoWorkersError, match="TTFT objective"):
         router.place(asked)
-    assert router.place(asked._replace(retried=True)).request_id == "again"
+    assert router.place(replace(asked, retried=True)).request_id == "again"
 
 
 def test_a_request_that_waits_has_its_turn_to_be_refused_once_it_is_too_late() -> None:
@@ -138,8 +139,8 @@ def test_a_request_that_waits_has_its_turn_to_be_refused_once_it_is_too_late() -
     queue._seconds_until_free = lambda asked_for: free[0]
     queue._wait_times = lambda: queue._seconds_until_free
     plain = Placement(router.prompt(TOKENS), "plain", clock.now())
-    named = plain._replace(request_id="named", objectives=NAMED)
-    pinned = named._replace(request_id="pinned", pinned=router.registry.entries()[0].ranks[0])
+    named = replace(plain, request_id="named", objectives=NAMED)
+    pinned = replace(named, request_id="pinned", pinned=router.registry.entries()[0].ranks[0])
     for placement in (plain, named):
         queue.enter(lambda placement=placement: ticket_of(router, placement))
     queue.enter(lambda: ticket_of(router, pinned, pinned.pinned))

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_router.server.dispatch._json_tokens import count_parts, cut_tokens, outline_of
+from dynamo_router.server.dispatch._json_tokens import (
+    count_parts,
+    cut_messages,
+    cut_tokens,
+    outline_of,
+)
 
 KEY = b"token_ids"
 MANY = 2**20
@@ -177,3 +182,80 @@ def test_an_outline_is_the_same_without_its_long_strings(value: Any) -> None:
 )
 def test_an_outline_of_any_bytes_ends(text: bytes) -> None:
     assert len(outline_of(text, 10)) <= len(text)
+
+
+messages = st.lists(st.dictionaries(st.text(max_size=6), plain, max_size=3), min_size=1, max_size=6)
+no_messages = st.dictionaries(st.text(max_size=9).filter(lambda key: key != "messages"), plain)
+
+
+@settings(max_examples=300)
+@given(no_messages, messages, st.integers(0, 4), st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_messages_are_found_where_they_are_and_the_rest_is_left(
+    rest: dict[str, Any], listed: list[Any], place: int, indent: Any, ascii: bool
+) -> None:
+    pairs = list(rest.items())
+    pairs.insert(place, ("messages", listed))
+    text = json.dumps(dict(pairs), indent=indent, ensure_ascii=ascii)
+    body = text.encode("utf-8", "surrogatepass")
+    found = cut_messages(body, 6, MANY)
+    if any("\\" in json.dumps(key, ensure_ascii=ascii) for key in rest):
+        assert found is None
+        return
+    assert found is not None
+    left, begin, ends = found
+    assert json.loads(left.decode("utf-8", "surrogatepass")) == {**rest, "messages": []}
+    starts = [begin, *(end for end in ends[:-1])]
+    parts = [body[a:b].lstrip(b", \t\n") for a, b in zip(starts, ends, strict=True)]
+    assert [json.loads(part.decode("utf-8", "surrogatepass")) for part in parts] == listed
+    assert cut_messages(body, len(listed) - 1, MANY) is None
+    assert cut_messages(body, 6, 1) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"messages": {}}',
+        b'{"messages": []}',
+        b'{"messages": [1]}',
+        b'{"messages": [{}, 1]}',
+        b'{"messages": [{},]}',
+        b'{"messages": [{}',
+        b'{"messages": [{"a": "b}]}',
+        b'{"messages": [{}]',
+        b'{"messages": [{}], "messages": [{}]}',
+        b'{"messages": [{}], "message\\u0073": [{}]}',
+        b'{"messages": [{}] 1}',
+        b'{"messages" [{}]}',
+    ],
+)
+def test_other_bodies_have_no_messages_to_find(body: bytes) -> None:
+    assert cut_messages(body, 9, MANY) is None
+
+
+@settings(max_examples=500)
+@given(messages, st.data())
+def test_a_damaged_body_is_damaged_in_the_rest_or_in_a_message(
+    listed: list[Any], data: st.DataObject
+) -> None:
+    """What is taken apart is JSON if its parts are: nothing is lost between them."""
+    body = json.dumps({"model": "m", "messages": listed, "n": 1}).encode()
+    at = data.draw(st.integers(0, len(body) - 1))
+    damaged = (
+        body[:at]
+        + data.draw(st.sampled_from([b"", b",", b"{", b"]", b'"', b"1"]))
+        + (body[at + data.draw(st.integers(0, 1)) :])
+    )
+    found = cut_messages(damaged, 99, MANY)
+    if found is None:
+        return
+    left, begin, ends = found
+    try:
+        rest, parts = json.loads(left), json.loads(b"[" + damaged[begin : ends[-1]] + b"]")
+    except ValueError:
+        with pytest.raises(ValueError):
+            json.loads(damaged)
+        return
+    assert json.loads(damaged) == {**rest, "messages": parts}

@@ -1,8 +1,9 @@
-"""Requests that come whole: the kernel beside llhttp, which reads all others.
+"""Requests whose head comes whole: the kernel beside llhttp, which reads all others.
 
 What it reads, llhttp reads in the same way; and it reads what usual clients send.
 """
 
+import asyncio
 from typing import Any
 
 import httptools
@@ -13,6 +14,7 @@ from support.polling import until
 from support.servers.http1_server import CLOSE, bodies, echo, post, serving
 
 from dynamo_router.transport.http1._whole_request import AT_MOST_ONCE, read_whole_request
+from dynamo_router.transport.http1.limits import HttpLimits
 
 MOST_BYTES, MOST_HEADERS = 4096, 12
 Whole = tuple[str, bytes, bytes, list[tuple[bytes, bytes]], bytes]
@@ -55,14 +57,21 @@ class Parsed:
 
 
 def read(data: bytes) -> Whole | None:
-    return read_whole_request(data, MOST_BYTES, MOST_HEADERS)
+    """Of one that is all there."""
+    found = read_whole_request(data, MOST_BYTES, MOST_HEADERS)
+    return None if found is None or found[5] else found[:5]
 
 
 def check(data: bytes) -> None:
     """What is read is what llhttp reads, and is all that an answer depends on."""
-    whole = read(data)
-    if whole is None:
+    found = read_whole_request(data, MOST_BYTES, MOST_HEADERS)
+    if found is None:
         return
+    missing = b"\xff" * min(found[5], 1 << 16)
+    if len(missing) < found[5]:
+        return
+    data += missing  # whatever comes
+    whole = (*found[:4], found[4] + missing)
     parsed = Parsed(data)  # no error
     assert (parsed.messages, parsed.ended) == (1, 1)
     assert parsed.whole == whole
@@ -147,8 +156,15 @@ def test_what_is_not_usual_is_left_to_the_parser(old: bytes, new: bytes) -> None
     assert changed != USUAL and read(changed) is None
 
 
-def test_parts_and_more_than_one_are_left_to_the_parser() -> None:
-    assert all(read(USUAL[:size]) is None for size in range(len(USUAL)))
+def test_parts_of_a_head_and_more_than_one_request_are_left_to_the_parser() -> None:
+    whole, head = read(USUAL), len(USUAL) - len(BODY)
+    assert whole is not None
+    for size in range(len(USUAL)):
+        found = read_whole_request(USUAL[:size], MOST_BYTES, MOST_HEADERS)
+        if size < head:
+            assert found is None
+        else:
+            assert found == (*whole[:4], USUAL[head:size], len(USUAL) - size)
     assert read(USUAL + USUAL) is None and read(b"\r\n" + USUAL) is None
 
 
@@ -231,19 +247,52 @@ def test_requests_with_a_byte_changed_are_read_as_the_parser_reads_them(
 
 
 async def test_both_ways_on_one_connection() -> None:
-    """Whole requests and those that come in parts, one after the other."""
+    """Whole requests and those that come in parts of a head or a body, one after the other."""
     async with serving(echo) as rig:
         reader, writer = await rig.open()
-        for number in range(6):
+        for number in range(9):
             sent = post(b"%d" % number, "/a")
-            if number % 2:
-                writer.write(sent[:30])
+            if part := (0, 30, len(sent) - 1)[number % 3]:
+                writer.write(sent[:part])
                 await until(lambda: any(each._reading for each in rig.connections.open))
-                writer.write(sent[30:])
-            else:
-                writer.write(sent)
+            writer.write(sent[part:])
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(10) == b"POST /a? %d" % number
         writer.write(post(b"x", "/b", CLOSE))
         assert bodies(await reader.read()) == [b"POST /b? x"]
         writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 5, 40])
+async def test_what_comes_behind_a_body_that_came_in_parts_is_the_next_request(size: int) -> None:
+    """However the bytes are cut: a body, the request behind it, and one of another kind."""
+    sent = post(b"a" * 30, "/a") + post(b"b", "/b") + post(b"c", "/c", CLOSE)
+    head = sent.index(b"\r\n\r\n") + 4
+    async with serving(echo) as rig:
+        reader, writer = await rig.open()
+        writer.write(sent[:head])
+        await until(lambda: any(each._missing == 30 for each in rig.connections.open))
+        for at in range(head, len(sent), size):
+            writer.write(sent[at : at + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        found = bodies(await reader.read())
+        assert found == [b"POST /a? " + b"a" * 30, b"POST /b? b", b"POST /c? c"]
+        writer.close()
+
+
+async def test_a_body_whose_rest_does_not_come_is_waited_for_as_long_as_any() -> None:
+    async with serving(echo, HttpLimits(silence_s=0.2)) as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b"abc", "/a")[:-1])
+        assert b"408" in (await reader.read()).split(b"\r\n")[0]
+        writer.close()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_nothing() -> None:
+    async with serving(echo) as rig:
+        _, writer = await rig.open()
+        writer.write(post(b"abc", "/a")[:-1])
+        await until(lambda: any(each._missing for each in rig.connections.open))
+        writer.close()
+        await until(lambda: not rig.connections.open and not rig.connections.tasks)

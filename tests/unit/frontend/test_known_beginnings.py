@@ -1,0 +1,358 @@
+"""The prompt of a chat of which a beginning is known is that of the whole chat, made anew."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo_router.base.errors import InvalidRequestError
+from dynamo_router.engines.mocker import OWN_MODEL
+from dynamo_router.frontend import known_beginnings
+from dynamo_router.frontend.engine_requests import HashedPrompt, written_request
+from dynamo_router.frontend.known_beginnings import (
+    KnownBeginnings,
+    MessagesApart,
+    messages_apart,
+)
+from dynamo_router.frontend.openai import LONG_BODY
+from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
+from dynamo_router.process.off_loop import OffLoop
+from dynamo_router.router.prompt import Prompt
+from dynamo_router.server.caller_limits import CallerLimits
+from dynamo_router.server.dispatch import RequestReader, cut_messages
+from dynamo_router.workers.trtllm_proto import pb
+
+BLOCK = 4
+TEMPLATES = {
+    "plain": (
+        "<|start|>{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+    "stripped": (
+        "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    ),
+    "no marks": "{% for m in messages %} {{ m['role'] }} {{ m['content'] }}{% endfor %}",
+    "the first again": (
+        "{% for m in messages %}<|start|>{{ m['content'] }}{% endfor %}{{ messages[0]['content'] }}"
+    ),
+    "the last first": (
+        "{{ messages[-1]['content'] }}"
+        "{% for m in messages %}<|start|>{{ m['content'] }}{% endfor %}"
+    ),
+    "its length": (
+        "{% if messages | length > 3 %}long {% endif %}{% for m in messages %}"
+        "<|end|>{{ m['content'] }}{% endfor %}"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ModelText]]:
+    """Models of one tokenizer and these templates, which keep what they know apart."""
+    off_loop, made = OffLoop(), {}
+    for name, template in TEMPLATES.items():
+        folder: Path = tmp_path_factory.mktemp("model") / "model"
+        shutil.copytree(OWN_MODEL, folder)
+        (folder / "chat_template.jinja").write_text(template)
+        made[name] = ModelText(folder, off_loop, PieceCache(1 << 20))
+    yield made
+    off_loop.close()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What adds little is kept, too."""
+    monkeypatch.setattr(known_beginnings, "LEAST_NEW_CHARS", 4)
+
+
+def apart(body: bytes) -> MessagesApart:
+    found = cut_messages(body, 64, 1 << 20)
+    assert found is not None
+    return MessagesApart(*found)
+
+
+def a_reader(text: ModelText, most: int = 1 << 20) -> RequestReader:
+    return RequestReader(BLOCK, CallerLimits(max_prompt_tokens=most), off_loop=text._off_loop)
+
+
+async def known(
+    text: ModelText, body: bytes, tenant: Tenant = NO_TENANT, reader: RequestReader | None = None
+) -> HashedPrompt | None:
+    beginnings = KnownBeginnings(text, reader or a_reader(text))
+    return await beginnings.prompt(body, apart(body), tenant)
+
+
+async def check(text: ModelText, body: bytes, tenant: Tenant = NO_TENANT) -> None:
+    """Ids, their largest and hashes are those of the whole chat."""
+    found = await known(text, body, tenant)
+    messages = json.loads(body)["messages"]
+    assert text.template is not None and found is not None
+    rendered = text.template._rendered_plain(messages, True)
+    ids = text._encode([rendered], False)[0]
+    tokens = np.frombuffer(ids, np.uint32)
+    asked = written_request("r", 7, b"", found, True)
+    message = pb.GenerateRequest.FromString(asked.body)
+    assert list(message.tokenized.input_token_ids) == tokens.tolist()
+    assert asked.facts.largest_token == tokens.max() and asked.facts.prompt.isl == len(tokens)
+    whole = Prompt(tokens, BLOCK)
+    assert asked.facts.prompt.local_hashes.tolist() == whole.local_hashes.tolist()
+    assert asked.facts.prompt.sequence_hashes.tolist() == whole.sequence_hashes.tolist()
+
+
+WORDS = 'a the of and, it. is\nyou 漢字 é 👩\u200d👧 naïve e\u0301 x1 {} " \\ \t'.split(" ")
+MARKS = ["<|start|>", "<|end|>", "<|st", "art|>", "\u2028", "\x1f", "\\u00e9", "'s", "ﷺ", "한국"]
+WORD = st.sampled_from([*WORDS, *MARKS, " ", "  ", "\n\n"])
+CONTENT = st.lists(WORD, max_size=30).map(" ".join).filter(lambda text: not text.isspace())
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system", "assistant"]), "content": CONTENT}
+)
+TURN = st.one_of(
+    st.tuples(st.just("said"), st.lists(MESSAGE, min_size=1, max_size=3)),
+    st.tuples(st.just("said"), st.lists(MESSAGE, min_size=1, max_size=3)),
+    st.tuples(st.just("again"), st.none()),
+    st.tuples(st.just("edited"), st.tuples(st.integers(0, 20), CONTENT)),
+    st.tuples(st.just("cut"), st.integers(1, 20)),
+    st.tuples(st.just("longer"), st.tuples(st.integers(0, 20), CONTENT)),
+    st.tuples(st.just("dropped"), st.integers(1, 30)),
+    st.tuples(st.just("other tenant"), st.sampled_from([None, 1, 2])),
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.lists(MESSAGE, min_size=1, max_size=4),
+    turns=st.lists(TURN, max_size=8),
+    ascii=st.booleans(),
+)
+def test_the_prompt_is_that_of_the_whole_chat(
+    texts: dict[str, ModelText], name: str, first: list[Any], turns: list[Any], ascii: bool
+) -> None:
+    """Whatever was said, edited, cut off or dropped from the cache between turns."""
+    text, messages, tenant = texts[name], list(first), NO_TENANT
+    cache = text.pieces
+
+    async def converse() -> None:
+        nonlocal tenant
+        await say()
+        for kind, what in turns:
+            if kind == "said":
+                messages.extend(what)
+            elif kind == "edited":
+                messages[what[0] % len(messages)]["content"] = what[1]
+            elif kind == "longer":
+                message = messages[what[0] % len(messages)]
+                longer = message["content"] + what[1]
+                message["content"] = "" if longer.isspace() else longer
+            elif kind == "cut":
+                del messages[what % len(messages) + 1 :]
+            elif kind == "dropped":
+                for _ in range(min(what, len(cache))):
+                    cache._drop()
+            elif kind == "other tenant":
+                tenant = Tenant("", what)
+            await say()
+
+    async def say() -> None:
+        body = json.dumps({"model": "m", "messages": messages, "n": 1}, ensure_ascii=ascii)
+        await check(text, body.encode(), tenant)
+
+    messages[:] = [dict(message) for message in messages]
+    asyncio.run(converse())
+
+
+def conversation(turns: int, words: int = 3000) -> list[dict[str, str]]:
+    found = [{"role": "system", "content": f"it is you and the {'of ' * words}"}]
+    for turn in range(turns):
+        found.append({"role": "user", "content": f"the {turn} of {'and it ' * 600}."})
+        found.append({"role": "assistant", "content": f"is {turn} {'you the ' * 20}."})
+    return found
+
+
+def body_of(messages: list[dict[str, str]], **more: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": messages, **more}).encode()
+
+
+def seen(text: ModelText, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long texts are that are asked the tokenizer, or the cache, for."""
+    found: list[int] = []
+    encode = text.encode
+
+    async def noted(each: str, *given: Any, **more: Any) -> Any:
+        found.append(len(each))
+        return await encode(each, *given, **more)
+
+    monkeypatch.setattr(text, "encode", noted)
+    return found
+
+
+async def test_a_turn_costs_what_is_new(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk = texts["plain"], conversation(6)
+    found = seen(text, monkeypatch)
+    for count in range(2, len(talk) + 1, 2):
+        found.clear()
+        await check(text, body_of(talk[:count]))
+        assert sum(found) < (14_000 if count == 2 else 5_500)
+    # One that goes on from an earlier turn, and one whose message was edited in the middle.
+    for changed in (4, 8):
+        talk[changed] = {"role": "user", "content": "other words " * 300}
+        found.clear()
+        await check(text, body_of(talk[: changed + 1]))
+        assert sum(found) < 5_500 + 8_000 * (changed == 8)
+
+
+async def test_no_other_namespace_or_block_size_finds_it(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, body = texts["plain"], body_of(conversation(2))
+    found = seen(text, monkeypatch)
+    for tenant in (Tenant("a", 5), Tenant("b", 6), Tenant("c", None)):
+        found.clear()
+        await check(text, body, tenant)
+        if tenant.namespace is not None:
+            assert sum(found) > 10_000
+        found.clear()
+        await check(text, body, tenant)
+        assert sum(found) < 6_000  # at most the last turn
+    found.clear()
+    other = RequestReader(BLOCK * 2, off_loop=text._off_loop)
+    assert await known(text, body, Tenant("c", None), other) is not None and sum(found) > 10_000
+    found.clear()
+    await check(text, body, Tenant("d", None))  # another account, of no namespace of its own
+    assert sum(found) < 6_000
+
+
+async def test_what_it_takes_is_counted_and_bounded(texts: dict[str, ModelText]) -> None:
+    text = texts["no marks"]
+    cache = text.pieces
+    while len(cache):
+        cache._drop()
+    talk = conversation(20)
+    for count in range(1, len(talk) + 1, 2):
+        await check(text, body_of(talk[:count]))
+    chars = sum(len(message["content"]) for message in talk)
+    parts = [each for share in cache._shares.values() for each in share.pieces.values()]
+    kept = {id(part): part for part in parts if isinstance(part, known_beginnings.Beginning)}
+    assert len(kept) == 21 and cache.size < 4 * chars
+    assert cache.size >= sum(map(len, kept.values()))
+    cache.most_bytes = cache.size // 2  # it is kept to when something is added
+    try:
+        for count in range(1, len(talk) + 1, 2):
+            await check(text, body_of([*talk[:count], *conversation(1, 99)]))
+            assert cache.size <= cache.most_bytes
+    finally:
+        cache.most_bytes = 1 << 20
+
+
+async def test_cancelled_in_the_middle_it_keeps_nothing_half_made(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk = texts["stripped"], conversation(3)
+    await check(text, body_of(talk[:3]))
+    for stop in range(4):  # at each step that waits
+        calls, encode = 0, text.encode
+
+        async def stops(*given: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > stop:  # noqa: B023
+                raise asyncio.CancelledError
+            return await encode(*given, **more)  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(text, "encode", stops)
+            if stop < 2:
+                with pytest.raises(asyncio.CancelledError):
+                    await known(text, body_of(talk[:5]))
+        await check(text, body_of(talk[:5]))
+        await check(text, body_of(talk))
+        while len(text.pieces):
+            text.pieces._drop()
+
+
+async def test_a_repeated_turn_that_was_dropped_meanwhile_is_no_circle(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own beginning goes while its prompt is made."""
+    text, body = texts["plain"], body_of(conversation(1))
+    await check(text, body)
+    encode = text.encode
+
+    async def drops(*given: Any, **more: Any) -> Any:
+        while len(text.pieces):
+            text.pieces._drop()
+        return await encode(*given, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(text, "encode", drops)
+        patched.setattr(text, "last_cut", lambda whole, end: end - 1)
+        await known(text, body)
+    async with asyncio.timeout(10):
+        await check(text, body)
+
+
+async def test_what_is_not_plain_is_for_others_to_say(texts: dict[str, ModelText]) -> None:
+    text = texts["plain"]
+    plain = {"role": "user", "content": "a the of " * 40}
+    await check(text, body_of([plain]))
+    for other in (
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": " \n"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "a", "name": "b"},
+        {"role": "tool", "content": "a", "tool_call_id": "1"},
+        {"role": 1, "content": "a"},
+    ):
+        for talk in ([plain, other], [other, plain], [other]):
+            assert await known(text, body_of(talk)) is None  # type: ignore[arg-type]
+    for broken in (b'"a\\x"', b'"\\ud83d"x', b'"\xff"', b'"a\tb"', b"1"):
+        raw = b'{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": %b}]}'
+        assert await known(text, raw % broken) is None
+
+
+async def test_what_is_too_long_is_for_others_to_say(texts: dict[str, ModelText]) -> None:
+    text, body = texts["plain"], body_of(conversation(2))
+    for _ in range(2):
+        found = await known(text, body)
+        assert found is not None
+        most = a_reader(text, found.prompt.isl - 1)
+        assert await known(text, body, reader=most) is None
+        assert await known(text, body, reader=a_reader(text, 5)) is None
+
+
+def test_only_long_bodies_are_taken_apart() -> None:
+    short, long = body_of(conversation(0, 10)), body_of(conversation(1, 6000))
+    assert len(short) <= LONG_BODY < len(long)
+    assert messages_apart(short) is None
+    found = messages_apart(long)
+    assert found is not None and json.loads(found.rest) == {"model": "m", "messages": []}
+    assert messages_apart(body_of(conversation(1, 6000), user="x" * LONG_BODY)) is None
+    assert messages_apart(body_of(conversation(40, 6000))) is None
+    assert messages_apart(body_of(conversation(1, 400_000))) is None
+
+
+async def test_a_template_that_refuses_a_turn_does_so(tmp_path: Path) -> None:
+    folder, off_loop = tmp_path / "model", OffLoop()
+    shutil.copytree(OWN_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if loop.index > 3 %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
+    try:
+        text, talk = ModelText(folder, off_loop, PieceCache(1 << 20)), conversation(2)
+        await check(text, body_of(talk[:3]))
+        with pytest.raises(InvalidRequestError, match="refuses these messages: no"):
+            await known(text, body_of(talk))
+    finally:
+        off_loop.close()
