@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from ...process.settings import bad_setting
 from ..acceptor import Acceptor
@@ -105,7 +106,10 @@ class HttpListener:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         self._listen_no_more()
-        under_way = self._opening.values(), self._connections.tasks
+        under_way: tuple[Iterable[asyncio.Task[Any]], ...] = (
+            self._opening.values(),
+            self._connections.tasks,
+        )
         while tasks := [task for task in chain(*under_way) if not task.done()]:
             for task in tasks:
                 task.cancel()
