@@ -195,6 +195,8 @@ class KnownBeginnings:
             if part.parent is None:
                 return _Known(count, key, tuple(parts[::-1]), parts[0])
             part = get(part.parent)
+        if parts:
+            self._text.pieces.forget(key)  # it would be in the way of what is made anew
         return None
 
     async def _read(self, body: bytes, apart: MessagesApart, known: int) -> Any:

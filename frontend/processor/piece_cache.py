@@ -137,14 +137,18 @@ class PieceCache:
         while self._root.size > self.most_bytes:
             self._drop()
 
+    def forget(self, key: bytes) -> None:
+        """What is kept under a key is of no use any more."""
+        share = self._shares.pop(key)
+        size = len(share.pieces.pop(key)) + OVERHEAD
+        share.add(-size - (0 if share.pieces else SHARE_OVERHEAD))
+        self._last_used = None  # it lost its place
+
     def _use(self, share: _Share) -> None:
         self._last_used = share
         self._uses += 1
         share.use(self._uses)
 
     def _drop(self) -> None:
-        share = self._root.loser()
-        key, ids = share.pieces.popitem(last=False)
-        del self._shares[key]
-        share.add(-len(ids) - OVERHEAD - (0 if share.pieces else SHARE_OVERHEAD))
+        self.forget(next(iter(self._root.loser().pieces)))
         self.dropped += 1

@@ -16,6 +16,7 @@ from jinja2 import nodes
 EDGES = LEFT, RIGHT = "\x1e", "\x1f"
 """White space as far as `strip` goes, which no template writes: it shows what was stripped."""
 MOST_SHAPES, MOST_MESSAGES = 128, 64
+MOST_ROLE_CHARS = 64
 _NAME = "content"
 _METHODS = frozenset(dir(dict))
 
@@ -273,6 +274,8 @@ def taken_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[Shape, list[str]
         role, content = message.get("role"), message.get(_NAME)
         if len(message) != 2 or not isinstance(role, str) or not isinstance(content, str):
             return None
+        if len(role) > MOST_ROLE_CHARS or not role.isprintable():
+            return None  # kept it would take much; or it may have an edge in it
         if content and content.isspace():
             return None  # stripped it would be empty
         contents.append(content)

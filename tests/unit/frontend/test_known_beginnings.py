@@ -301,6 +301,30 @@ async def test_a_repeated_turn_that_was_dropped_meanwhile_is_no_circle(
         await check(text, body)
 
 
+async def test_what_goes_on_from_one_that_was_dropped_is_kept_anew(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk, found = texts["plain"], conversation(3), seen(texts["plain"], monkeypatch)
+    cache = text.pieces
+    while len(cache):
+        cache._drop()
+    for count in (3, 5):
+        await check(text, body_of(talk[:count]))
+    first = next(key for key, share in cache._shares.items() if is_first(share.pieces[key]))
+    cache.forget(first)
+    for most in (100_000, 2_000):
+        found.clear()
+        await check(text, body_of(talk[:5]))
+        assert sum(found) < most
+    while len(cache):
+        cache._drop()
+    assert cache.size == 0
+
+
+def is_first(part: object) -> bool:
+    return isinstance(part, known_beginnings.Beginning) and part.parent is None
+
+
 async def test_what_is_not_plain_is_for_others_to_say(texts: dict[str, ModelText]) -> None:
     text = texts["plain"]
     plain = {"role": "user", "content": "a the of " * 40}
@@ -313,6 +337,8 @@ async def test_what_is_not_plain_is_for_others_to_say(texts: dict[str, ModelText
         {"role": "user", "content": "a", "name": "b"},
         {"role": "tool", "content": "a", "tool_call_id": "1"},
         {"role": 1, "content": "a"},
+        {"role": "a" * 65, "content": "a"},
+        {"role": "a\x1e", "content": "a"},
     ):
         for talk in ([plain, other], [other, plain], [other]):
             assert await known(text, body_of(talk)) is None  # type: ignore[arg-type]

@@ -49,6 +49,10 @@ TURNS = (
     "{% else %}{% set role = message['role'] %}{% endif %}"
     "{{ '<turn>' + role + '\\n' + message['content'] | trim + '</turn>\\n' }}{% endfor %}"
 )
+TOUCHING = (
+    "{% for m in messages %}{{ m.role }}{{ m.content | trim }}{{ m.role }}"
+    "{{ m.content or 'none' }}{{ (m.role ~ m.content) | trim }}{% endfor %}"
+)
 OFFSET = (
     "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}"
     "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}"
@@ -64,6 +68,7 @@ PASS_ON = {
     "stripped": STRIPPED,
     "turns": TURNS,
     "set": OFFSET,
+    "touching": TOUCHING,
 }
 
 LOOK_INSIDE = {
@@ -104,7 +109,9 @@ CONTENT = st.one_of(
         ["", " ", " a ", "\n", "b\n", "<s>", "{{ x }}", LEFT, f"{LEFT}c{RIGHT}", RIGHT, "\xa0d"]
     ),
 )
-ROLES = st.sampled_from(["user", "assistant", "system", "tool", "odd"])
+ROLES = st.sampled_from(
+    ["user", "assistant", "system", "tool", "odd", "", " ", LEFT, f"a{LEFT}", RIGHT, f"{RIGHT}b"]
+)
 PLAIN = st.fixed_dictionaries({"role": ROLES, "content": CONTENT})
 OTHERS = st.one_of(
     st.fixed_dictionaries({"role": ROLES}),
