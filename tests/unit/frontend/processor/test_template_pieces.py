@@ -136,6 +136,17 @@ def text_of(template: ChatTemplate, messages: Any, prompted: bool, *, pieces: bo
 TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in PASS_ON.items()}
 
 
+@pytest.mark.parametrize("role", ["a", "", " ", f"a{LEFT}", f"{RIGHT}b", LEFT, "a" * 10_000])
+def test_roles_are_written_as_they_are(role: str) -> None:
+    template = ChatTemplate(TOUCHING, TOKENS)
+    for content in ("q", " q ", ""):
+        messages = [{"role": role, "content": content}]
+        together = text_of(template, messages, True, pieces=True)
+        assert together == text_of(template, messages, True, pieces=False)
+    assert template.pieces is not None
+    assert max(len(each) for shape, _ in template.pieces._kept for each, _ in shape) < 100
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(CHATS, st.booleans()), min_size=1, max_size=4))
 @pytest.mark.parametrize("name", PASS_ON)
