@@ -22,7 +22,7 @@ from dynamo_router.frontend.known_beginnings import (
     messages_apart,
 )
 from dynamo_router.frontend.openai import LONG_BODY
-from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
+from dynamo_router.frontend.processor import MOST_MESSAGES, NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.prompt import Prompt
 from dynamo_router.server.caller_limits import CallerLimits
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def apart(body: bytes) -> MessagesApart:
-    found = cut_messages(body, 64, 1 << 20)
+    found = cut_messages(body, MOST_MESSAGES, 1 << 20)
     assert found is not None
     return MessagesApart(*found)
 
@@ -211,6 +211,37 @@ async def test_a_turn_costs_what_is_new(
         assert sum(found) < 5_500 + 8_000 * (changed == 8)
 
 
+@pytest.mark.parametrize("name", ["stripped", "no marks", "its length"])
+async def test_a_turn_of_many_messages_costs_what_is_new(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A template that writes each message by itself is not asked again."""
+    text, talk = texts[name], conversation(120)
+    assert text.template is not None and text.template.pieces is not None
+    each = text.template.pieces._messages
+    rendered: list[int] = []
+    if each is not None:
+        render = each._render
+
+        def noted(messages: Any, prompted: bool) -> str:
+            rendered.append(len(messages))
+            return render(messages, prompted)
+
+        monkeypatch.setattr(each, "_render", noted)
+    while len(text.pieces):
+        text.pieces._drop()
+    await check(text, body_of(talk[:200]))
+    rendered.clear()
+    found = seen(text, monkeypatch)
+    for count in range(202, len(talk) + 1, 4):
+        found.clear()
+        await check(text, body_of(talk[:count]))
+        assert sum(found) < 11_000 and not rendered
+    assert (each is None) == (name == "its length")
+    talk[150] = {"role": "user", "content": "other words " * 300}
+    await check(text, body_of(talk))
+
+
 async def test_no_other_namespace_or_block_size_finds_it(
     texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +369,10 @@ def test_only_long_bodies_are_taken_apart() -> None:
     found = messages_apart(long)
     assert found is not None and json.loads(found.rest) == {"model": "m", "messages": []}
     assert messages_apart(body_of(conversation(1, 6000), user="x" * LONG_BODY)) is None
-    assert messages_apart(body_of(conversation(40, 6000))) is None
+    many = [{"role": "user", "content": "a" * 40}] * (MOST_MESSAGES + 1)
+    assert messages_apart(body_of(many)) is None
+    assert messages_apart(body_of(many[1:])) is not None
+    assert messages_apart(body_of([{"role": "user", "content": ""}] * 25_000)) is None
     assert messages_apart(body_of(conversation(1, 400_000))) is None
 
 
