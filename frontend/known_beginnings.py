@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from ..base.errors import InvalidRequestError
 from ..indexer.hashing import block_hashes, sequence_hashes
-from ..router.prompt import Hashes, Prompt
+from ..router.prompt import Content, Hashes, Prompt
 from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
 from ..workers.dialects import pack_tokens
 from .engine_requests import SECONDS_PER_BYTE, HashedPrompt
@@ -167,6 +167,8 @@ class KnownBeginnings:
     ) -> HashedPrompt | None:
         """The prompt of a chat of which only the messages matter. None: they are not plain, or it
         is too long; nothing was done. InvalidRequestError if the template refuses them."""
+        if tenant.name is not None and len(tenant.name) > self._reader.limits.max_id_bytes:
+            return None
         known, key = self._find(body, apart, tenant)
         found = await self._continued(body, apart, tenant, known, key)
         if found is None and known.messages:  # or the template has what is known at another place
@@ -256,7 +258,7 @@ class KnownBeginnings:
         text.pieces.found_chars += encoded
         if not 0 < known.last.tokens + len(first) + len(rest) <= most:
             return None
-        made = _hashed(known, first, rest, self._block_size)
+        made = _hashed(known, first, rest, self._block_size, tenant)
         if not cut:
             return HashedPrompt(rest, made, known.packed, known.last.largest)
         kept = Beginning(known.key, shape, tuple(own), encoded + end, whole[cut:end])
@@ -289,14 +291,15 @@ class KnownBeginnings:
         return characters is not None and -(-chars // characters) > most
 
 
-def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int) -> Prompt:
+def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:
     """What is known of a prompt, and then these ids."""
     before = known.last
     ids = np.concatenate((before.left, first, rest))
-    local = block_hashes(ids, block_size)
+    local = block_hashes(ids, block_size, cache_namespace=tenant.name)
     sequence = sequence_hashes(local, before.last_hash)
     if known.parts:
         local = np.concatenate((*(part.local for part in known.parts), local))
         sequence = np.concatenate((*(part.sequence for part in known.parts), sequence))
     tokens = before.tokens + len(first) + len(rest)
-    return Prompt.of_hashes(tokens, block_size, local, sequence)
+    content = Content(cache_namespace=tenant.name)
+    return Prompt.of_hashes(tokens, block_size, local, sequence, content)

@@ -24,7 +24,7 @@ from dynamo_router.frontend.known_beginnings import (
 from dynamo_router.frontend.openai import LONG_BODY
 from dynamo_router.frontend.processor import MOST_MESSAGES, NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop
-from dynamo_router.router.prompt import Prompt
+from dynamo_router.router.prompt import Content, Prompt
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch import RequestReader, cut_messages
 from dynamo_router.workers.trtllm_proto import pb
@@ -102,7 +102,8 @@ async def check(text: ModelText, body: bytes, tenant: Tenant = NO_TENANT) -> Non
     message = pb.GenerateRequest.FromString(asked.body)
     assert list(message.tokenized.input_token_ids) == tokens.tolist()
     assert asked.facts.largest_token == tokens.max() and asked.facts.prompt.isl == len(tokens)
-    whole = Prompt(tokens, BLOCK)
+    whole = Prompt(tokens, BLOCK, Content(cache_namespace=tenant.name))
+    assert asked.facts.prompt.cache_namespace == whole.cache_namespace
     assert asked.facts.prompt.local_hashes.tolist() == whole.local_hashes.tolist()
     assert asked.facts.prompt.sequence_hashes.tolist() == whole.sequence_hashes.tolist()
 
@@ -360,6 +361,9 @@ async def test_what_is_too_long_is_for_others_to_say(texts: dict[str, ModelText]
         most = a_reader(text, found.prompt.isl - 1)
         assert await known(text, body, reader=most) is None
         assert await known(text, body, reader=a_reader(text, 5)) is None
+    short = RequestReader(BLOCK, CallerLimits(max_id_bytes=3), off_loop=text._off_loop)
+    assert await known(text, body, Tenant("", 123), short) is not None
+    assert await known(text, body, Tenant("", 1234), short) is None
 
 
 def test_only_long_bodies_are_taken_apart() -> None:
