@@ -14,7 +14,7 @@ from .template_text import Shape, TextPiece, marked, pieces_of
 
 LEAST_MESSAGES = 3
 """Of fewer, one is the first or the second, and the last."""
-MOST_HEADS, MOST_KINDS, MOST_ROLE_CHARS = 64, 64, 64
+MOST_HEADS, MOST_KINDS, MOST_ROLE_CHARS = 64, 128, 64
 """First messages, and kinds of others behind each, that are kept; and characters of their roles."""
 _SELF = 1
 """In pieces of a message that is not the first: its own content. 0: that of the first one."""
@@ -31,6 +31,8 @@ class MessageLoop(NamedTuple):
     """what is written of the last one may be another than were it not the last"""
     has_parity: bool
     """what is written of every other one may"""
+    has_near: bool
+    """the roles of the one before and of the one behind it matter; before the first is the last"""
 
 
 def loop_of(tree: nodes.Template, is_messages: Callable[[nodes.Node], bool]) -> MessageLoop | None:
@@ -45,30 +47,61 @@ def loop_of(tree: nodes.Template, is_messages: Callable[[nodes.Node], bool]) -> 
     if len(loops) != 1 or loops[0] not in tree.body:
         return None
     loop = loops[0]
-    if loop.test is not None or loop.else_ or not _sees_the_first_only(tree, loop, is_messages):
-        return None
     within = [part for each in loop.body for part in (each, *each.find_all(nodes.Node))]
-    if any(isinstance(part, nodes.NSRef | nodes.Break) or is_messages(part) for part in within):
+    near = [item for item in map(_role_nearby, within) if item is not None]
+    if loop.test is not None or loop.else_:
+        return None
+    if not _sees_the_first_only(tree, [loop, *near], is_messages):
+        return None
+    if any(isinstance(part, nodes.NSRef | nodes.Break) for part in within):
+        return None
+    if sum(map(is_messages, within)) != len(near) or not _counts_all(loop, near):
         return None
     fields = [field for field in map(_loop_field, within) if field is not None]
     names = [part for part in within if isinstance(part, nodes.Name) and part.name == "loop"]
     if len(names) != len(fields) or not {*fields} <= {_FIRST, _LAST, *_NUMBERS}:
         return None
     uses = [use for use in map(_number_use, within) if use is not None]
-    if len(uses) != sum(field in _NUMBERS for field in fields):
+    if len(uses) + len(near) != sum(field in _NUMBERS for field in fields):
         return None
-    return MessageLoop(loop, _LAST in fields, _PARITY in uses)
+    return MessageLoop(loop, _LAST in fields, _PARITY in uses, bool(near))
+
+
+def _role_nearby(node: nodes.Node) -> nodes.Getitem | None:
+    """The message before, or behind, the one of a loop's number, if that is its role."""
+    if not isinstance(node, nodes.Getattr | nodes.Getitem):
+        return None
+    item = node.node
+    if isinstance(node, nodes.Getattr):
+        is_role = node.attr == "role"
+    else:
+        is_role = isinstance(node.arg, nodes.Const) and node.arg.value == "role"
+    if not is_role or not isinstance(item, nodes.Getitem) or not _is_name(item.node, "messages"):
+        return None
+    number = item.arg
+    if not isinstance(number, nodes.Add | nodes.Sub) or not _is_number(number.right, 1):
+        return None
+    return item if _loop_field(number.left) == "index0" else None
+
+
+def _counts_all(loop: nodes.For, near: Sequence[nodes.Node]) -> bool:
+    """Whether the numbers of those are of this loop, and it counts the messages from the first."""
+    inner = {id(part) for each in loop.find_all(nodes.For) for part in each.find_all(nodes.Node)}
+    is_whole = _is_name(loop.iter, "messages")
+    return not near or (is_whole and not any(id(part) in inner for part in near))
 
 
 def _sees_the_first_only(
-    tree: nodes.Template, loop: nodes.For, is_messages: Callable[[nodes.Node], bool]
+    tree: nodes.Template, others: Sequence[nodes.Node], is_messages: Callable[[nodes.Node], bool]
 ) -> bool:
-    """Whether the first message, or all behind it, is all that is taken of them by number, and how
-    many there are does not matter once there are more."""
+    """Whether, but for these others, the first message, or all behind it, is all that is taken of
+    them by number, and how many there are does not matter once there are more."""
     for part in (tree, *tree.find_all(nodes.Node)):
         if isinstance(part, nodes.Assign) and _is_name(part.target, "messages"):
             return False
-        if part is loop or not any(map(is_messages, part.iter_child_nodes())):
+        if any(part is each for each in others) or not any(
+            map(is_messages, part.iter_child_nodes())
+        ):
             continue
         if isinstance(part, nodes.Getitem):
             if not (_is_name(part.node, "messages") and _takes_the_first(part.arg)):
@@ -123,6 +156,8 @@ class _Kind(NamedTuple):
     is_first: bool
     is_last: bool
     is_odd: bool
+    near: tuple[str, str | None] | None
+    """roles of those before and behind it"""
 
 
 class _Head:
@@ -160,37 +195,42 @@ class MessagePieces:
     def behind(self, known: Shape, shape: Shape, prompted: bool) -> list[TextPiece] | None:
         """The pieces of `known` and `shape` behind the last content in `known`. None: that is not
         known yet, or they do not begin as those of `known` do."""
-        if len(known) < LEAST_MESSAGES or self._loop.has_last:
+        if len(known) < LEAST_MESSAGES:
             return None
         head = self._heads.get((*known[0], prompted))
         if head is None or len(head.behind) > 1:
             return None
-        begin = len(known) - 1
-        while begin > head.skipped:  # where text is written behind the last content
-            pieces = head.kinds.get(self._kind(known[begin], begin, head, 0))
+        whole, last = known + shape, len(known) - 1
+        # Only the first one and the last one may see another message now.
+        for number in (head.skipped, last):
+            before = head.kinds.get(self._kind(known, number, head))
+            now = head.kinds.get(self._kind(whole, number, head))
+            if before is None or now is None or before[:-1] != now[:-1]:
+                return None
+            if number != last and before != now:
+                return None
+        for begin in range(last, head.skipped, -1):  # to where the last content is
+            pieces = head.kinds.get(self._kind(whole, begin, head))
             if pieces is None:
                 return None
             if len(pieces) > 1:
-                whole = self._texts(head, (*known[begin:], *shape), begin, 0)
-                return None if whole is None else whole[len(pieces) - 1 :]
-            begin -= 1
+                found = self._texts(head, whole, begin)
+                return None if found is None else found[len(pieces) - 1 :]
         return None
 
     def _put_together(self, shape: Shape, prompted: bool) -> list[TextPiece] | None:
         head = self._heads.get((*shape[0], prompted))
-        if head is None:
-            return None
-        return self._texts(head, shape[head.skipped :], head.skipped, len(shape))
+        return None if head is None else self._texts(head, shape, head.skipped)
 
-    def _texts(self, head: _Head, shape: Shape, begin: int, count: int) -> list[TextPiece] | None:
-        """The pieces of these messages, of which the first is that of number `begin`, and what
-        comes behind them; before them what comes before all. `count`: of all, or 0."""
+    def _texts(self, head: _Head, shape: Shape, begin: int) -> list[TextPiece] | None:
+        """The pieces of the messages from this number on, and what comes behind them; before the
+        first of the loop what comes before that."""
         made: list[TextPiece] = []
         text = ""
         if begin == head.skipped:
             text, made = head.before[-1].before, head.before[:-1]
-        for number, message in enumerate(shape, begin):
-            pieces = head.kinds.get(self._kind(message, number, head, count))
+        for number in range(begin, len(shape)):
+            pieces = head.kinds.get(self._kind(shape, number, head))
             if pieces is None:
                 return None
             for before, nth, left, right in pieces[:-1]:
@@ -200,10 +240,14 @@ class MessagePieces:
         end, *rest = head.behind
         return [*made, end._replace(before=text + end.before), *rest]
 
-    def _kind(self, message: tuple[str, bool], number: int, head: _Head, count: int) -> _Kind:
-        is_last = self._loop.has_last and number == count - 1
-        odd = self._loop.has_parity and bool((number - head.skipped) % 2)
-        return _Kind(*message, number == head.skipped, is_last, odd)
+    def _kind(self, shape: Shape, number: int, head: _Head) -> _Kind:
+        loop, is_end = self._loop, number == len(shape) - 1
+        near = None
+        if loop.has_near:
+            near = shape[number - 1][0], None if is_end else shape[number + 1][0]
+        odd = loop.has_parity and bool((number - head.skipped) % 2)
+        is_first = number == head.skipped
+        return _Kind(*shape[number], is_first, loop.has_last and is_end, odd, near)
 
     def _learn(self, shape: Shape, prompted: bool) -> None:
         messages, mark = marked(shape)
@@ -218,7 +262,7 @@ class MessagePieces:
             head = _Head(skipped, pieces_of(before, mark), pieces_of(behind, mark))
             self._heads[key] = head
         for number, text in enumerate(each, skipped):
-            kind = self._kind(shape[number], number, head, len(shape))
+            kind = self._kind(shape, number, head)
             if kind in head.kinds:
                 continue
             if len(head.kinds) >= MOST_KINDS:

@@ -57,6 +57,16 @@ OFFSET = (
     "{{ (' ' ~ m.content ~ ' ') | trim }}"
     "{% endfor %}{{ messages | length }}{{ messages[-1].content }}"
 )
+NEAR = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or (messages[loop.index0 - 1].role != 'tool') %}<tools>{% endif %}"
+    "{{ m.content }};"
+    "{% if loop.last or (messages[loop.index0 + 1]['role'] != 'tool') %}</tools>{% endif %}"
+    "{% else %}{{ m.role }}{{ m.content }}{% endif %}{% endfor %}"
+)
+BEFORE_THE_FIRST = (
+    "{% for m in messages %}{{ messages[loop.index0 - 1].role }}:{{ m.content }}{% endfor %}"
+)
 REST = (
     "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}"
     "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}"
@@ -74,6 +84,8 @@ EACH = {
     "stripped": STRIPPED,
     "turns": TURNS,
     "rest": REST,
+    "near": NEAR,
+    "the one before": BEFORE_THE_FIRST,
     "constants": "{% for m in messages %}{% for k in [1, 2] %}{% if loop.index0 % 2 == 1 %}"
     "{{ m.content }}{% endif %}{% endfor %}{{ m.role if loop.first else '' }}{% endfor %}",
     "no name": "{% if messages[0].role == 'odd' %}{% set r = messages %}{% endif %}"
@@ -94,8 +106,14 @@ TOGETHER = {
     "kept before": "{% set ns = namespace(n=0) %}{% for m in messages %}"
     "{% if m.role == 'user' %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{{ ns.n }}{{ m.content }}{% endfor %}",
-    "the one before": "{% for m in messages %}{{ messages[loop.index0 - 1].role }}{{ m.content }}"
+    "two before": "{% for m in messages %}{{ messages[loop.index0 - 2].role }}{{ m.content }}"
     "{% endfor %}",
+    "the number before": "{% for m in messages %}{{ loop.index0 - 1 }}{{ m.content }}{% endfor %}",
+    "what was before": "{% for m in messages %}{{ messages[loop.index0 - 1].content }}{% endfor %}",
+    "before the rest": "{% for m in messages[1:] %}{{ messages[loop.index0 - 1].role }}"
+    "{{ m.content }}{% endfor %}",
+    "another number": "{% for m in messages %}{% for k in [1, 2, 3] %}"
+    "{{ messages[loop.index0 + 1].role }}{% endfor %}{{ m.content }}{% endfor %}",
     "the last": "{% for m in messages %}{{ messages[-1].role }}{{ m.content }}{% endfor %}",
     "the second": "{{ messages[1].role }}{% for m in messages %}{{ m.content }}{% endfor %}",
     "the second by a name": "{% set rest = messages[1:] %}{{ rest[0].role }}"
@@ -267,7 +285,7 @@ def test_a_long_chat_of_known_messages_renders_no_template() -> None:
             chat[:5] + odd, True, None, None
         )
     heads = pieces._messages._heads
-    assert len(heads) <= 64 and all(len(head.kinds) <= 64 for head in heads.values())
+    assert len(heads) <= 64 and all(len(head.kinds) <= 128 for head in heads.values())
     long = [{"role": "r" * 99, "content": "a"}] * 4
     assert template.render(long) == template._rendered(long, True, None, None)
     assert not any(len(role) > 64 for role, _, _ in heads)
