@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec import field
 
 LEFT = 499
 """The status of a request whose connection ended before the head of an answer was sent."""
@@ -40,8 +42,7 @@ class HttpTrace(Protocol):
         """All of it is over."""
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """One request, from the first byte of it to the last of its answer."""
 
     scope: Mapping[str, Any] = field(default_factory=dict)

@@ -12,17 +12,21 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..base.errors import RouterError
-from ..process.child_process import ChildError, ChildProcess
 from ..runtime.event_planes import EmbeddedNats
-from .load import ServeProcess, mock_fleet_arguments, progress_bar, worker_arguments
+from .load import (
+    ServeProcess,
+    mock_fleet_arguments,
+    progress_bar,
+    start_child,
+    worker_arguments,
+)
 from .replay import ReplayConfig, replay
 from .results import Output, Run, runs_content, runs_table
 from .station_picture import draw_stations, stations_content, write_picture
@@ -125,27 +129,25 @@ async def _apart(
         return ("-m", RECORDED, str(calls[role]))
 
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(store=folder / "nats")
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(store=folder / "nats"))
         env = {"DYN_FILE_KV": str(folder / "store")}
         if store == "etcd":
-            env = {"ETCD_ENDPOINTS": await stack.enter_async_context(_etcd(folder / "etcd"))}
+            env = {"ETCD_ENDPOINTS": await _etcd(folder / "etcd", stack)}
         blocks = folder / "blocks"
         blocks.mkdir(mode=0o700)
 
-        def mocker(role: str) -> Any:
-            return stack.enter_async_context(
-                _Mocker(
-                    *("--discovery", store, "--nats", nats.url, "--transfer", transfer),
-                    *("--transfer-folder", str(blocks), "--disaggregation-mode", role),
-                    *("--prefill-queue", "--max-model-len", "0", "--num-gpu-blocks", "1024"),
-                    *("--workers", "2", "--port", "0", "--metrics-port", "0"),
-                    program=program(role),
-                    env=env,
-                    timeout_s=config.start_timeout_s,
-                )
-            )
+        async def mocker(role: str) -> _Mocker:
+            made = _Mocker()
+            command = [
+                *(sys.executable, "-P", *program(role), "mocker"),
+                *("--discovery", store, "--nats", nats.url, "--transfer", transfer),
+                *("--transfer-folder", str(blocks), "--disaggregation-mode", role),
+                *("--prefill-queue", "--max-model-len", "0", "--num-gpu-blocks", "1024"),
+                *("--workers", "2", "--port", "0", "--metrics-port", "0"),
+            ]
+            name, limit_s = "dynamo-router mocker", config.start_timeout_s
+            await start_child(name, command, stack, made.on_line, timeout_s=limit_s, env=env)
+            return made
 
         prefill, decode = await asyncio.gather(mocker("prefill"), mocker("decode"))
         arguments = [
@@ -202,32 +204,14 @@ async def _replayed(config: DisaggDemo, trace: Path, serving: ServeProcess, name
 
 
 class _Mocker:
-    """A `dynamo-router mocker` as a child, while entered."""
+    """A `dynamo-router mocker` as a child."""
 
-    def __init__(
-        self, *arguments: str, program: Sequence[str], env: dict[str, str], timeout_s: float
-    ) -> None:
+    def __init__(self) -> None:
         self.addresses: list[str] = []
-        self._page, self._timeout_s = "", timeout_s
-        self._child = ChildProcess(
-            [sys.executable, "-P", *program, "mocker", *arguments],
-            stop_timeout_s=_STOP_S,
-            own_session=True,
-            env=env,
-        )
+        self._page = ""
 
-    async def __aenter__(self) -> "_Mocker":
-        try:
-            await self._child.start(self._on_line, self._timeout_s)
-        except ChildError as error:
-            lines = "\n".join(f"  {line}" for line in error.output)
-            raise RouterError(f"dynamo-router mocker {error.reason}:\n{lines}") from None
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._child.stop()
-
-    def _on_line(self, line: str) -> bool:
+    def on_line(self, line: str) -> bool:
+        """Whether it is ready."""
         if found := _ENGINE.search(line):
             self.addresses.append(found[1])
         if found := _METRICS.search(line):
@@ -241,9 +225,8 @@ class _Mocker:
             return await answer.text()
 
 
-@asynccontextmanager
-async def _etcd(folder: Path) -> AsyncIterator[str]:
-    """Its address, while it runs."""
+async def _etcd(folder: Path, stack: AsyncExitStack) -> str:
+    """Its address; it runs until the stack ends."""
     program = _program("etcd")
     assert program is not None
     found: list[str] = []
@@ -254,19 +237,12 @@ async def _etcd(folder: Path) -> AsyncIterator[str]:
         return bool(found)
 
     any_port = "http://127.0.0.1:0"
-    child = ChildProcess(
-        [
-            program, "--data-dir", str(folder), "--listen-client-urls", any_port,
-            "--advertise-client-urls", any_port, "--listen-peer-urls", any_port,
-        ],
-        stop_timeout_s=_STOP_S,
-        own_session=True,
-    )  # fmt: skip
-    try:
-        await child.start(on_line, _STOP_S)
-        yield found[0]
-    finally:
-        await child.stop()
+    command = [
+        program, "--data-dir", str(folder), "--listen-client-urls", any_port,
+        "--advertise-client-urls", any_port, "--listen-peer-urls", any_port,
+    ]  # fmt: skip
+    await start_child("etcd", command, stack, on_line, timeout_s=_STOP_S)
+    return found[0]
 
 
 def _program(name: str) -> str | None:

@@ -6,8 +6,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from ..base.errors import RouterError
-from ..process.child_process import ChildError, ChildProcess
-from .load import UNANNOUNCED, ChatClient
+from .load import OURS, UNANNOUNCED, ChatClient, start_child
 from .results import new_table
 
-STOP_TIMEOUT_S = 30.0
 LOOK_EVERY_S = 1.0
 PROMPT_CHARS, OUTPUT_TOKENS = 600, 60
 ENGINE = "--event-plane zmq --model-id tiny --vocab-size 4096 --max-num-seqs 4"
@@ -124,19 +122,15 @@ async def run_planner_demo(
         (folder / "store").mkdir()
         environ = {"DYN_FILE_KV": str(folder / "store")}
         say("starting a frontend, and a planner that starts the engines")
-        frontend = await stack.enter_async_context(
-            _process(
-                ["frontend", "--discovery", "file", "--event-plane", "zmq", "--http-port", "0",
-                 "--record", str(folder / "record.jsonl"), "--log-level", "warning", *UNANNOUNCED],
-                r"openai (\S+)", environ, start_timeout_s,
-            )
+        frontend = await _address(
+            ["frontend", "--discovery", "file", "--event-plane", "zmq", "--http-port", "0",
+             "--record", str(folder / "record.jsonl"), "--log-level", "warning", *UNANNOUNCED],
+            r"openai (\S+)", stack, environ, start_timeout_s,
         )  # fmt: skip
-        planner = await stack.enter_async_context(
-            _process(
-                ["planner", *PLANNER, "--port", "0", "--router", f"http://{frontend}",
-                 "--engines-max", str(engines_max), "--engine-arguments", engine],
-                r"planner ready: http (\S+)", environ, start_timeout_s,
-            )
+        planner = await _address(
+            ["planner", *PLANNER, "--port", "0", "--router", f"http://{frontend}",
+             "--engines-max", str(engines_max), "--engine-arguments", engine],
+            r"planner ready: http (\S+)", stack, environ, start_timeout_s,
         )  # fmt: skip
         say(f"dashboard: http://{frontend}/dashboard")
         wave = _Wave(frontend, planner, seed)
@@ -211,29 +205,20 @@ class _Wave:
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-@asynccontextmanager
-async def _process(
-    arguments: Sequence[str], ready: str, environ: Mapping[str, str], timeout_s: float
-) -> AsyncIterator[str]:
-    """A command of ours until the end of the block; the address in its ready line."""
+async def _address(
+    arguments: Sequence[str],
+    ready: str,
+    stack: AsyncExitStack,
+    environ: Mapping[str, str],
+    timeout_s: float,
+) -> str:
+    """Of a command of ours, which runs until the stack ends: from its ready line."""
     found: list[str] = []
 
     def on_line(line: str) -> bool:
         found.extend(re.findall(ready, line))
         return bool(found)
 
-    # -P: what lies in the current directory must not take a module's place.
-    child = ChildProcess(
-        [sys.executable, "-P", "-m", "dynamo_router", *arguments],
-        stop_timeout_s=STOP_TIMEOUT_S,
-        own_session=True,
-        env=environ,
-    )
-    try:
-        await child.start(on_line, timeout_s)
-        yield found[0]
-    except ChildError as error:
-        lines = "\n".join(f"  {line}" for line in error.output)
-        raise RouterError(f"dynamo-router {arguments[0]} {error.reason}:\n{lines}") from None
-    finally:
-        await child.stop()
+    name, command = f"dynamo-router {arguments[0]}", [*OURS, *arguments]
+    await start_child(name, command, stack, on_line, timeout_s=timeout_s, env=environ)
+    return found[0]

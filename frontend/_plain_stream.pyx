@@ -102,7 +102,8 @@ cdef class PlainStream:
         return True
 
     cdef int _take_events(self, events) except -1:
-        self._begun, self._first, self._before, self._nothing, self._behind, self._end = events
+        self._begun, self._first, self._before = events.begun, events.first, events.before
+        self._nothing, self._behind, self._end = events.nothing, events.behind, events.end
         self._goes_on = self._behind + b"null" + self._end
         return 0
 

@@ -2,10 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from ..base.errors import ConfigError
 from ..process.setting_checks import require_finite
 from ..process.settings import SHORTEST_S, bad_setting, is_finite, option
 from ..runtime.kv_stores import BACKENDS
@@ -22,7 +20,6 @@ from .parsers import (
     parsers_of,
 )
 
-NEEDED = ("jinja2", "tokenizers")
 """Packages without which no text is read."""
 _STORES = ", ".join(BACKENDS)
 
@@ -200,16 +197,6 @@ class DoctorConfig(ServeFrontendConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite(self, SHORTEST_S, "wait_s")
-
-
-def check_installed(key: str) -> None:
-    """ConfigError, naming the key, if its packages are not installed."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the frontend needs {', '.join(missing)}: pip install {' '.join(missing)}",
-            key=key,
-        )
 
 
 def as_in_serve(

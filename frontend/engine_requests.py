@@ -6,15 +6,15 @@ Prompts come as conversations, as texts, or as token ids.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
+from msgspec import field
 
 from ..base.errors import UNREADABLE, InvalidRequestError, StatusCode
 from ..base.request_record import traced
@@ -61,7 +61,7 @@ FEW, LONG_LIST = 32, 4096
 loop, in pieces of LONG_LIST numbers between which others have the interpreter."""
 SECONDS_PER_BYTE = 1e-7
 """Of reading JSON and rendering a template."""
-CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.00015, 5e-6, 0.00015, 2e-8
+CALL_S, CHOICE_S, ANSWER_S, TOKEN_S = 0.0001, 5e-6, 0.0001, 2e-8
 """What it takes of the event loop to read a request, to note an answer that it asks for, to begin
 that, and this for each token of its prompt."""
 SMALL_S = 0.0001
@@ -82,7 +82,7 @@ class TemplateFields(Protocol):
     add_generation_prompt: bool
 
 
-class HashedPrompt(NamedTuple):
+class HashedPrompt(msgspec.Struct, frozen=True):
     """A prompt's tokens for engines, and for the router: hashed once, for all of its answers."""
 
     tokens: "npt.NDArray[np.uint32] | array[int]"
@@ -93,8 +93,7 @@ class HashedPrompt(NamedTuple):
     """of these"""
 
 
-@dataclass
-class Choice:
+class Choice(msgspec.Struct):
     """One answer to one prompt."""
 
     index: int
@@ -299,9 +298,9 @@ def written_request(
     request_id: str, max_tokens: int, settings: bytes, hashed: HashedPrompt, streaming: bool
 ) -> ReadRequest:
     """The same of its parts; `settings` are all other fields, serialized."""
-    tokens, prompt, packed, known = hashed
-    body, largest = encode_generate(request_id, max_tokens, settings, tokens, packed)
-    facts = GenerateFacts(request_id, prompt, max(largest, known), max_tokens, 1, streaming)
+    body, largest = encode_generate(request_id, max_tokens, settings, hashed.tokens, hashed.packed)
+    largest = max(largest, hashed.largest)
+    facts = GenerateFacts(request_id, hashed.prompt, largest, max_tokens, 1, streaming)
     return ReadRequest(body, facts)
 
 

@@ -374,7 +374,7 @@ class ChoiceMessages:
 
     def end(self) -> None:
         """The engine sends nothing more, and has not failed."""
-        if not self.finished:
+        if not self.plain.finished and not self.finished:
             # It ended without a last word; strict clients wait for a finish reason.
             self._choice.finish_reason = ABORTED
             self._take(self._choice.index, Delta("", ABORTED))

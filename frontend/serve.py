@@ -1,5 +1,6 @@
 """dynamo-router serve, with a listener for OpenAI clients if one was asked for; and frontend."""
 
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..server.router_server import router_server
 from ..server.server import Server
 from ..server.server_parts import ServerParts
 from ..server.services import HttpServer
-from .config import ModelFrontendConfig, ServeFrontendConfig, check_installed
+from .config import ModelFrontendConfig, ServeFrontendConfig
 
 
 def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) -> int:
@@ -31,28 +32,20 @@ def run(config: ServeFrontendConfig, source: SettingsSource[Any] | None = None) 
     def vocab_size() -> int | None:
         if config.frontend.http_frontend is None:
             return None
-        check_installed("http_frontend")
         from .token_cache import model_text
 
-        off_loop = OffLoop()
-        try:
+        with closing(OffLoop()) as off_loop:
             return model_text(config.frontend, off_loop).vocab_size
-        finally:
-            off_loop.close()
 
     return run_service(config, source, make, vocab_size)
 
 
 def new_router(config: ServeFrontendConfig, parts: ServerParts) -> Server:
-    """The server of `serve`.
-
-    ConfigError if OpenAI clients or Envoy are to be served and packages for text are not installed,
-    or the model's files cannot be used.
-    """
+    """The server of `serve`. ConfigError if the files of the model cannot be used that OpenAI's
+    clients or Envoy are to be served."""
     port, envoy = config.frontend.http_frontend, config.envoy
     if port is None and not envoy.is_served:
         return router_server(parts, ConfiguredPool(parts))
-    check_installed("ext_proc_port" if port is None else "http_frontend")
     # Not before: the router alone needs none.
     from .epp import EnvoyListeners, OneTarget, PickPool
     from .frontend import router_listener
@@ -89,7 +82,6 @@ def run_models(
         output: LogOutput,
         siblings: Siblings,
     ) -> Service:
-        check_installed("http_port")
         from .frontend import frontend_server
 
         return frontend_server(config, ServerParts(config, source, output, siblings))

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from ..transport.http1 import Client, Send, encoded
 
-_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect the tokens
+_LINES = (
+    b"content-type: text/event-stream; charset=utf-8\r\n"
+    b"cache-control: no-store\r\n"
+    b"x-accel-buffering: no\r\n"  # nginx would collect the tokens
 )
 
 
@@ -33,7 +35,7 @@ def named_event(name: bytes, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
-class PlainEvents(NamedTuple):
+class PlainEvents(msgspec.Struct, frozen=True):
     """The chunks of a choice of which only text comes, and in the end a finish reason: what they
     have around the JSON of both."""
 
@@ -65,6 +67,7 @@ class SseWriter:
     ) -> None:
         self._event, self._keep_alive = shape
         self._send, self._client = send, client
+        self._in_next_turn = client.in_next_turn
         self.waiting: list[bytes] = []
         """events that go out together, in this list as long as there is a stream"""
         self._headers = headers
@@ -83,7 +86,7 @@ class SseWriter:
         """Write an event. Events of one turn of the event loop go out together; after the `last`
         one, one more turn passes, so that the end of the stream goes with it."""
         if not self.waiting:
-            self._loop.call_soon(self._flush)
+            self.schedule()
         self.waiting.append(self._event % data)
         self.started = True
         self.ending = last
@@ -96,14 +99,18 @@ class SseWriter:
     def schedule(self) -> None:
         """Have what waits go out after this turn of the event loop. Call it with the first event
         that is put into `waiting`."""
-        self._loop.call_soon(self._flush)
+        self._in_next_turn(self._flush)
 
     def around(self, events: PlainEvents) -> PlainEvents:
         """The same with what stands around what is put, as it is written."""
         before, behind = self._event.split(b"%b")
-        begun, first, text, nothing, middle, end = events
         return PlainEvents(
-            begun, before + first, before + text, before + nothing, middle, end + behind
+            events.begun,
+            before + events.first,
+            before + events.before,
+            before + events.nothing,
+            events.behind,
+            events.end + behind,
         )
 
     def _flush(self) -> None:
@@ -113,14 +120,13 @@ class SseWriter:
             self.ending = False
             self.schedule()
             return
-        self._send_now(self._taken())
+        self._send_now(self._joined())
+        self.waiting.clear()  # not before: what could not be sent goes with the end
 
-    def _taken(self) -> bytes:
-        """What waited."""
+    def _joined(self) -> bytes:
+        """What waits."""
         waiting = self.waiting
-        written = waiting[0] if len(waiting) == 1 else b"".join(waiting)
-        waiting.clear()
-        return written
+        return waiting[0] if len(waiting) == 1 else b"".join(waiting)
 
     def _send_now(self, written: bytes) -> None:
         self._last = self._loop.time()
@@ -133,7 +139,8 @@ class SseWriter:
         """Write the last event, and end the answer."""
         if not self._begun:
             self._begin()
-        body, client = self._taken() + self._event % data, self._client
+        body, client = self._joined() + self._event % data, self._client
+        self.waiting.clear()
         if client.reads and client.output is not None:
             client.output.write(body, more=False)
         else:
@@ -161,5 +168,5 @@ class SseWriter:
             self._send_now(self._keep_alive)
 
     def _begin(self) -> None:
+        self._client.begin(200, encoded(self._headers), _LINES)
         self._begun = True
-        self._client.begin(200, (*_HEADERS, *encoded(self._headers)))

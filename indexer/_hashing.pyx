@@ -111,6 +111,26 @@ cdef list mm_hashes(object info):
     return found
 
 
+def packed_hashes(tokens, Py_ssize_t kv_block_size):
+    if kv_block_size < 1:
+        raise ValueError(f"kv_block_size must be at least 1, not {kv_block_size}")
+    cdef UIntView view = view_integers(tokens, 4, "token id")
+    cdef const uint32_t* data = <const uint32_t*>view.data
+    cdef size_t n_blocks = view.size // <size_t>kv_block_size
+    cdef bytes local = PyBytes_FromStringAndSize(NULL, n_blocks * sizeof(uint64_t))
+    cdef bytes sequence = PyBytes_FromStringAndSize(NULL, n_blocks * sizeof(uint64_t))
+    cdef uint64_t* first = <uint64_t*><char*>local
+    cdef uint64_t* then = <uint64_t*><char*>sequence
+    if view.size < NOGIL_TOKENS:
+        hash_blocks(data, n_blocks, kv_block_size, kv_block_size, BASE_SEED, first)
+        hash_sequence(first, n_blocks, False, 0, then)
+    else:
+        with nogil:
+            hash_blocks(data, n_blocks, kv_block_size, kv_block_size, BASE_SEED, first)
+            hash_sequence(first, n_blocks, False, 0, then)
+    return local, sequence
+
+
 def block_hashes(
     tokens, kv_block_size, block_mm_infos=None, lora_name=None, is_eagle=None, cache_namespace=None
 ):

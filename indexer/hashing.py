@@ -54,6 +54,12 @@ def block_hashes(
     )
 
 
+def packed_hashes(tokens: Integers, kv_block_size: int) -> tuple[bytes, bytes]:
+    """`block_hashes` of tokens alone, and the `sequence_hashes` of these, 8 bytes each as the
+    machine has them: two arrays, and views of them, take longer to make. Raises as those do."""
+    return _hashing.packed_hashes(tokens, kv_block_size)
+
+
 def sequence_hashes(local_hashes: Integers, parent: int | None = None) -> NDArray[np.uint64]:
     """Chained hash of every prefix; with `parent` the chain goes on from that sequence hash.
 

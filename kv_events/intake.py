@@ -210,9 +210,7 @@ class EventIntake:
             raise bad_setting("durable_kv_events", text)
         if not self._config.starts_nats:
             return None, f" (no NATS server at {DEFAULT_NATS_URL})"
-        embedded = EmbeddedNats()
-        self._stack.push_async_callback(embedded.stop)
-        await embedded.start()
+        embedded = await self._stack.enter_async_context(EmbeddedNats())
         embedded.keep_running()
         self.is_embedded = True
         return embedded.url, " (embedded)"

@@ -7,13 +7,11 @@ come to the same decision and the same bookings.
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
 
-import numpy
+from array import array
 
 from .policy import Decision
 
 cdef object new_decision = Decision
-cdef object new_array = numpy.zeros
-cdef object UINT32 = numpy.dtype(numpy.uint32)
 
 
 @cython.final
@@ -26,6 +24,9 @@ cdef class PlainDecisions:
     cdef object _expire         # what is too old, from `expire_at` of `_source` on
     cdef object _source
     cdef object _registry
+    cdef set _inhibited         # of it: ids of those that may get nothing for a while
+    cdef object _weighted       # of it: ids of those with a weight below 1
+    cdef list _workers          # of it, by number
     cdef object _limits
     cdef object _tenants
     cdef object _actor          # the kernel of its index
@@ -33,17 +34,22 @@ cdef class PlainDecisions:
     cdef object _slots
     cdef object _policy
     cdef object _watch          # says whether the policy is to be trusted
+    cdef object _events         # watches how late they are; None: there are none
     cdef object _forecast
     cdef object _book
     cdef object _match
     cdef object _random
     cdef uint32_t _block_size
-    cdef object _overlaps       # array by worker number
+    cdef object _overlaps       # by worker number
     cdef uint32_t[::1] _overlap # the same
 
     def __init__(self, lock, clock, expire, source, limits, policy, rng):
         self._lock, self._now, self._expire, self._source = lock, clock.now, expire, source
-        self._registry, self._slots = source.registry, source.slots
+        self._events = source.watch
+        registry = self._registry = source.registry
+        self._slots = source.slots
+        self._inhibited, self._weighted = registry.inhibited_ids, registry.weighted_ids
+        self._workers = registry.by_number
         self._actor, self._predicted = source.index.native, source.index.predicted
         self._limits, self._tenants, self._policy = limits, limits.tenants, policy
         self._forecast, self._watch = policy.parts
@@ -71,9 +77,9 @@ cdef class PlainDecisions:
             or (asked.ttft_ms is not None and not asked.is_default_ttft)
         ):
             return None
-        prompt.hashed()
+        cdef tuple hashes = prompt.packed_hashes()
         with self._lock:
-            return self._placed(prompt, request_id, placement.expected_output_tokens)
+            return self._placed(prompt, hashes, request_id, placement.expected_output_tokens)
 
     def seconds_until_free(self) -> float:
         """Until a worker should get one more request that may go to any; 0: now, below 0: that
@@ -83,7 +89,7 @@ cdef class PlainDecisions:
             if not self._limits.policy_holds or not self._alone():
                 return -1.0
             seconds = self._forecast.seconds_until_free(
-                self._registry.eligible(now), self._book.active_blocks(), now
+                self._eligible(now), self._book, now
             )
             return 0.0 if seconds <= 0.0 else -1.0
 
@@ -94,17 +100,19 @@ cdef class PlainDecisions:
             self._expire()
         return now
 
+    cdef object _eligible(self, now):
+        return self._registry.eligible(now) if self._inhibited else self._registry.ready
+
     cdef bint _alone(self) except -1:
         """Whether load and the forecast decide alone how many requests workers get."""
         return not (
             not self._watch.trusted
             or self._limits.is_limited
-            or self._registry.is_weighted
+            or self._weighted
             or self._source.has_peers
         )
 
-    cdef object _placed(self, prompt, str request_id, expected):
-        cdef object source = self._source, registry = self._registry
+    cdef object _placed(self, prompt, tuple both, str request_id, expected):
         cdef object forecast = self._forecast
         cdef int64_t number, overlap, cached, isl = prompt.isl
         now = self._current()
@@ -120,11 +128,11 @@ cdef class PlainDecisions:
             or self._book.worker_of(request_id) is not None
         ):
             return None
-        eligible = registry.eligible(now)
-        if self._overlap.shape[0] != registry.capacity:
-            self._reach(registry.capacity)
-        hashes = prompt.sequence_hashes
-        self._match(prompt.local_hashes, self._overlaps)
+        eligible = self._eligible(now)
+        if self._overlap.shape[0] != len(self._workers):
+            self._reach(len(self._workers))
+        local, hashes = both
+        self._match(local, self._overlaps)
         number = forecast.choose(
             isl, self._block_size, self._overlaps, self._book, hashes, eligible, None, 0.0, now,
             self._random(),
@@ -133,28 +141,34 @@ cdef class PlainDecisions:
             return None
         overlap = self._overlap[number]
         cached = min(overlap * self._block_size, isl)
-        worker = registry.worker(number)
+        worker = self._workers[number]
         booked = self._book.add_request(
             request_id, number, hashes, isl, isl - cached, expected or 0, now
         )
-        if booked:
-            forecast.book(
-                request_id, number, isl, max(1, isl - cached), now, forecast.chosen_blocks,
-                self._block_size,
+        try:
+            if booked:
+                forecast.book(
+                    request_id, number, isl, max(1, isl - cached), now, forecast.chosen_blocks,
+                    self._block_size,
+                )
+            if self._events is not None:  # source.on_booked, where nothing is predicted or shared
+                self._events.on_booked(request_id, worker, prompt, now)
+            return new_decision(
+                worker,
+                number,
+                overlap,
+                (isl + self._block_size - 1) // self._block_size,
+                cached,
+                request_id if booked else None,
+                0,
+                0,
             )
-        source.on_booked(request_id, worker, prompt, now)
-        return new_decision(
-            worker,
-            number,
-            overlap,
-            (isl + self._block_size - 1) // self._block_size,
-            cached,
-            request_id if booked else None,
-            0,
-            0,
-        )
+        except BaseException:  # the caller does not know of the booking
+            self._book.free(request_id)
+            forecast.end(request_id, now, 0)
+            raise
 
     cdef int _reach(self, capacity) except -1:
-        self._overlaps = new_array(capacity, UINT32)
+        self._overlaps = array("I", bytes(sizeof(uint32_t) * capacity))
         self._overlap = self._overlaps
         return 0

@@ -56,9 +56,12 @@ class CandidateSource:
         self._peers: PeerLoad | None = None
         self.has_peers = False
         """whether other routers' bookings are counted"""
-        self._watch: EventWatch | None = None
+        self.watch: EventWatch | None = None
+        self.watched: Collection[str] = ()
+        """the requests of which it looks after the events"""
         if isinstance(index, EventIndex):
-            self._watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
+            self.watch = EventWatch(index, registry, adapts_ttl=config.adapts_predicted_ttl)
+            self.watched = self.watch.samples
 
     def on_worker(self, entry: WorkerEntry, policy: Policy) -> None:
         """A worker was added or renewed, or has another source of events."""
@@ -233,16 +236,16 @@ class CandidateSource:
         self.expire_at = now + EXPIRE_EVERY_S
         expired = self.slots.expire(now)
         self.index.expire(now)
-        if self._watch is not None:
-            self._watch.look(now)
+        if self.watch is not None:
+            self.watch.look(now)
         return expired
 
     def on_booked(
         self, request_id: str, worker: WorkerWithDpRank, prompt: Prompt, now: float
     ) -> None:
         """A request whose prompt was matched goes to a worker: it will hold its blocks."""
-        if self._watch is not None:
-            self._watch.on_booked(request_id, worker, prompt, now)
+        if self.watch is not None:
+            self.watch.on_booked(request_id, worker, prompt, now)
         if self._peers is not None:
             self._peers.on_own_booked(now)
         if self.index.predicts:
@@ -252,8 +255,8 @@ class CandidateSource:
         """Its prompt is computed."""
         if self._peers is not None and not self.slots.is_owned(request_id):
             self._peers.on_own_first_token(request_id)
-        if self._watch is not None:
-            self._watch.on_first_token(request_id, now)
+        if self.watch is not None:
+            self.watch.on_first_token(request_id, now)
 
     def _load_hashes(self, prompt: Prompt, config: KvRouterConfig) -> npt.NDArray[np.uint64] | None:
         """Under which hashes the prompt's blocks are counted as load, where these are not its own;

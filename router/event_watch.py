@@ -59,7 +59,7 @@ class EventWatch:
 
     def __init__(self, index: EventIndex, registry: WorkerRegistry, *, adapts_ttl: bool) -> None:
         self._index, self._registry, self._adapts = index, registry, adapts_ttl
-        self._samples: dict[str, _Sample] = {}
+        self.samples: dict[str, _Sample] = {}
         self._lags: deque[float] = deque([0.0], maxlen=KEPT_LAGS)
         self._booked = 0
         self._next_look = self._next_sizes = -np.inf
@@ -70,7 +70,7 @@ class EventWatch:
 
         Between two looks nothing is known; but then no request asked what is cached, either.
         """
-        return max(*self._lags, *(sample.lag for sample in self._samples.values()), 0.0)
+        return max(*self._lags, *(sample.lag for sample in self.samples.values()), 0.0)
 
     def on_booked(
         self,
@@ -81,17 +81,17 @@ class EventWatch:
     ) -> None:
         """A request with this prompt goes to a worker; now and then one is looked after."""
         self._booked += 1
-        if not self._adapts or self._booked % SAMPLE_EVERY or len(self._samples) >= SAMPLES:
+        if not self._adapts or self._booked % SAMPLE_EVERY or len(self.samples) >= SAMPLES:
             return
         if self._index.is_predicted(worker):
             return  # it sends no events
         local_hashes = prompt.local_hashes
         if len(local_hashes) and self._index.reported(worker, local_hashes) < len(local_hashes):
-            self._samples[request_id] = _Sample(worker, local_hashes, now)
+            self.samples[request_id] = _Sample(worker, local_hashes, now)
 
     def on_first_token(self, request_id: str, now: float) -> None:
         """Its prompt is computed, so the events that say so are under way."""
-        sample = self._samples.get(request_id)
+        sample = self.samples.get(request_id)
         if sample is not None and sample.since is None:
             sample.since = now
             self._look_after(request_id, sample, now)
@@ -99,12 +99,12 @@ class EventWatch:
     def look(self, now: float) -> None:
         """Look at what is due; costs next to nothing while nothing is."""
         if now >= self._next_look:
-            for request_id, sample in list(self._samples.items()):
+            for request_id, sample in list(self.samples.items()):
                 if not self._is_well(sample.worker):
-                    del self._samples[request_id]  # it may have died before its events were sent
+                    del self.samples[request_id]  # it may have died before its events were sent
                 elif sample.since is None:
                     if now - sample.booked_at > MAX_TTL_S:  # it never had a first token
-                        del self._samples[request_id]
+                        del self.samples[request_id]
                 elif now >= sample.look_at:
                     self._look_after(request_id, sample, now)
             self._next_look = now + FIRST_LOOK_S
@@ -128,7 +128,7 @@ class EventWatch:
         all_reported = reported == len(sample.local_hashes)
         if all_reported or waited >= MAX_TTL_S:
             self._lags.append(sample.lag if all_reported else MAX_TTL_S)
-            del self._samples[request_id]
+            del self.samples[request_id]
         else:
             sample.lag = waited
             sample.look_at = now + min(LAST_LOOK_S, max(FIRST_LOOK_S, waited))

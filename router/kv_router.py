@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..base.clock import Clock, SystemClock
 from ..base.errors import InvalidRequestError, NoWorkersError
@@ -245,7 +246,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 request_id, number, candidates, prompt, takers, config, expected_output_tokens,
                 tenant, owner,
             )  # fmt: skip
-        return decision._replace(runners_up=others) if others else decision
+        return replace(decision, runners_up=others) if others else decision
 
     def place(self, placement: Placement) -> Decision:
         """Choose a worker for a request with all that it asks for, and book it there until `free`.
@@ -253,28 +254,20 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         is bound to it. Raises what `decide` does."""
         if self._plain is not None and (plain := self._plain.place(placement)) is not None:
             return plain
-        session, allowed = placement.session, placement.allowed
-        pinned, preferred = placement.pinned, None
+        session, allowed, preferred = placement.session, placement.allowed, None
+        pinned = placement.pinned
         if session is not None and pinned is None:
             bound = self.sessions.wanted(session, placement.excluded)
             if bound is not None and (not allowed or bound.worker.worker_id in allowed):
                 pinned, preferred = bound.pinned, bound.preferred
         decision = self.decide(
-            placement.prompt,
-            placement.request_id or None,
-            allowed_workers=allowed or None,
-            excluded_workers=placement.excluded,
-            even_inhibited=placement.retried,
-            pinned_worker=pinned,
-            preferred_worker=preferred,
-            computed=placement.computed,
-            expected_output_tokens=placement.expected_output_tokens,
-            tenant=placement.tenant,
-            asked=placement.objectives,
+            placement.prompt, placement.request_id or None, allowed_workers=allowed or None,
+            excluded_workers=placement.excluded, even_inhibited=placement.retried,
+            pinned_worker=pinned, preferred_worker=preferred, computed=placement.computed,
+            expected_output_tokens=placement.expected_output_tokens, tenant=placement.tenant,
+            asked=placement.objectives, owner=placement.owner, runners_up=placement.runners_up,
             arrived=None if placement.retried else placement.arrived or None,
-            owner=placement.owner,
-            runners_up=placement.runners_up,
-        )
+        )  # fmt: skip
         if session is not None:
             self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
         return decision
@@ -285,10 +278,9 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The same in front of decode workers, with prefill workers, which `prefill` routes to.
 
         A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
-        `mark_prefill_complete` and `free` on each; and `rule.on_landed` with the `landing` of a
-        decision that has one, once, when the decode worker has begun or will not. A request with a
-        session goes to the session's decode worker. Raises what `decide` does; overloaded while no
-        decode worker has room for the prompt, of which no prefill should begin then.
+        `mark_prefill_complete` and `free` on each, and `rule.on_landed` with a decision's `landing`
+        once the decode worker has begun or will not. A session keeps its decode worker. Raises what
+        `decide` does; overloaded while no decode worker has room: no prefill should begin then.
         """
         from .pairs import PairDecision, choose_pair  # fleets without roles need none of it
 
@@ -303,32 +295,39 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             decodes = self._side(placement)
             takers = decodes.candidates.eligible
             try:
-                prefills = prefill._side(
-                    Placement(prompt, excluded=placement.excluded, retried=placement.retried)
-                )
+                others = Placement(prompt, excluded=placement.excluded, retried=placement.retried)
+                prefills = prefill._side(others)
             except NoWorkersError:
                 prefills = None
             expected = placement.expected_output_tokens
             threshold = prefill.limits.config.queue_threshold
             verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
-            others = decodes.others(target, placement.runners_up)
+            runners_up = decodes.others(target, placement.runners_up)
             decode = self._book(
                 request_id, target.number, target.candidates, prompt, takers, self.config, expected,
                 placement.tenant, placement.owner, is_expected=source is not None,
             )  # fmt: skip
             first = landing = None
-            if source is not None:
-                number, found = source.number, source.candidates
-                first = prefill._book(
-                    request_id, number, found, prompt, found.eligible, prefill.config, 1, "", None
-                )
-                landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
-            rule.note(verdict)
-        if others:
-            decode = decode._replace(runners_up=others)
-        if placement.session is not None:
-            self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
-        return PairDecision(decode, first, *verdict[1:], landing)
+            try:
+                if source is not None:
+                    at, found = source.number, source.candidates
+                    first = prefill._book(
+                        request_id, at, found, prompt, found.eligible, prefill.config, 1, "", None
+                    )
+                    landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
+                rule.note(verdict)
+                if runners_up:
+                    decode = replace(decode, runners_up=runners_up)
+                if (session := placement.session) is not None:
+                    self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
+                return PairDecision(decode, first, *verdict[1:], landing)
+            except BaseException:
+                if landing is not None:
+                    rule.on_landed(landing)
+                if request_id is not None:
+                    prefill.free(request_id)
+                    self.free(request_id)
+                raise
 
     def explain(self, token_ids: Tokens, **how: Any) -> Explanation:
         """Every candidate's cost and what it is made of; takes what `explain_steps` takes."""
@@ -434,11 +433,11 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
     def mark_prefill_complete(self, request_id: str, *, cached_tokens: int | None = None) -> bool:
         """The first token is out. False if the request is not booked, which is no error.
-
         `cached_tokens`: prompt tokens that the engine says it found cached, where it does."""
         with self._lock:
             now = self.clock.now()
-            self._source.on_first_token(request_id, now)
+            if request_id in (source := self._source).watched or source.has_peers:
+                source.on_first_token(request_id, now)
             if cached_tokens is not None:
                 self._learner.on_cached(request_id, cached_tokens)
             self._learner.on_first_token(request_id, now)
@@ -468,9 +467,12 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The request ended, however it did. False if it is not booked, which is no error.
         `output_tokens`, where they were counted, show a policy how long a token takes."""
         with self._lock:
-            self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
-            self.limits.tenants.on_ends((request_id,), now)
-            return self.slots.free(request_id, output_tokens)
+            try:
+                self._learner.on_end(request_id, now := self.clock.now(), output_tokens)
+                self.limits.tenants.on_ends((request_id,), now)
+            finally:  # whatever fails of what learns from it
+                known = self.slots.free(request_id, output_tokens)
+            return known
 
     def forget_predictions(self, worker_id: int) -> None:
         """Forget what was predicted of a worker's cache, as the engine has emptied it. What its
@@ -547,26 +549,25 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             return decision
         saved, limits = candidates.saved_prefill_blocks, self.limits
         booked = self.slots.add_request(
-            request_id,
-            number,
-            candidates.sequence_hashes,
-            isl=prompt.isl,
-            overlap_blocks=0 if saved is None else int(saved[number]),
-            now=candidates.now,
-            expected_output_tokens=expected_output_tokens,
+            request_id, number, candidates.sequence_hashes, isl=prompt.isl,
+            overlap_blocks=0 if saved is None else int(saved[number]), now=candidates.now,
+            expected_output_tokens=expected_output_tokens, owner=owner,
             track_prefill=config.router_track_prefill_tokens and not is_expected,
-            owner=owner,
-        )
-        if not booked:
-            decision = decision._replace(request_id=None)
-        elif is_expected:
-            self._learner.on_expected(request_id, number, candidates)
-        else:
-            self._learner.on_booked(request_id, number, candidates)
-        if booked and (self.registry.is_weighted or tenant or limits.tenants.enabled):
-            limits.on_given(request_id, number, takers, tenant, candidates)
-        if candidates.overlaps is not None:
-            self._source.on_booked(request_id, decision.worker, prompt, candidates.now)
+        )  # fmt: skip
+        try:
+            if not booked:
+                decision = replace(decision, request_id=None)
+            elif is_expected:
+                self._learner.on_expected(request_id, number, candidates)
+            else:
+                self._learner.on_booked(request_id, number, candidates)
+            if booked and (self.registry.is_weighted or tenant or limits.tenants.enabled):
+                limits.on_given(request_id, number, takers, tenant, candidates)
+            if candidates.overlaps is not None:
+                self._source.on_booked(request_id, decision.worker, prompt, candidates.now)
+        except BaseException:
+            self.free(request_id)  # the caller does not know of the booking
+            raise
         return decision
 
     def _expire(self) -> float:

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from ..base.errors import NoWorkersError
 from ..base.identity import WorkerWithDpRank
@@ -32,7 +34,7 @@ class NoCapacityError(NoWorkersError):
     """No decode worker has room for a prompt that is to be handed over."""
 
 
-class PairDecision(NamedTuple):
+class PairDecision(msgspec.Struct, frozen=True):
     """Where a request goes. Each leg is booked in its own router, under the request's id, until
     `free` there; no `prefill`: the worker of `decode` computes the prompt itself."""
 
@@ -59,7 +61,7 @@ class PairDecision(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         prefill = None if self.prefill is None else self.prefill.to_dict()
-        found = {**self._asdict(), "decode": self.decode.to_dict(), "prefill": prefill}
+        found = {**structs.asdict(self), "decode": self.decode.to_dict(), "prefill": prefill}
         del found["landing"]
         return found
 

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Set
 from typing import NamedTuple
 
+import msgspec
+
 from ..base.identity import WorkerWithDpRank
 from .admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
 from .affinity import Session
@@ -16,7 +18,7 @@ class Computed(NamedTuple):
     blocks: int
 
 
-class Placement(NamedTuple):
+class Placement(msgspec.Struct, frozen=True):
     """One request that is to be placed on a worker."""
 
     prompt: Prompt

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import InvalidRequestError
-from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, sequence_hashes
+from ..indexer.hashing import BlockMmInfos, Integers, block_hashes, packed_hashes, sequence_hashes
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -37,7 +37,15 @@ class Prompt:
     if there are none, or they have no length.
     """
 
-    __slots__ = ("_content", "_local_hashes", "_sequence_hashes", "_token_ids", "block_size", "isl")
+    __slots__ = (
+        "_content",
+        "_local_hashes",
+        "_packed",
+        "_sequence_hashes",
+        "_token_ids",
+        "block_size",
+        "isl",
+    )
 
     def __init__(self, token_ids: Integers, block_size: int, content: Content = NO_CONTENT) -> None:
         try:
@@ -51,6 +59,7 @@ class Prompt:
         self._token_ids: Integers = token_ids
         self._local_hashes: Hashes | None = None
         self._sequence_hashes: Hashes | None = None
+        self._packed: tuple[bytes, bytes] | None = None
 
     @classmethod
     def of_hashes(
@@ -99,9 +108,31 @@ class Prompt:
     @property
     def sequence_hashes(self) -> Hashes:
         """Of every prefix of full blocks; InvalidRequestError as above."""
-        if self._sequence_hashes is None:
-            self._sequence_hashes = sequence_hashes(self.local_hashes)
-        return self._sequence_hashes
+        found = self._sequence_hashes
+        if found is None:
+            if self._packed is None:
+                found = sequence_hashes(self.local_hashes)
+            else:
+                found = np.frombuffer(self._packed[1], np.uint64)
+            self._sequence_hashes = found
+        return found
+
+    def packed_hashes(self) -> tuple[bytes, bytes]:
+        """`local_hashes` and `sequence_hashes` for kernels, 8 bytes each as the machine has them;
+        InvalidRequestError as above."""
+        found = self._packed
+        if found is None:
+            token_ids = self._token_ids
+            if self._local_hashes is not None or self._content is not NO_CONTENT:
+                found = self.local_hashes.tobytes(), self.sequence_hashes.tobytes()
+            else:
+                try:
+                    found = packed_hashes(token_ids, self.block_size)
+                except (OverflowError, TypeError, ValueError) as error:
+                    raise _no_tokens(error) from error
+            self._packed = found
+            self._token_ids = ()
+        return found
 
     def hashed(self) -> Self:
         """Itself, after its blocks were hashed; InvalidRequestError if a token is no u32."""
@@ -113,6 +144,9 @@ class Prompt:
         token_ids, content = self._token_ids, self._content
         if self._local_hashes is not None:  # by another thread, which then let go of the tokens
             return self._local_hashes
+        if self._packed is not None:
+            self._local_hashes = np.frombuffer(self._packed[0], np.uint64)
+            return self._local_hashes
         try:
             found = block_hashes(
                 token_ids,
@@ -122,10 +156,14 @@ class Prompt:
                 cache_namespace=content.cache_namespace,
             )
         except (OverflowError, TypeError, ValueError) as error:
-            raise InvalidRequestError(f"token_ids: {error}", field="token_ids") from error
+            raise _no_tokens(error) from error
         self._local_hashes = found
         self._token_ids = ()
         return found
+
+
+def _no_tokens(error: Exception) -> InvalidRequestError:
+    return InvalidRequestError(f"token_ids: {error}", field="token_ids")
 
 
 Tokens = Integers | Prompt

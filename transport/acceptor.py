@@ -136,10 +136,14 @@ class Acceptor:
                 self._wait(listener)
                 self._on_no_descriptors(error)
                 return False
-            connection.setblocking(False)
-            if _UNSENT_OPTION is not None and connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
-            self._accepted(connection, str(address[0]) if address else "unix")
+            try:
+                connection.setblocking(False)
+                if _UNSENT_OPTION is not None and connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
+                self._accepted(connection, str(address[0]) if address else "unix")
+            except BaseException:
+                connection.close()  # else its client waits until a collector finds it
+                raise
         return True
 
     def _wait(self, listener: socket.socket) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 
 import structlog
 
@@ -73,9 +73,6 @@ class HealthMonitor:
         self._policy = policy or HealthPolicy()
         self._connection = connection or ConnectionPolicy()
         self._mixed_models = mixed_models
-        self._facts: EngineFacts | None = None
-        self._limits: PromptLimits | None = None
-        self._any_ready: bool | None = None
         self._first_probes = asyncio.Semaphore(FIRST_PROBES_AT_ONCE)
         self._tls, self._key = tls, key
         self.reports = RequestReports(
@@ -182,33 +179,29 @@ class HealthMonitor:
         engine = self._engines.by_id.get(worker_id)
         return engine.url if engine is not None else None
 
-    @property
+    # Known until something changes: see `_changed`.
+
+    @cached_property
     def facts(self) -> EngineFacts:
         """Of the engines that take requests, as if they were one."""
-        if self._facts is None:
-            ready = (e for e in self._engines.by_id.values() if e.takes_requests)
-            self._facts = merge_facts(engine.facts for engine in ready)
-        return self._facts
+        ready = (e for e in self._engines.by_id.values() if e.takes_requests)
+        return merge_facts(engine.facts for engine in ready)
 
-    @property
+    @cached_property
     def limits(self) -> PromptLimits:
         """What prompts each engine can take, of those that were admitted."""
-        if self._limits is None:
-            self._limits = PromptLimits(
-                {
-                    worker_id: engine.facts
-                    for worker_id, engine in self._engines.by_id.items()
-                    if engine.tracker.state is not WorkerState.REFUSED
-                }
-            )
-        return self._limits
+        return PromptLimits(
+            {
+                worker_id: engine.facts
+                for worker_id, engine in self._engines.by_id.items()
+                if engine.tracker.state is not WorkerState.REFUSED
+            }
+        )
 
-    @property
+    @cached_property
     def any_ready(self) -> bool:
         """Whether a worker takes requests."""
-        if self._any_ready is None:
-            self._any_ready = any(engine.takes_requests for engine in self._engines.by_id.values())
-        return self._any_ready
+        return any(engine.takes_requests for engine in self._engines.by_id.values())
 
     def is_ready(self, worker_id: int) -> bool:
         """Whether a worker answers its probes and is not ejected."""
@@ -412,6 +405,7 @@ class HealthMonitor:
 
     def _changed(self) -> None:
         # Made when asked for: a large fleet changes often while it starts.
-        self._facts = self._limits = self._any_ready = None
+        for known in "facts", "limits", "any_ready":
+            self.__dict__.pop(known, None)
         for listener in self.listeners:
             listener()

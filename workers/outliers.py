@@ -119,7 +119,8 @@ class OutlierDetector:
         if record is None:
             return False
         record.answered_at = now
-        self._answer_s = _mean(self._answer_s, seconds)
+        known = self._answer_s or seconds
+        self._answer_s = known + KNOWN_BY * (seconds - known)
         if worker_id not in self.in_trouble:
             return False
         if record.probation and record.ejected_until <= now:
@@ -133,7 +134,8 @@ class OutlierDetector:
         record = self._workers.get(worker_id)
         if record is None:
             return False
-        self._service_s = _mean(self._service_s, seconds)
+        known = self._service_s or seconds
+        self._service_s = known + KNOWN_BY * (seconds - known)
         record.count(now, False, self.policy.window_s)
         record.in_a_row = 0
         if worker_id not in self.in_trouble:
@@ -380,7 +382,3 @@ class _Record:
 def _ejection_s(policy: OutlierPolicy, level: int) -> float:
     longest = max(policy.ejection_s, policy.longest_ejection_s)
     return min(longest, policy.ejection_s * 2.0 ** min(level - 1, 60))
-
-
-def _mean(known: float, seconds: float) -> float:
-    return seconds if known == 0.0 else known + KNOWN_BY * (seconds - known)

@@ -100,15 +100,19 @@ class WorkerRegistry:
     def __init__(self) -> None:
         self._entries: dict[int, WorkerEntry] = {}
         self._numbers: dict[WorkerWithDpRank, int] = {}
-        self._workers: list[WorkerWithDpRank | None] = []
+        self.by_number: list[WorkerWithDpRank | None] = []
+        """every registered rank at its number; for kernels, as what follows: only read it"""
         self._free: list[int] = []
-        self._ready = np.zeros(0, dtype=np.bool_)
+        self.ready = np.zeros(0, dtype=np.bool_)
+        """what `eligible` says while no worker is inhibited"""
         self._kv_blocks = np.zeros(0, dtype=np.int64)
         self._batch_tokens = np.zeros(0, dtype=np.int64)
         self._max_seqs = np.zeros(0, dtype=np.int64)
         self._weights = np.ones(0, dtype=np.float64)
-        self._inhibited: set[int] = set()
-        self._weighted: set[int] = set()  # those of a weight below 1
+        self.inhibited_ids: set[int] = set()
+        """of workers that may get nothing for a while"""
+        self.weighted_ids: set[int] = set()
+        """of workers with a weight below 1"""
         self.on_add: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_remove: list[Callable[[WorkerWithDpRank, int], None]] = []
         self.on_update: list[Callable[[WorkerEntry], None]] = []
@@ -172,8 +176,8 @@ class WorkerRegistry:
         entry = self._entries.pop(worker_id, None)
         if entry is None:
             return False
-        self._inhibited.discard(worker_id)
-        self._weighted.discard(worker_id)
+        self.inhibited_ids.discard(worker_id)
+        self.weighted_ids.discard(worker_id)
         for worker in entry.ranks:
             self._release(worker)
         return True
@@ -186,7 +190,7 @@ class WorkerRegistry:
     def inhibit(self, worker_id: int, until: float) -> None:
         """Give a worker no request before the monotonic time `until`."""
         if worker_id in self._entries:
-            self._inhibited.add(worker_id)
+            self.inhibited_ids.add(worker_id)
             self._store(replace(self._entries[worker_id], inhibited_until=until))
 
     def set_weight(self, worker_id: int, weight: float) -> None:
@@ -227,19 +231,19 @@ class WorkerRegistry:
 
     def worker(self, number: int) -> WorkerWithDpRank:
         """The worker of a number in use; raises LookupError for others."""
-        worker = self._workers[number] if 0 <= number < len(self._workers) else None
+        worker = self.by_number[number] if 0 <= number < len(self.by_number) else None
         if worker is None:
             raise LookupError(f"no worker has number {number}")
         return worker
 
     def numbered(self) -> list[tuple[int, WorkerWithDpRank]]:
         """(number, worker) of every registered rank, by number."""
-        return [(n, worker) for n, worker in enumerate(self._workers) if worker is not None]
+        return [(n, worker) for n, worker in enumerate(self.by_number) if worker is not None]
 
     @property
     def capacity(self) -> int:
         """One more than the highest number ever in use: the length of arrays aligned by number."""
-        return len(self._workers)
+        return len(self.by_number)
 
     @property
     def kv_blocks(self) -> npt.NDArray[np.int64]:
@@ -264,21 +268,21 @@ class WorkerRegistry:
     @property
     def is_weighted(self) -> bool:
         """Whether any worker has a weight below 1."""
-        return bool(self._weighted)
+        return bool(self.weighted_ids)
 
     def eligible(self, now: float) -> npt.NDArray[np.bool_]:
         """Which numbers may be given a request at monotonic time `now`. Treat it as read-only."""
-        if self._inhibited:
-            over = [w for w in self._inhibited if self._entries[w].inhibited_until <= now]
+        if self.inhibited_ids:
+            over = [w for w in self.inhibited_ids if self._entries[w].inhibited_until <= now]
             for worker_id in over:
-                self._inhibited.discard(worker_id)
+                self.inhibited_ids.discard(worker_id)
                 self._store(self._entries[worker_id])
-        return self._ready
+        return self.ready
 
     def inhibited(self) -> npt.NDArray[np.bool_]:
         """Which numbers' workers are well, and inhibited for a while."""
         mask = np.zeros(self.capacity, dtype=np.bool_)
-        for worker_id in self._inhibited:
+        for worker_id in self.inhibited_ids:
             entry = self._entries[worker_id]
             if entry.state is WorkerState.READY:
                 mask[list(entry.numbers)] = True
@@ -301,23 +305,23 @@ class WorkerRegistry:
 
     def _store(self, entry: WorkerEntry) -> None:
         self._entries[entry.worker_id] = entry
-        usable = entry.state is WorkerState.READY and entry.worker_id not in self._inhibited
+        usable = entry.state is WorkerState.READY and entry.worker_id not in self.inhibited_ids
         numbers = list(entry.numbers)
-        self._ready[numbers] = usable
+        self.ready[numbers] = usable
         self._kv_blocks[numbers] = entry.total_kv_blocks or 0
         self._batch_tokens[numbers] = entry.max_num_batched_tokens or 0
         self._max_seqs[numbers] = entry.max_num_seqs or 0
         self._weights[numbers] = entry.weight
-        (self._weighted.add if entry.weight < 1 else self._weighted.discard)(entry.worker_id)
+        (self.weighted_ids.add if entry.weight < 1 else self.weighted_ids.discard)(entry.worker_id)
 
     def _assign(self, worker: WorkerWithDpRank) -> None:
         if self._free:
             number = self._free.pop()
-            self._workers[number] = worker
+            self.by_number[number] = worker
         else:
-            number = len(self._workers)
-            self._workers.append(worker)
-            self._ready = np.append(self._ready, False)
+            number = len(self.by_number)
+            self.by_number.append(worker)
+            self.ready = np.append(self.ready, False)
             self._kv_blocks = np.append(self._kv_blocks, 0)
             self._batch_tokens = np.append(self._batch_tokens, 0)
             self._max_seqs = np.append(self._max_seqs, 0)
@@ -330,6 +334,6 @@ class WorkerRegistry:
         number = self._numbers.pop(worker)
         for listener in self.on_remove:
             listener(worker, number)
-        self._workers[number] = None
-        self._ready[number] = False
+        self.by_number[number] = None
+        self.ready[number] = False
         self._free.append(number)

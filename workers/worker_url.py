@@ -1,7 +1,6 @@
 """The URL of a worker: where its engine listens, and the options given there."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from urllib.parse import parse_qs, urlsplit
 
 from ..base.errors import ConfigError
@@ -201,8 +200,6 @@ def _check_events(shown: str, events: str | None, replay: str | None, dp_size: i
         wrong = f"{_REPLAY} needs {_EVENTS} over ZMQ"
     if wrong is None and over_zmq and dp_size > 1:
         wrong = "over ZMQ each rank has a socket of its own: make each of them a worker"
-    if wrong is None and over_zmq and find_spec("zmq") is None:
-        wrong = f"{_EVENTS} over ZMQ needs pyzmq: pip install pyzmq"
     if wrong is not None:
         raise ConfigError(f"worker {shown!r}: {wrong}", key="workers")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...base.lazy_names import lazy_names
 from .chat_client import ChatClient, chars_per_token
+from .child import OURS, pid_of, start_child
 from .completion_client import CompletionClient
 from .http_client import HttpClient
 from .neighbours import Neighbours, children_of, noise_content, noise_words
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         engine_methods,
         open_call,
         serve_until_killed,
-        start_child,
         start_peer,
     )
     from .smg_peer import start_smg
@@ -53,7 +53,6 @@ _LAZY = {
         "engine_methods",
         "open_call",
         "serve_until_killed",
-        "start_child",
         "start_peer",
     ),
     ".smg_peer": ("start_smg",),

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from ...base.errors import RouterError
-from ...process.child_process import ChildError, ChildProcess
+from ...process.child_process import ChildProcess
+from .child import pid_of, start_child
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
-STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
 DISCOVERY_BACKEND, EVENT_PLANE = "file", "zmq"
 DISCOVERY_ARGUMENTS = ("--discovery", DISCOVERY_BACKEND, "--event-plane", EVENT_PLANE)
@@ -84,18 +84,12 @@ async def start_silent(
 ) -> ChildProcess:
     """A process that prints nothing when it has started, stopped with the stack. RouterError if it
     is not started."""
-    child = ChildProcess(
-        ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *command],
-        stop_timeout_s=STOP_TIMEOUT_S,
-        own_session=True,
-        env={**environ, "PYTHONPATH": ""},
+    shell = ["/bin/sh", "-c", f'echo {_STARTED}; exec "$@"', sys.argv[0], *command]
+    env = {**environ, "PYTHONPATH": ""}
+    name = " ".join(command[:3])
+    return await start_child(
+        name, shell, stack, lambda line: line == _STARTED, timeout_s=timeout_s, env=env
     )
-    stack.push_async_callback(child.stop)
-    try:
-        await child.start(lambda line: line == _STARTED, timeout_s)
-    except ChildError as error:
-        raise RouterError(f"{' '.join(command[:3])} {error.reason}") from None
-    return child
 
 
 async def until_answered(
@@ -169,8 +163,7 @@ async def start_dynamo(
     asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1}
     url = f"http://{HOST}:{port}/v1/completions"
     await until_answered((mockers, frontend), "POST", url, timeout_s, asked)
-    assert mockers.pid is not None and frontend.pid is not None
-    return Dynamo(f"{HOST}:{port}", frontend.pid, mockers.pid, environ)
+    return Dynamo(f"{HOST}:{port}", pid_of(frontend), pid_of(mockers), environ)
 
 
 async def start_dynamo_selector(
@@ -190,5 +183,4 @@ async def start_dynamo_selector(
         stack,
     )
     await until_answered((child,), "GET", f"http://{HOST}:{port}/health", timeout_s)
-    assert child.pid is not None
-    return child.pid, f"{HOST}:{port}"
+    return pid_of(child), f"{HOST}:{port}"

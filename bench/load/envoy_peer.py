@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ...base.errors import RouterError
-from ...process.child_process import ChildError, ChildProcess
-from .dynamo_peer import HOST, STOP_TIMEOUT_S, free_port
+from .child import pid_of, start_child
+from .dynamo_peer import HOST, free_port
 
 _NAME = "engines"
 _READY = "starting main dispatch loop"
@@ -29,19 +28,11 @@ async def start_envoy(
     port = free_port()
     file = folder / "envoy.json"
     file.write_text(json.dumps(_config(port, addresses)))
-    child = ChildProcess(
-        [program, "--config-path", str(file), "--concurrency", "1", "--disable-hot-restart"],
-        stop_timeout_s=STOP_TIMEOUT_S,
-        own_session=True,
+    command = [program, "--config-path", str(file), "--concurrency", "1", "--disable-hot-restart"]
+    child = await start_child(
+        "Envoy", command, stack, lambda line: _READY in line, timeout_s=timeout_s
     )
-    stack.push_async_callback(child.stop)
-    try:
-        await child.start(lambda line: _READY in line, timeout_s)
-    except (ChildError, OSError) as error:
-        printed = "\n".join(child.output)
-        raise RouterError(f"Envoy was not started: {error}\n{printed}") from None
-    assert child.pid is not None
-    return child.pid, f"{HOST}:{port}"
+    return pid_of(child), f"{HOST}:{port}"
 
 
 def _config(port: int, addresses: Sequence[str]) -> dict[str, Any]:

@@ -18,15 +18,12 @@ _QUICK = getattr(socket, "TCP_QUICKACK", None)
 class HttpClient:
     """Posts JSON over kept connections, one request at a time on each. Close it in the end.
 
-    `ends`: what a whole answer has near its end. RouterError if there is no parser for answers.
+    `ends`: what a whole answer has near its end.
     """
 
     def __init__(self, address: str, ends: bytes = b"") -> None:
-        try:
-            from httptools import HttpResponseParser
-        except ImportError:
-            text = "httptools is not installed: pip install httptools"
-            raise RouterError(text) from None
+        from httptools import HttpResponseParser  # not for a command that only prints its help
+
         self._new_parser = HttpResponseParser
         self._host, _, port = address.rpartition(":")
         self._port = int(port)

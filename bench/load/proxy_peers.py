@@ -15,10 +15,9 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ...base.errors import RouterError
-from ...process.child_process import ChildError, ChildProcess
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
+from .child import pid_of, start_child
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -33,8 +32,6 @@ CLIENT_OPTIONS = (
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 GENERATE = f"/{SERVICE}/Generate"
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
 
 
 class _Methods(grpc.GenericRpcHandler):
@@ -89,24 +86,14 @@ def bare_proxy(targets: str) -> dict[str, Any]:
     return {GENERATE: grpc.unary_stream_rpc_method_handler(generate)}
 
 
-async def start_child(command: Sequence[str], stack: AsyncExitStack) -> tuple[int, str]:
-    """Start a process, stopped with the stack; its pid and the first line it prints."""
-    child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, join_stderr=False)
-    stack.push_async_callback(child.stop)
-    try:
-        await child.start(bool, START_TIMEOUT_S)
-    except ChildError as error:
-        raise RouterError(f"{' '.join(command[1:4])} {error.reason}") from None
-    assert child.pid is not None
-    return child.pid, child.output[0]
-
-
 async def start_peer(role: str, argument: str, stack: AsyncExitStack) -> tuple[int, list[str]]:
-    """The same of this module: its pid and the addresses it listens on."""
+    """This module as a process, stopped with the stack; its pid and the addresses it listens on."""
     # -W: that this module is imported with its room, and then run, is meant.
     run = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", __spec__.name]
-    pid, line = await start_child([*run, role, argument], stack)
-    return pid, line.split()
+    # gRPC's library has things to say on standard error.
+    command = [*run, role, argument]
+    child = await start_child(f"the peer {role}", command, stack, join_stderr=False)
+    return pid_of(child), child.output[0].split()
 
 
 def open_call(address: str, stack: AsyncExitStack) -> Any:

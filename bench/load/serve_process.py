@@ -5,19 +5,18 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ...base.errors import RouterError
 from ...engines.mocker import TierConfig
 from ...process.child_process import ChildError, ChildProcess
+from .child import STOP_TIMEOUT_S, failed_child
 
 if TYPE_CHECKING:
     import aiohttp
 
 READY = re.compile(r"dynamo-router ready: grpc (\S+) http (\S+)")
-STOP_TIMEOUT_S = 20.0
 POLL_S = 0.05
+_NAME = "dynamo-router serve"
 
 UNANNOUNCED = ("--lame-duck-s", "0")
 """No load balancer is in front of it."""
@@ -99,22 +98,17 @@ class ServeProcess:
                 await self._child.start(self._on_line, self._start_timeout_s)
                 await self._workers_ready()
         except ChildError as error:
-            raise self._failure(error.reason, error.output) from None
+            raise failed_child(_NAME, error.reason, error.output) from None
         except TimeoutError:
             await self._child.stop()
             reason = f"was not ready within {self._start_timeout_s:g} s"
-            raise self._failure(reason, self._child.output) from None
+            raise failed_child(_NAME, reason, self._child.output) from None
         except BaseException:
             await self._child.stop()
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._child.stop()
 
     def _on_line(self, line: str) -> bool:
@@ -144,7 +138,3 @@ class ServeProcess:
                 ready = [worker for worker in workers if worker["state"].lower() == "ready"]
                 self.worker_addresses = [worker["address"] for worker in ready]
         return len(self.worker_addresses)
-
-    def _failure(self, what: str, output: Sequence[str]) -> RouterError:
-        lines = "\n".join(f"  {line}" for line in output) or "  (it printed nothing)"
-        return RouterError(f"dynamo-router serve {what}:\n{lines}")

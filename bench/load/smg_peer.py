@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from .child import pid_of
 from .dynamo_peer import HOST, free_port, start_silent, until_answered
 
 
@@ -28,5 +29,4 @@ async def start_smg(
     asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     url = f"http://{HOST}:{port}/v1/chat/completions"
     await until_answered((child,), "POST", url, timeout_s, asked, name="SMG")
-    assert child.pid is not None
-    return child.pid, f"{HOST}:{port}"
+    return pid_of(child), f"{HOST}:{port}"

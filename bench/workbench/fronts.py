@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import re
-import sys
 import time
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -23,11 +22,11 @@ from grpc import aio
 from rich.table import Table
 
 from ...base.errors import RouterError
-from ...process.child_process import ChildError, ChildProcess
 from ...runtime.event_planes import EmbeddedNats
 from ..load import (
     CLIENT_OPTIONS,
     GENERATE,
+    OURS,
     READY,
     Neighbours,
     children_of,
@@ -35,6 +34,7 @@ from ..load import (
     new_prompts,
     noise_content,
     noise_words,
+    pid_of,
     ratio,
     start_child,
 )
@@ -45,8 +45,6 @@ LOADS = ((16, 32), (64, 32), (16, 2000), (64, 2000))
 """Requests at a time, and token ids of their prompts."""
 SHORT = 32
 OUTPUT_TOKENS = 8
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
 SETTLE_S = 0.2
 """After the last answer: until the processes' events for each other have come."""
 _ENGINE = re.compile(r"engine \d+: (grpc://\S+) worker (\d+)")
@@ -121,9 +119,7 @@ async def _measure(config: FrontsBenchConfig) -> dict[str, Any]:
     found = {(fronts, *load): Rounds() for fronts in (1, config.fronts) for load in LOADS}
     own, neighbours = 0.0, Neighbours()
     async with contextlib.AsyncExitStack() as stack:
-        nats = EmbeddedNats()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats())
         assert nats.pid is not None
         mocker, engines = await _start_engines(config.workers, nats.url, stack)
 
@@ -167,15 +163,8 @@ async def _start_engines(
 
     words = ["mocker", "--workers", str(count), "--host", "127.0.0.1", "--port", "0"]
     words += ["--speedup-ratio", "2000", "--discovery", "static", "--nats", nats_url]
-    command = [sys.executable, "-m", "dynamo_router", *words]
-    child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, join_stderr=False)
-    stack.push_async_callback(child.stop)
-    try:
-        await child.start(is_ready, START_TIMEOUT_S)
-    except ChildError as error:
-        raise RouterError(f"the mock engines: {error.reason}") from None
-    assert child.pid is not None
-    return child.pid, urls
+    child = await start_child("the mock engines", [*OURS, *words], stack, is_ready)
+    return pid_of(child), urls
 
 
 async def _start(
@@ -185,13 +174,11 @@ async def _start(
     engines: list[str],
     stack: contextlib.AsyncExitStack,
 ) -> Router:
-    serve = [sys.executable, "-m", "dynamo_router", "serve", "--port", "0", "--http-port", "0"]
+    serve = [*OURS, "serve", "--port", "0", "--http-port", "0"]
     serve += [part for url in engines for part in ("--worker", url)]
     serve += ["--nats", nats.url, "--log-level", "error", "--lame-duck-s", "0"]
-    pid, ready = await start_child([*serve, "--fronts", str(fronts)], stack)
-    match = READY.search(ready)
-    if match is None:
-        raise RouterError(f"serve printed no ready line, but: {ready}")
+    child = await start_child("serve", [*serve, "--fronts", str(fronts)], stack, READY.search)
+    pid, match = pid_of(child), next(filter(None, map(READY.search, child.output)))
     processes = {"serve": pid}
     if fronts > 1:
         pids = sorted(children_of(pid))

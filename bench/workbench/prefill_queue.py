@@ -64,9 +64,7 @@ class Ends:
 
     async def start(self) -> None:
         config, push = self._config, self._stack.push_async_callback
-        nats = EmbeddedNats(store=self._folder / "nats")
-        push(nats.stop)
-        await nats.start()
+        nats = await self._stack.enter_async_context(EmbeddedNats(store=self._folder / "nats"))
         store = FileStore(self._folder / "store")
         push(store.close)
         metadata = store.bucket("bench/nixl_metadata")

@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -180,9 +180,7 @@ async def _measure(config: RestartBenchConfig) -> Measurement[str]:
     starts = Measurement[str]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamo-router-bench-"))
-        nats = EmbeddedNats(store=Path(folder))
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(store=Path(folder)))
         http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
         router = Router(nats.url, http, config)
         engines = Engines(nats.url, config, stack)
@@ -237,11 +235,8 @@ async def _until(
 
 def measure(config: RestartBenchConfig) -> dict[str, Any]:
     """The figures of a start over the rounds."""
-    logs = log_to_stderr("warning")
-    try:
+    with closing(log_to_stderr("warning")):
         starts = uvloop.run(_measure(config))
-    finally:
-        logs.close()
     return {"killed": config.kill, **starts.spreads()}
 
 

@@ -9,7 +9,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from time import monotonic_ns, process_time
 
@@ -95,8 +95,7 @@ def measure_stream(load: StreamLoad) -> dict[str, float]:
 async def _measure(load: StreamLoad) -> dict[str, float]:
     over_nats = load.way == "nats"
     # Waiting for each message would slow the full load down: there only the sum counts.
-    index = WatchedIndex(LAG_EVERY if over_nats and load.blocks_per_s else 0)
-    try:
+    with closing(WatchedIndex(LAG_EVERY if over_nats and load.blocks_per_s else 0)) as index:
         async with (_over_nats if over_nats else _over_streams)(load, index) as look:
             cpu = process_time()
             module = "dynamo_router.bench.workbench.stream_source"
@@ -106,8 +105,6 @@ async def _measure(load: StreamLoad) -> dict[str, float]:
             cpu = process_time() - cpu
         published = await publishing
         removed = index.tier_counters()["device"]["removed"]
-    finally:
-        index.close()
     if published.given_up:
         raise RouterError(f"the engines' publishers gave up changes {published.given_up} times")
     seconds = (seen_ns - published.began_ns) / 1e9
@@ -150,9 +147,7 @@ async def _over_nats(load: StreamLoad, index: EventIndex) -> AsyncIterator[Look]
     """The feed of an event plane, over a nats-server of our own."""
     namespace, component, endpoint = ENDPOINT
     async with AsyncExitStack() as stack:
-        server = EmbeddedNats()
-        stack.push_async_callback(server.stop)
-        await server.start()
+        server = await stack.enter_async_context(EmbeddedNats())
         load.url = server.url
         plane = NatsPlane(server.url)
         stack.push_async_callback(plane.close)

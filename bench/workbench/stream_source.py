@@ -130,7 +130,7 @@ def payloads(load: StreamLoad, engine: int) -> list[bytes]:
 
 def publish(load: StreamLoad) -> Published:
     """Wait for a reader of every engine, then send."""
-    import zmq  # the extra `zmq` has it
+    import zmq
 
     context = zmq.Context()
     sockets = []

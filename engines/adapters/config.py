@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ...process.settings import bad_setting, option
-from ...workers.records import tokenizer_files
+from ...workers.records import model_files
 from ..serving import ServingConfig, require
 
 
@@ -73,9 +73,9 @@ class EngineWorkerConfig(ServingConfig):
         return self.model_id or os.path.basename(self.model.rstrip("/")) or self.model
 
     def files(self) -> dict[str, Any]:
-        """The part of the model's card that names its files; ConfigError as `tokenizer_files`."""
+        """The part of the model's card that names its files; ConfigError as `model_files`."""
         folder = self.model_path or (self.model if Path(self.model).is_dir() else None)
-        return {} if folder is None else tokenizer_files(folder)
+        return {} if folder is None else model_files(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

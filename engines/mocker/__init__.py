@@ -7,17 +7,3 @@ from .config import ENGINE_TYPES, EVEN_SPEEDS, PREEMPTION_MODES, EngineConfig, p
 from .own_model import OWN_MODEL
 from .tiers import TierConfig
 from .virtual import Emitted, EngineStats, Handoff, VirtualFleet
-
-__all__ = [
-    "ENGINE_TYPES",
-    "EVEN_SPEEDS",
-    "PREEMPTION_MODES",
-    "EngineConfig",
-    "Emitted",
-    "EngineStats",
-    "Handoff",
-    "OWN_MODEL",
-    "TierConfig",
-    "VirtualFleet",
-    "parse_speeds",
-]

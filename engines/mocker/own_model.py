@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...workers.engine_facts import EngineFacts
-from ...workers.records import DECODE, PREFILL, end_tokens_of, model_files, tokenizer_files
+from ...workers.records import DECODE, PREFILL, end_tokens_of, model_files
 from .config import EngineConfig, MockerConfig
 
 OWN_MODEL = Path(__file__).parent / "data"
@@ -23,10 +23,10 @@ CARD_KINDS: dict[str, dict[str, Any]] = {
 
 def card_files(config: MockerConfig) -> dict[str, Any]:
     """The part of an engine's card that names its model's files: those of `model_path`, else our
-    own, if the engine keeps to that tokenizer's ids; else none. ConfigError as `tokenizer_files`.
+    own, if the engine keeps to that tokenizer's ids; else none. ConfigError as `model_files`.
     """
     if config.model_path is not None:
-        return tokenizer_files(config.model_path)
+        return model_files(config.model_path)
     return model_files(OWN_MODEL) if config.engine.vocab_size <= OWN_VOCABULARY else {}
 
 

@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from .remote_prefills import QueuedPrompt, RemotePrefillError, RemotePrefills
     from .thresholds import PrefillThresholds, Thresholds
 
-__all__ = [
-    "ComputedPrompt",
-    "PrefillConsumer",
-    "PrefillQueueConfig",
-    "PrefillThresholds",
-    "QueueMetrics",
-    "QueueNames",
-    "QueuedPrompt",
-    "RemotePrefillError",
-    "RemotePrefillRequest",
-    "RemotePrefills",
-    "Thresholds",
-]
-
 # Settings are read without NATS' client.
 __getattr__ = lazy_names(
     __name__,

@@ -5,6 +5,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from ...base.errors import StatusCode
 from ...base.request_record import Generation
 from ...server.dispatch import Attempt, Request
@@ -204,7 +206,7 @@ class CarriedCall:
             return  # another frontend, which calls the same worker
         for worker_id in self._endpoints.workers_at((served,)):
             if self._is_ready(worker_id):
-                request.placement = request.placement._replace(allowed=(worker_id,))
+                request.placement = replace(request.placement, allowed=(worker_id,))
                 self.moved = self.passes_on = True
                 self._leg = None
                 text = f"Envoy could not reach it, and went to {served}"

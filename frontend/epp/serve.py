@@ -12,7 +12,6 @@ from ...server.pool import ConfiguredPool, Sources
 from ...server.router_server import admin_server, watch_servers
 from ...server.server import Server
 from ...server.server_parts import ServerParts
-from ..config import check_installed
 from ..picker_config import PickerConfig
 from ..token_cache import model_text, piece_cache
 from .listeners import EnvoyListeners
@@ -31,7 +30,6 @@ def run(config: PickerConfig, source: SettingsSource[Any] | None = None) -> int:
         output: LogOutput,
         siblings: Siblings,
     ) -> Service:
-        check_installed("model_path")
         return picker_server(config, ServerParts(config, source, output, siblings))
 
     return run_service(config, source, make)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ...base.errors import CapacityError, StatusCode
 from ...base.request_record import RequestRecord, current_record
@@ -90,6 +91,7 @@ class OneModel:
 
     def __init__(self, completions: Completions, pool: WorkerPool) -> None:
         self._completions, self._pool = completions, pool
+        self.handlers: Mapping[str, Handler] = completions.routes
 
     @property
     def entries(self) -> Sequence[ModelEntry]:
@@ -122,10 +124,6 @@ class OneModel:
     @property
     def share(self) -> float:
         return float(len(self._pool.monitor.ready_clients()))
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return self._completions.routes
 
     def has_worker(self, worker_id: int) -> bool:
         return self._pool.has_worker(worker_id)
@@ -189,7 +187,7 @@ class ModelRoutes:
                 call = await _without_ids(call, self._reader, key)
             outline = call.body
             if route == CHAT_ROUTE and (apart := messages_apart(outline)) is not None:
-                call, outline = call._replace(messages=apart), apart.rest
+                call, outline = replace(call, messages=apart), apart.rest
             if len(outline) > LONG_BYTES:
                 most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
                 outline = await self._reader.check_json(outline, most)
@@ -201,7 +199,7 @@ class ModelRoutes:
         for number, pool in enumerate(pools):
             answer = _Answer(call)
             try:
-                await pool.handlers[route](call._replace(send=answer.send))
+                await pool.handlers[route](replace(call, send=answer.send))
                 return
             except Exception as error:
                 others = any(other.share > 0 for other in pools[number + 1 :])
@@ -265,7 +263,7 @@ class ModelRoutes:
 async def _without_ids(call: HttpCall, reader: RequestReader, key: bytes) -> HttpCall:
     """The same with the token ids under the key apart."""
     ids, rest = await reader.ids_apart(call.body, key)
-    return call if ids is None else call._replace(body=rest, ids=ids)
+    return call if ids is None else replace(call, body=rest, ids=ids)
 
 
 def _with_pinned(call: HttpCall, pools: Sequence[Answering]) -> Sequence[Answering]:

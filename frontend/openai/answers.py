@@ -48,8 +48,7 @@ class Delta(NamedTuple):
 _TEXT_ALONE = Delta("")[2:]
 
 
-@dataclass
-class Usage:
+class Usage(msgspec.Struct):
     """Tokens counted; a prompt counts once, however many answers it has."""
 
     prompt_tokens: int = 0

@@ -87,11 +87,11 @@ class Encoder:
         self.number = next(_numbers)
         """of no other tokenizer"""
 
-    def encode_known(self, text: str, tenant: Tenant) -> bytes | None:
-        """The ids of a text that is not long, and of whose words all but a few are known; None:
-        `encode` may know them. No special tokens are added."""
+    def encode_known(self, text: str) -> bytes | None:
+        """The ids of a text that is not long and belongs to no cache namespace, and of whose words
+        all but a few are known; None: `encode` may know them. No special tokens are added."""
         words = self._words
-        if words is None or tenant.namespace is not None or len(text) > KNOWN_CHARS:
+        if words is None or len(text) > KNOWN_CHARS:
             return None
         found = words.known(text, LEARNT)
         if found is None or sum(map(len, found[2])) > LONG_CHARS:
@@ -130,7 +130,7 @@ class Encoder:
         around = self._around if add_special_tokens else (b"", b"")
         if self._cutter is None or around is None:
             found = await self._run([text], add_special_tokens, most)
-        elif (known := self.encode_known(text, tenant)) is not None:
+        elif tenant.namespace is None and (known := self.encode_known(text)) is not None:
             _check_count(len(known) // ID_BYTES, most)
             found = [around[0], known, around[1]] if add_special_tokens else [known]
         elif len(text) <= self._least or (

@@ -15,15 +15,3 @@ from .snapshot import (
     restore_index,
     save_index,
 )
-
-__all__ = [
-    "EventIndex",
-    "ForeignSnapshotError",
-    "SnapshotHead",
-    "dump_index",
-    "load_index",
-    "merge_index",
-    "read_frames",
-    "restore_index",
-    "save_index",
-]

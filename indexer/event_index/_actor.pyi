@@ -27,7 +27,7 @@ class IndexActor:
     def lower_tiers(self) -> bool: ...
     def match_bound(
         self,
-        local_hashes: npt.NDArray[np.uint64],
+        local_hashes: npt.NDArray[np.uint64] | bytes,
         out: npt.NDArray[np.uint32],
         lower: npt.NDArray[np.uint32] | None = None,
         at_least: npt.NDArray[np.uint32] | None = None,

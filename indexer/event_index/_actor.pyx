@@ -299,15 +299,24 @@ cdef class IndexActor:
 
     def match_bound(
         self,
-        const uint64_t[::1] local_hashes not None,
+        local_hashes not None,
         uint32_t[::1] out not None,
         uint32_t[:, ::1] lower=None,
         const uint32_t[::1] at_least=None,
     ):
         cdef SharedState* state = <SharedState*>self.state
-        cdef uint32_t n = <uint32_t>local_hashes.shape[0]
+        cdef const uint64_t[::1] array
+        cdef const uint64_t* local = NULL
+        cdef uint32_t n
         cdef uint32_t n_out = <uint32_t>out.shape[0]
-        cdef const uint64_t* local = &local_hashes[0] if n else NULL
+        if type(local_hashes) is bytes:  # a view of an array would take longer to make
+            n = <uint32_t>(len(<bytes>local_hashes) // sizeof(uint64_t))
+            local = <const uint64_t*><const char*><bytes>local_hashes
+        else:
+            array = local_hashes
+            n = <uint32_t>array.shape[0]
+            if n:
+                local = &array[0]
         cdef const uint32_t* least = NULL
         cdef uint32_t* rows = NULL
         cdef uint32_t longest, ticket

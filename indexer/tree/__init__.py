@@ -5,9 +5,3 @@ Entered by the indexes beside it: through RadixTree, or natively through `_ops.p
 
 from ._inspect import list_heaviest
 from ._radix import Match, RadixTree
-
-__all__ = [
-    "Match",
-    "RadixTree",
-    "list_heaviest",
-]

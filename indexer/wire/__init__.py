@@ -27,29 +27,6 @@ if TYPE_CHECKING:
         read_grpc_batch,
     )
 
-__all__ = [
-    "BatchHead",
-    "CLEARED_EVENTS",
-    "EngineBatch",
-    "EngineEvents",
-    "EventData",
-    "EventWriter",
-    "Removed",
-    "RouterEvent",
-    "StorageTier",
-    "Stored",
-    "StoredBlock",
-    "TIERS",
-    "decode_cache_event",
-    "decode_event_message",
-    "describe_decode_error",
-    "encode_event_message",
-    "encode_heartbeat",
-    "encode_router_event",
-    "frame_batch",
-    "read_grpc_batch",
-]
-
 # Readers of engines' own streams import it; an index alone needs none of it.
 _STREAMS = "CLEARED_EVENTS BatchHead EngineBatch EngineEvents frame_batch read_grpc_batch"
 __getattr__ = lazy_names(__name__, dict.fromkeys(_STREAMS.split(), ".engine_batches"))

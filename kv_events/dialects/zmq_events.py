@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ...base.backoff import Backoff
 from ...base.clock import Clock, SystemClock
-from ...base.errors import ConfigError
 from ...runtime.event_planes.zmq import RENEW_S, Connection, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_address import why_unheard
@@ -62,13 +61,9 @@ class ZmqEvents:
     between two calls."""
 
     def __init__(self, address: str, replay: str | None, clock: Clock | None = None) -> None:
-        """`address` and `replay` are tcp://HOST:PORT or ipc://PATH. ConfigError without pyzmq."""
-        try:
-            self._zmq: Any = importlib.import_module("zmq")
-            self._asyncio: Any = importlib.import_module("zmq.asyncio")
-        except ImportError:
-            text = "events over ZMQ need pyzmq: pip install pyzmq"
-            raise ConfigError(text, key="workers") from None
+        """`address` and `replay` are tcp://HOST:PORT or ipc://PATH."""
+        self._zmq: Any = importlib.import_module("zmq")
+        self._asyncio: Any = importlib.import_module("zmq.asyncio")
         self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
         self.address, self._replay_address = address, replay
         self.clock = clock or SystemClock()

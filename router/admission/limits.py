@@ -198,6 +198,8 @@ class LoadLimits:
         holds = config.hold and config.queue_threshold is None
         self._policy = self._holder if holds else None
         """where it is the one that says who waits"""
+        self.policy_holds = holds and self._holder is not None
+        """whether it is the policy that says who waits; else it is the queue threshold, if any"""
         self.caps = config.max_requests_per_worker is not None
         """whether a worker can have as many requests as it may"""
         self.any_busy = (
@@ -336,11 +338,6 @@ class LoadLimits:
     def any_wait(self) -> bool:
         """Whether a request can have to wait at all."""
         return self.policy_holds or self.config.queue_threshold is not None or self.caps
-
-    @property
-    def policy_holds(self) -> bool:
-        """Whether it is the policy that says who waits; else it is the queue threshold, if any."""
-        return self._policy is not None
 
     @property
     def queue_policy(self) -> QueuePolicy:

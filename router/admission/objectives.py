@@ -6,7 +6,10 @@ a long prompt wherever it goes, so the default grows with what the prompt takes 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from ...base.errors import InvalidRequestError
 
@@ -18,13 +21,12 @@ MOST_MS = 24 * 3600e3
 """Longer than a day is no objective but a mistake in the unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
+class Objectives(msgspec.Struct, frozen=True):
     """In milliseconds; None: not given, or not known."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    is_default_ttft: bool = field(default=False, compare=False)
+    is_default_ttft: bool = False
     """neither the request nor a setting named its TTFT: nothing is refused for the sake of it"""
 
     def to_dict(self) -> dict[str, float | None]:

@@ -16,18 +16,3 @@ from .rule import (
     Verdict,
     judge,
 )
-
-__all__ = [
-    "DISAGG_MODES",
-    "DISAGG_POLICIES",
-    "REASONS",
-    "DisaggConfig",
-    "Landing",
-    "LinkEstimate",
-    "LocalForecast",
-    "PairFacts",
-    "PairRule",
-    "RemoteForecast",
-    "Verdict",
-    "judge",
-]

@@ -3,7 +3,7 @@
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
-from ._forecast_cost cimport Prompt
+from ._forecast_cost cimport Prompt, felt_share, paid_share
 from ._model cimport Model, cold_s
 
 
@@ -16,10 +16,13 @@ cdef inline int read_prompt(
     const int64_t[::1] in_use,
     Py_ssize_t n,
     double now,
-    double felt,
+    double load,
     const Model* model,
 ) except -1:
-    """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them."""
+    """Check the arguments of an estimate for n worker numbers, and fill `prompt` from them.
+
+    `load` is the mean number of a worker's requests.
+    """
     require_time(now)
     if isl == 0:
         raise ValueError("isl must be at least 1")
@@ -30,7 +33,8 @@ cdef inline int read_prompt(
     if in_use is not None:
         require_length(in_use.shape[0], n)
     prompt.isl = isl
-    prompt.felt = felt
+    prompt.felt = felt_share(load)
+    prompt.paid = paid_share(load)
     prompt.cold = cold_s(model, isl)
     prompt.block_size = block_size
     prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL

@@ -113,7 +113,7 @@ class Forecast:
         block_size: int,
         overlaps: npt.NDArray[np.uint32] | None,
         slots: SequenceBook,
-        hashes: npt.NDArray[np.uint64] | None,
+        hashes: npt.NDArray[np.uint64] | bytes | None,
         eligible: npt.NDArray[np.bool_],
         unheard: npt.NDArray[np.float64] | None,
         unheard_s: float,
@@ -124,7 +124,7 @@ class Forecast:
 
         The costs are those of `score`, with the blocks that `slots` count for the prompt's
         `hashes`, and `unheard_s` more for each request in `unheard`. `u`, in [0, 1), says which of
-        those that cost the same.
+        those that cost the same. Hashes in bytes are as Prompt.packed_hashes has them.
         """
 
     @property
@@ -149,12 +149,13 @@ class Forecast:
     def seconds_until_free(
         self,
         eligible: npt.NDArray[np.bool_],
-        active_blocks: npt.NDArray[np.int64],
+        active_blocks: npt.NDArray[np.int64] | SequenceBook,
         now: float,
         leaves_some: bool = False,
         memory_only: bool = False,
     ) -> float:
-        """`memory_only`: 0 or inf, by the blocks in use alone, not by how long engines compute."""
+        """`memory_only`: 0 or inf, by the blocks in use alone, not by how long engines compute.
+        `active_blocks`: those, or the slots that count them."""
 
     def seconds_until_relief(self, eligible: npt.NDArray[np.bool_], now: float) -> float: ...
     def stay_s(self, tokens: int) -> float:
@@ -167,6 +168,10 @@ class Forecast:
 
     def learnt(self) -> tuple[list[float], list[float], float, float, float, float]:
         """(theta of prefill, of decode steps, TTFT, output tokens, answer seconds, stretch)."""
+
+    @property
+    def late_share(self) -> float:
+        """Of the answers of late that ended, those whose mean ITL was above the objective."""
 
     def slowness(self, number: int) -> float: ...
     def __len__(self) -> int: ...

@@ -13,7 +13,7 @@ from ...slots._book cimport Book, book_in_use, book_potential, book_potential_of
 from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
-from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, felt_share, filled_blocks, foresee
+from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, filled_blocks, foresee
 from ._forecast_cost cimport foreseen_s, MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
@@ -250,9 +250,9 @@ cdef class Forecast:
 
     # Estimates
 
-    cdef double felt(self) except -1.0:
-        """For what share of half an answer a choice is felt now."""
-        return felt_share(len(self.records), self.workers)
+    cdef double load(self) except -1.0:
+        """The mean number of a worker's requests now."""
+        return len(self.records) / <double>self.workers if self.workers > 0 else 0.0
 
     @boundscheck(False)  # arrays of `n` entries, checked by read_prompt; n <= size
     @wraparound(False)
@@ -270,7 +270,7 @@ cdef class Forecast:
         cdef Prompt prompt
         cdef double[::1] costs
         read_prompt(
-            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.load(), &self.model
         )
         self.reserve(n)
         array = new_array(n, FLOAT64)
@@ -294,7 +294,7 @@ cdef class Forecast:
         uint32_t block_size,
         const uint32_t[::1] overlaps,
         SequenceBook slots not None,
-        const uint64_t[::1] hashes,
+        hashes,
         const uint8_t[::1] eligible not None,
         const double[::1] unheard,
         double unheard_s,
@@ -302,14 +302,23 @@ cdef class Forecast:
         double u,
     ):
         cdef Book* book = &slots.book
-        cdef int64_t asked = 0 if hashes is None else hashes.shape[0]
-        cdef const uint64_t* hash = &hashes[0] if asked else NULL
+        cdef const uint64_t[::1] array
+        cdef int64_t asked = 0
+        cdef const uint64_t* hash = NULL
         cdef int64_t number
         cdef Prompt prompt
         cdef Fleet fleet
+        if type(hashes) is bytes:  # a view of an array would take longer to make
+            asked = len(<bytes>hashes) // <int64_t>sizeof(uint64_t)
+            hash = <const uint64_t*><const char*><bytes>hashes
+        elif hashes is not None:
+            array = hashes
+            asked = array.shape[0]
+            if asked:
+                hash = &array[0]
         fleet.n = eligible.shape[0]
         read_prompt(
-            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.load(), &self.model
         )
         require_length(book.n_loads, fleet.n)
         if unheard is not None:
@@ -347,7 +356,7 @@ cdef class Forecast:
         cdef uint8_t[::1] memory
         cdef Estimate* estimates
         read_prompt(
-            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.felt(), &self.model
+            &prompt, isl, block_size, overlaps, blocks, in_use, n, now, self.load(), &self.model
         )
         self.reserve(n)
         found = {}
@@ -366,17 +375,27 @@ cdef class Forecast:
     @boundscheck(False)  # arrays of `n` entries, checked below; n <= size
     @wraparound(False)
     def seconds_until_free(
-        self, const uint8_t[::1] eligible not None, const int64_t[::1] active_blocks not None,
+        self, const uint8_t[::1] eligible not None, active_blocks not None,
         double now, bint leaves_some=False, bint memory_only=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
+        cdef const int64_t[::1] array
+        cdef const int64_t* active = self.in_use
         require_time(now)
-        require_length(active_blocks.shape[0], n)
         self.reserve(n)
+        if isinstance(active_blocks, SequenceBook):
+            require_length((<SequenceBook>active_blocks).book.n_loads, n)
+            book_in_use(&(<SequenceBook>active_blocks).book, self.in_use, n)
+            active = self.in_use
+        else:
+            array = active_blocks
+            require_length(array.shape[0], n)
+            if n:
+                active = &array[0]
         if n == 0:
             return 0.0
         return seconds_until_free(
-            self.timelines, n, self.bookings, &self.model, &eligible[0], &active_blocks[0],
+            self.timelines, n, self.bookings, &self.model, &eligible[0], active,
             leaves_some, memory_only, now,
         )
 
@@ -409,6 +428,10 @@ cdef class Forecast:
             self.model.answer,
             self.model.stretch,
         )
+
+    @property
+    def late_share(self):
+        return self.model.missed
 
     def slowness(self, uint32_t number):
         return timeline_slowness(self.timeline(number), &self.model.speed)

@@ -36,6 +36,7 @@ cdef extern from *:
     #define FORECAST_MEMORY_SPREAD 0.04
     #define FORECAST_MEMORY_RANGE 10.0
     #define FORECAST_EVENED_OUT 0.3
+    #define FORECAST_MANY 2.0
     #define FORECAST_MOST_HELD 4.0
     #define FORECAST_MOST_COUNTED 4.0
     """
@@ -51,6 +52,7 @@ cdef extern from *:
     const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
+    const double MANY "FORECAST_MANY"   # requests of a worker, which leave no engine time over
 
 cdef struct Prompt:             # a request before the workers; arrays by worker number
     int64_t isl                 # prompt tokens, > 0
@@ -60,12 +62,13 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     const int64_t* in_use       # in use there without it; NULL: none
     double cold                 # see cold_s
     double felt                 # share of half an answer for which a choice is felt, see felt_share
+    double paid                 # share of its computing that others pay for, see paid_share
 
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
     double unsure_s             # by which the running step may have begun later than forecast
     double prefill_s            # its own steps
-    double work_s               # what its tokens add to them, and their share of empty steps
+    double work_s               # what its tokens and their share of empty steps cost those who come
     double memory_s             # until its blocks fit
     double delay_s              # that it causes those in its first step, weighed by their waiting
     double crowding_s           # that those who come during its answer wait longer for room
@@ -148,6 +151,7 @@ cdef inline double estimate_seconds(
             timeline, bookings, model, &ahead, tokens, token_s(&model.speed, slowness),
             now + found.wait_s,
         )
+    found.work_s *= prompt.paid
     found.decode_s = prompt.felt * shared_decode_s(timeline, model, slowness, prompt.isl)
     found.cost = (
         first_token_cost(ttft - found.prefill_s, found.prefill_s, model.ttft, prompt.cold)
@@ -346,14 +350,23 @@ cdef inline bint is_crowded(const EngineTimeline* timeline, double filled) noexc
     return filled > CROWDED * timeline.blocks > 0.0
 
 
-cdef inline double felt_share(double requests, uint32_t workers) noexcept nogil:
+cdef inline double felt_share(double load) noexcept nogil:
     """For how much of half an answer a worker feels that it got a request and others did not.
 
     Until then those who come even it out: by Little's law as many come to a worker in an answer's
     time as are there, and EVENED_OUT of them are not bound to it by what it has cached. A
     difference that ends at a rate of 1, and at that of theirs, lasts 1 over the sum.
     """
-    return 1.0 / (1.0 + EVENED_OUT * requests / workers) if workers > 0 else 1.0
+    return 1.0 / (1.0 + EVENED_OUT * load)
+
+
+cdef inline double paid_share(double load) noexcept nogil:
+    """The share of a prompt's computing that those who come to its worker pay for.
+
+    By Little's law as many come in an answer's time as are there. Where they are few, no other
+    request needs the engine's time: a session may well leave a busy worker for an idle one.
+    """
+    return min(1.0, load / MANY)
 
 
 cdef inline double shared_decode_s(

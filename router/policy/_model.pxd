@@ -30,6 +30,7 @@ cdef extern from *:
     #define FORECAST_MOST_STRETCH 4.0
     #define FORECAST_MOST_SLOWER 2.0
     #define FORECAST_SAME_STEP 0.5
+    #define FORECAST_MISSED_RECENT 0.02
     """
     const double RECENT "FORECAST_RECENT"   # share of the newest value in a running mean
     const double FADE_SPEED "FORECAST_FADE_SPEED"   # of speeds, at a sample of each worker
@@ -40,6 +41,7 @@ cdef extern from *:
     const double STRETCH_RECENT "FORECAST_STRETCH_RECENT"   # share of the newest stretch
     const double MOST_STRETCH "FORECAST_MOST_STRETCH"   # that one answer counts with
     const double MOST_SLOWER "FORECAST_MOST_SLOWER"     # times, that one prefill alone may teach
+    const double MISSED_RECENT "FORECAST_MISSED_RECENT"     # share of the newest answer in `missed`
     const double SAME_STEP "FORECAST_SAME_STEP"     # empty steps: first tokens nearer are of one step
 
 cdef struct Model:              # of the fleet
@@ -48,6 +50,7 @@ cdef struct Model:              # of the fleet
     double output               # of the tokens of an answer
     double answer               # of the seconds of an answer, from its first token on
     double stretch              # decode steps' time that a token takes, prompts beside included
+    double missed               # share of the answers of late that missed their ITL objective
     double unclaimed            # prompt tokens not reported as cached, old ones faded,
     double extra                # and that engines found cached of them
     double prefill_weight       # see ForecastParams
@@ -278,7 +281,10 @@ cdef inline void learn_decode(
     # A request that was not ended has expired: it says little of how long an answer takes.
     model.answers += 1
     model.answer += RECENT * (min(took, LONG_ANSWER * model.answer) - model.answer)
-    if tokens < MIN_OUTPUT_TOKENS or stalled > 0.9 * took:
+    if tokens < MIN_OUTPUT_TOKENS:
+        return
+    model.missed += MISSED_RECENT * ((took > (tokens - 1) * model.itl_objective) - model.missed)
+    if stalled > 0.9 * took:
         return
     x[0] = 1.0
     x[1] = (timeline.context_s - booking.context_s) / took / CONTEXT_TOKENS

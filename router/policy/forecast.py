@@ -9,11 +9,11 @@
 not cached; both are steps of a latency model that is learnt from first tokens. `usual` is the mean
 TTFT of late, `cold` what the prompt takes on an idle engine with nothing cached. `unsure` is how
 much later than forecast an engine that was idle may have begun its step. `work` is what its tokens
-take, with as much of empty steps as they fill. `delay` is what those suffer whose last step this
-prompt would fill up, `memory` the time until its blocks have room, `crowding` how much longer those
-then wait for room who come later, `decode` what it and the requests decoding there cost each other
-until those who come next have evened that out, `missed` how many more of them then miss their ITL
-objective. docs/routing.md has the reasons.
+take, with as much of empty steps as they fill, in the share that others are there to pay for.
+`delay` is what those suffer whose last step this prompt would fill up, `memory` the time until its
+blocks have room, `crowding` how much longer those then wait for room who come later, `decode` what
+it and the requests decoding there cost each other until those who come next have evened that out,
+`missed` how many more of them then miss their ITL objective. docs/routing.md has the reasons.
 """
 
 import logging
@@ -36,6 +36,10 @@ ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend 
 ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
+MORE_UNMISSED = 2.0  # and more while hardly an answer missed its own of late:
+FEW_MISSED = 0.05  # where this share of them did, 1/e of that more
+LATE_WEIGHT = 4.0  # answers that a request counts as whose first token is foreseen too late
+LATE_RECENT = 0.02  # share of the newest request in the share of those
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -50,7 +54,7 @@ class ForecastParams:
     weight.
     """
 
-    prefill_weight: float = 1.5  # of a second that prompt tokens take, beside one of waiting
+    prefill_weight: float = 1.5  # of a second of computing that others pay for
     decode_weight: float = 0.6  # of a second that decoding takes longer
     miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
@@ -107,6 +111,7 @@ class ForecastPolicy(Policy):
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
         self._fallback = LMetric()
+        self._late_share = 0.0  # of the requests of late, foreseen after their TTFT objective
         self._onboarding = Onboarding()
         self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
         self._loaded: dict[str, tuple[int, int]] = {}  # what their engines reported of it
@@ -164,7 +169,8 @@ class ForecastPolicy(Policy):
     def _shed(self, bound: ShedBound) -> None:
         """Refuse the request that was scored last, if it is beyond its bound."""
         late = self._forecast.least_ttft > max(0.0, bound.ttft_s)  # an idle worker takes any
-        if late or self._forecast.least_missed > MOST_MISSED * bound.missed_share:
+        self._late_share += LATE_RECENT * (late - self._late_share)
+        if late or self._forecast.least_missed > self._most_missed(bound):
             self.refused += 1
             what = (
                 "it would miss its TTFT objective" if late else "answers would miss theirs of ITL"
@@ -172,12 +178,20 @@ class ForecastPolicy(Policy):
             text = f"wherever the request went, {what}"
             raise NoWorkersError(text, overloaded=True, retry_after_s=self._excess_s(bound, late))
 
+    def _most_missed(self, bound: ShedBound) -> float:
+        """Objectives that a request may cost. What is foreseen of answers is the engine as it is
+        now; where next to none of them was late in the end, it was too much. Where first tokens are
+        late, memory is short, and fewer answers help."""
+        share = self._forecast.late_share + LATE_WEIGHT * self._late_share
+        more = MORE_UNMISSED * math.exp(-share / FEW_MISSED)
+        return (MOST_MISSED + more) * bound.missed_share
+
     def _excess_s(self, bound: ShedBound, late: bool) -> float:
         """Seconds until a refused request is within its bound, if no other comes: until prompts
         are computed, or as many answers of a worker as are too many have ended."""
         if late:
             return self._forecast.least_ttft - max(0.0, bound.ttft_s)
-        excess = self._forecast.least_missed - MOST_MISSED * bound.missed_share
+        excess = self._forecast.least_missed - self._most_missed(bound)
         requests = max(1.0, len(self._forecast) / max(1, len(self._numbers)))
         return min(1.0, excess / requests) * self.learnt().answer_s
 

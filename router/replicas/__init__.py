@@ -6,12 +6,3 @@ from .dynamo_replicas import ACTIVE_SEQUENCES, DynamoReplicas
 from .peer_load import PeerLoad
 from .replica import Replica
 from .session_sync import SESSION_AFFINITY, SessionSync
-
-__all__ = [
-    "ACTIVE_SEQUENCES",
-    "DynamoReplicas",
-    "PeerLoad",
-    "Replica",
-    "SESSION_AFFINITY",
-    "SessionSync",
-]

@@ -19,6 +19,7 @@ from ..request_planes import (
     RequestContext,
     RequestServer,
     annotated,
+    end_parts,
     service_name,
 )
 from .cancellation import CancellationToken
@@ -284,7 +285,6 @@ def _in_envelope(generator: Generator) -> Handler:
             async for part in parts:
                 yield annotated(part)
         finally:
-            if (close := getattr(parts, "aclose", None)) is not None:
-                await close()
+            await end_parts(parts)
 
     return handle

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 from structlog import get_logger
 
@@ -63,7 +64,8 @@ def find_nats_server() -> str:
 class EmbeddedNats:
     """One nats-server process, alive from `start` to `stop` and never longer than this process.
 
-    Core NATS only, unless it has a `store`: no JetStream, no monitoring port, nothing on disk.
+    It runs while entered, too. Core NATS only, unless it has a `store`: no JetStream, no monitoring
+    port, nothing on disk.
     """
 
     def __init__(self, port: int | None = None, *, store: Path | None = None) -> None:
@@ -91,6 +93,13 @@ class EmbeddedNats:
     @property
     def running(self) -> bool:
         return self._child is not None and self._child.running
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Start the server and return once it accepts connections.

@@ -267,10 +267,7 @@ class NatsPlane(PlaneBase):
     async def _remove(self, subscription: "NatsSubscription") -> None:
         self._subscriptions.pop(subscription, None)
         if subscription.end is not None:
-            try:
-                await subscription.end()
-            except (NatsError, OSError):
-                pass  # the connection is gone, and the subscription with it
+            await subscription.end()
 
 
 class NatsSubscription:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -158,8 +159,7 @@ class FileBucket:
 
     async def watch(self, prefix: str = "") -> Watch:
         await asyncio.to_thread(self._folder.make)
-        folder_watch = FolderWatch(self._folder.path, inotify=self._inotify)
-        try:
+        with closing(FolderWatch(self._folder.path, inotify=self._inotify)) as folder_watch:
             seen = _Seen(self._folder, prefix)
             await asyncio.to_thread(seen.look)
             entries = (entry for _, entry in sorted(seen.entries.items()))
@@ -168,8 +168,6 @@ class FileBucket:
                 await folder_watch.wait(seen.seconds_to_death)
                 for change in await asyncio.to_thread(seen.look):
                     yield self._leased(change) if isinstance(change, Entry) else change
-        finally:
-            folder_watch.close()
 
     def _list(self, prefix: str) -> Listing:
         revision = self._folder.revision()

@@ -96,10 +96,7 @@ class NatsWatch:
     async def _drop(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None and consumer.end is not None:
-            try:
-                await consumer.end()
-            except (NatsError, OSError):
-                pass  # it went with the connection
+            await consumer.end()
 
     def _on_lost(self) -> None:
         if self._consumer is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...base.lazy_names import lazy_names
 from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
-from .answer_writer import Handler, RequestContext, annotated
+from .answer_writer import Handler, RequestContext, annotated, end_parts
 from .faults import Fault, RequestError
 from .frames import FrameError
 from .nats_service import NatsService, service_name
@@ -33,6 +33,7 @@ __all__ = [
     "RequestError",
     "RequestServer",
     "annotated",
+    "end_parts",
     "part_decoders",
     "service_name",
 ]

@@ -82,8 +82,13 @@ async def _pump(
         text = f"{type(error).__name__}: {error}"
         sink.write(data_frame(_error_chunk(text, None), message.codec))
     finally:
-        if (close := getattr(parts, "aclose", None)) is not None:
-            await close()
+        await end_parts(parts)
+
+
+async def end_parts(parts: object) -> None:
+    """Of a handler's answer, which need not be a generator: no more of them are wanted."""
+    if (close := getattr(parts, "aclose", None)) is not None:
+        await close()
 
 
 def _error_chunk(text: str, error_type: str | None) -> dict[str, object]:

@@ -118,10 +118,7 @@ class NatsCarrier:
     async def _remove(self, served: _Served) -> None:
         self._served.pop(served, None)
         if (end := self._ends.pop(served, None)) is not None:
-            try:
-                await end()
-            except (NatsError, OSError):
-                pass  # it went with its connection
+            await end()
 
     async def close(self) -> None:
         task, self._task = self._task, None

@@ -16,7 +16,7 @@ import msgspec
 
 from ...base.package_version import package_version
 from ...base.urls import redact_text
-from .answer_writer import Handler, RequestContext
+from .answer_writer import Handler, RequestContext, end_parts
 
 GROUP = "q"
 """The queue group of endpoints, NATS's usual one. Control subjects have none: all answer."""
@@ -58,8 +58,7 @@ class EndpointStats:
                 raise
             finally:
                 self.processing_ns += time.perf_counter_ns() - begun
-                if (close := getattr(parts, "aclose", None)) is not None:
-                    await close()
+                await end_parts(parts)
 
         return handle
 

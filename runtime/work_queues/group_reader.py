@@ -115,10 +115,7 @@ class GroupReader:
     async def _stop_reading(self) -> None:
         end, self._end_reading = self._end_reading, None
         if end is not None:
-            try:
-                await end()
-            except (NatsError, OSError):
-                pass  # it went with the connection
+            await end()
 
     async def _work(self) -> None:
         while True:

@@ -15,7 +15,6 @@ from .callers import (
     generation_id,
     own_id,
     selection_id,
-    set_caller,
 )
 from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
@@ -23,38 +22,11 @@ from .loopback import is_loopback
 from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
 
 if TYPE_CHECKING:
-    from .http_guard import AdminAddress, HttpGuard
+    from .http_guard import AdminAddress
     from .security import Security
-
-__all__ = [
-    "ANONYMOUS",
-    "FRONTEND_RULES",
-    "REASONS",
-    "RULES",
-    "Access",
-    "AccessError",
-    "AdminAddress",
-    "Caller",
-    "GrpcGuard",
-    "HttpGuard",
-    "Role",
-    "Rule",
-    "Security",
-    "check_id",
-    "current_account",
-    "current_caller",
-    "generation_id",
-    "is_loopback",
-    "open_to_others",
-    "own_id",
-    "rule_of",
-    "selection_id",
-    "set_account",
-    "set_caller",
-]
 
 # The HTTP server comes with them.
 __getattr__ = lazy_names(
     __name__,
-    {"AdminAddress": ".http_guard", "HttpGuard": ".http_guard", "Security": ".security"},
+    {"AdminAddress": ".http_guard", "Security": ".security"},
 )

@@ -114,6 +114,7 @@ class HttpGuard:
         try:
             caller = self._admit(asked)
         except AccessError as error:
+            set_caller(ANONYMOUS)  # the same task may have served another one
             if error.authenticated:
                 raise HttpError(403, str(error)) from None
             raise HttpError(401, str(error), {"www-authenticate": "Bearer"}) from None

@@ -15,6 +15,11 @@ from ...base.native._protobuf cimport (
     read_field,
 )
 
+from ...workers import finish_reasons
+
+cdef object check = finish_reasons.check_reason
+cdef frozenset KNOWN_REASONS = frozenset(each.encode() for each in finish_reasons.SHOWN_REASONS)
+
 cdef enum:  # field numbers
     CHUNK = 2
     COMPLETE = 3
@@ -90,9 +95,33 @@ def parse_answer(bytes answer not None):
     return whole, found.tokens, found.completion_tokens, found.cached_tokens
 
 
+def cached_tokens_of(bytes message not None):
+    """Prompt tokens found cached, by an engine's first streamed message; None: not reported."""
+    cdef Answer found
+    if not read_message(message, &found) or found.kind != CHUNK:
+        return None
+    return found.cached_tokens
+
+
 def progress_in(bytes answer not None):
     """The bytes of finish_reason, of a complete answer that has one; else the tokens that are out
     in all, by a streamed message; 0 where it does not say, or can not be read."""
+    return progress(answer)
+
+
+def check_finish(bytes message not None):
+    """Tokens that are out in all, by a streamed message; 0: not reported. EngineCallError if it is
+    the last message of an answer that the engine could not go on with, or that ended for a reason
+    that is none."""
+    cdef object found = progress(message)
+    if isinstance(found, int):
+        return found
+    if found not in KNOWN_REASONS:
+        check(found.decode(errors="replace"))
+    return 0
+
+
+cdef object progress(bytes answer):
     cdef Answer found
     if not read_message(answer, &found):
         return 0

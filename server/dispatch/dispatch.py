@@ -13,7 +13,9 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import cast
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from ...base.clock import Clock
 from ...base.errors import InvalidRequestError, NoWorkersError, StatusCode
@@ -30,7 +32,7 @@ from ...workers.channels import Metadata
 from ...workers.failures import EngineCallError, shortened
 from ...workers.health import HealthMonitor
 from ..access import ANONYMOUS, Caller, check_id, generation_id, own_id
-from ..handoff import Handoffs, PrefillLeg
+from ..handoff import Handoffs, PrefillLeg, SharedRequest
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
@@ -153,6 +155,7 @@ class Dispatcher:
         stops_held: bool = False,
         allowed: Collection[int] = (),
         carrier: Carrier | None = None,
+        task: "asyncio.Task[Any] | None" = None,
     ) -> PairDecision:
         """Have a worker answer a GenerateRequest, serialized or read already; return the decision.
 
@@ -161,7 +164,7 @@ class Dispatcher:
         wait. `call_metadata`: all that came with the call, of which `metadata` goes on.
         `stops_held`: `respond` itself ends the answer at stop strings. `allowed`: ids of the only
         workers that it may go to; empty: all. With a `carrier` its worker is not called: what
-        fails is not retried, hedged or moved here.
+        fails is not retried, hedged or moved here. `task`: the one that runs, if its caller knows.
         Raises what `status_of` knows:
         InvalidRequestError, NoWorkersError, WorkerError, RequestTimeoutError, or the engine's own
         status. Cancel the task to give the request up; it is aborted at the worker.
@@ -199,7 +202,9 @@ class Dispatcher:
             if request_id != facts.request_id:
                 body = with_request_id(body, request_id)
             now = self._now()
-            tenants = limits.tenants.config
+            tenants, tenant = limits.tenants.config, ""
+            if tenants.tenant_key is not None:
+                tenant = tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace)
             placement = Placement(
                 prompt,
                 request_id,
@@ -209,7 +214,7 @@ class Dispatcher:
                 unfit,
                 False,
                 session if self._sessions.enabled else None,
-                tenants.tenant_of(call_metadata, caller.name, prompt.cache_namespace),
+                tenant,
                 urgency,
                 limits.objectives(prompt.isl, objectives),
                 facts.max_tokens or None,
@@ -225,11 +230,12 @@ class Dispatcher:
                 placement,
                 math.inf if timeout is None else now + timeout,
                 FailedAttempts(self._max_attempts if carrier is None else MOST_CARRIED),
-                asyncio.current_task(),
+                task or asyncio.current_task(),
                 trace,
                 self.migrations.stream_of(body, facts, placement) if moves else None,
                 session,
                 carrier,
+                SharedRequest(body) if self.handoffs.is_possible else None,
             )
             if placement.session is not None:
                 self._sessions.begin(placement.session)
@@ -258,11 +264,14 @@ class Dispatcher:
                 code = StatusCode.DEADLINE_EXCEEDED
             raise
         finally:
-            if request is not None:
-                self._end(request, code, details)
-            self._observer.on_end(request, code)
-            if trace is not NO_TRACE:
-                trace.ended(request, code, details)
+            try:
+                if request is not None:
+                    del self._requests[request.request_id]
+                    self._end(request, code, details)
+            finally:
+                self._observer.on_end(request, code)
+                if trace is not NO_TRACE:
+                    trace.ended(request, code, details)
 
     def has(self, request_id: str, caller: Caller) -> bool:
         """Whether a request that the caller gave this id is in flight here."""
@@ -335,9 +344,10 @@ class Dispatcher:
             placement = request.placement
             if failure is not None:
                 failed = placement.excluded | request.failures.worker_ids
-                placement = placement._replace(excluded=failed, retried=True)
+                placement = replace(placement, excluded=failed, retried=True)
             try:
-                request.check_aborted()
+                if request.aborted:
+                    request.check_aborted()
                 if decider.is_open(placement):
                     attempt = self._book(request, placement)
                 else:
@@ -400,16 +410,15 @@ class Dispatcher:
         self, request: Request, placement: Placement
     ) -> tuple[PairDecision, PrefillLeg | None]:
         """The workers of both legs, or the one for the whole request, where it is booked now."""
-        pool, handoffs = None, self.handoffs
-        if handoffs.is_possible:
-            pool = handoffs.pool_for(placement, request.newest_body)
-        if pool is None:
+        handoffs, shared = self.handoffs, request.shared
+        pool = None if shared is None else handoffs.pool_for(placement, shared)
+        if shared is None or pool is None:
             return PairDecision(self._decider.decide(placement)), None
         if handoffs.is_full(pool):
             self.hits.hit("max_unread_prompts")
             raise NoWorkersError("too many prompts wait for their readers", overloaded=True)
         may_move = request.stream is not None and request.moves < self.migrations.limit
-        is_first = may_move and handoffs.sends_first(pool, request.newest_body)
+        is_first = may_move and handoffs.sends_first(pool, shared)
         return handoffs.decide_pair(placement, pool, is_first)
 
     async def _book_with_capacity(self, request: Request, placement: Placement) -> Attempt:
@@ -427,12 +436,16 @@ class Dispatcher:
         began: float,
     ) -> Attempt:
         last, client = request.attempt, None
-        if leg is not None:
-            number = len(request.failures) + request.moves
-            most = placement.expected_output_tokens or 0
-            client = self.handoffs.client(pair, leg, request.request_id, number, most)
-        queue_s = began - request.arrived if last is None else last.queue_s
-        attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
+        try:
+            if leg is not None:
+                number = len(request.failures) + request.moves
+                most = placement.expected_output_tokens or 0
+                client = self.handoffs.client(pair, leg, request.request_id, number, most)
+            queue_s = began - request.arrived if last is None else last.queue_s
+            attempt = self._calls.new_attempt(placement, pair, began, queue_s, leg, client)
+        except BaseException:
+            self._ledger.release(placement.request_id, leg)
+            raise
         request.attempt = attempt
         if request.trace is not NO_TRACE:
             request.trace.decided(request, attempt)
@@ -440,12 +453,14 @@ class Dispatcher:
 
     def _end(self, request: Request, code: StatusCode, details: str) -> None:
         """The request is over, however it ended."""
-        del self._requests[request.request_id]
+        if (last := request.attempt) is not None and not last.ended:
+            self._ledger.on_ended(last)  # it failed before it was sent
         if request.hedge is not None:
             self._hedging.drop(request)
         if request.stream is not None:
             self.migrations.settle(request)
-        self.prefetcher.on_over(request.request_id)
+        if self.prefetcher.plan.held:
+            self.prefetcher.on_over(request.request_id)
         session, attempt = request.placement.session, request.attempt
         if session is not None:
             # A worker that failed it need not have the session's next request.

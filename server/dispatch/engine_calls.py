@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
-from typing import cast
+from typing import Any
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
@@ -90,7 +90,7 @@ class EngineCalls:
             if request.trace is not NO_TRACE:
                 request.trace.sent(request, attempt, metadata)
             call = attempt.call = request.carrier.send(request, attempt)
-            return cast("Answers", aiter(call))
+            return _answers(call)
         if client is None:
             return None
         entry = self._registry.entry(worker.worker_id)
@@ -99,12 +99,13 @@ class EngineCalls:
         self._ledger.on_sent(request, attempt)
         if request.trace is not NO_TRACE and attempt is request.attempt:
             metadata = request.trace.sent(request, attempt, metadata)
-        body, decision, prefetcher = request.newest_body, attempt.decision, self._prefetcher
+        body = request.body if request.stream is None else request.newest_body
+        decision, prefetcher = attempt.decision, self._prefetcher
         if prefetcher.plan.held or decision.host_overlap_blocks or decision.disk_overlap_blocks:
             prefetcher.on_sent(request.request_id, body, decision)
         left = None if request.deadline == math.inf else request.deadline - attempt.sent_at
         call = attempt.call = client.generate(body, timeout=left, metadata=metadata)
-        return cast("Answers", aiter(call))
+        return _answers(call)
 
     def failed(self, request: Request, attempt: Attempt, origin: Origin, details: str) -> Exception:
         """There was no answer, nor a status that says why."""
@@ -180,6 +181,11 @@ class Aborts:
         """Wait for those on their way, which is bounded by their timeout."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def _answers(call: Any) -> Answers:
+    answers: Answers = call if hasattr(call, "deliver") else aiter(call)
+    return answers
 
 
 async def _send(client: AttemptClient, request_id: str) -> None:

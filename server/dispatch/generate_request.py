@@ -1,8 +1,9 @@
 """What routing needs to know of trtllm requests, which themselves travel as bytes."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+import msgspec
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
@@ -26,7 +27,7 @@ for clients that know better."""
 _NO_REQUEST = "the request is no trtllm.GenerateRequest"
 
 
-class GenerateFacts(NamedTuple):
+class GenerateFacts(msgspec.Struct, frozen=True):
     """The parts of a request that decide where it goes.
 
     `prompt` has what selects the hash space of its blocks: adapter, salt, images. `sequences` is
@@ -45,7 +46,7 @@ class GenerateFacts(NamedTuple):
     has_phase: bool = False
 
 
-class ReadRequest(NamedTuple):
+class ReadRequest(msgspec.Struct, frozen=True):
     """A request that was read already, within the limits of a RequestReader."""
 
     body: bytes

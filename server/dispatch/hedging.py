@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...base.clock import Clock
 from ...base.errors import NoWorkersError, RouterError
 from ...base.limit_hits import LimitHits
@@ -131,7 +133,8 @@ class Hedging:
         hedge.timer = None
         if first.messages or first.call is None or first.taken_back or request.aborted:
             return
-        placement = request.placement._replace(
+        placement = replace(
+            request.placement,
             request_id=f"{_BOOKING}{request.request_id}",
             excluded=request.placement.excluded | request.failures.worker_ids | {first.worker_id},
             session=None,
@@ -164,9 +167,14 @@ class Hedging:
             if isinstance(error, RouterError):  # there is no second worker
                 return error
             raise
-        attempt = hedge.attempt = calls.new_attempt(
-            placement, PairDecision(decision), began, first.queue_s
-        )
+        try:
+            attempt = hedge.attempt = calls.new_attempt(
+                placement, PairDecision(decision), began, first.queue_s
+            )
+        except BaseException:
+            self._budget.give_back()
+            self._ledger.release(placement.request_id, None)
+            raise
         try:
             hedge.answers = calls.send(request, attempt, metadata)
             if hedge.answers is None:

@@ -90,7 +90,8 @@ class AttemptLedger:
         else:  # the whole answer
             self._estimate.observe_whole(tokens, waited)
         self._reports.answered(attempt.worker_id, waited)
-        self._settle(request, served=True)
+        if request.retrying or request.failures.failed:
+            self._settle(request, served=True)
 
     def _on_landed(self, request: Request, attempt: Attempt, leg: PrefillLeg) -> None:
         """The decode worker's first message of a prompt that was handed over: it has computed
@@ -179,15 +180,23 @@ class AttemptLedger:
     def on_ended(self, attempt: Attempt) -> None:
         """An attempt is over, however it ended."""
         # A message is a token or a few: it is their pace that a policy learns.
-        booking_id = attempt.booking_id
-        self._router.free(booking_id, output_tokens=attempt.messages or None)
-        if attempt.leg is not None:
-            attempt.leg.end()
+        booking_id, attempt.ended = attempt.booking_id, True
+        self.release(booking_id, attempt.leg, attempt.messages or None)
         if self._prefills and (timer := self._prefills.pop(booking_id, None)) is not None:
             timer.cancel()
         if self._released:
             self._released.discard(booking_id)
         self._load_fell()
+
+    def release(
+        self, booking_id: str, leg: PrefillLeg | None, output_tokens: int | None = None
+    ) -> None:
+        """What was booked is load no more."""
+        try:
+            self._router.free(booking_id, output_tokens=output_tokens)
+        finally:
+            if leg is not None:
+                leg.end()
 
     def on_request_failed(self, request: Request, code: StatusCode, details: str) -> None:
         """A request ended otherwise than well; `details` is the text for its client.

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from ...base.errors import InvalidRequestError
 from ...router.placement import Placement
@@ -95,7 +96,8 @@ class Migrations:
         failures = request.failures
         # A token of its prefill worker says nothing of those that failed to go on from it.
         failed = failures.worker_ids if attempt.is_unanswered else failures.begin_anew()
-        request.placement = placement._replace(
+        request.placement = replace(
+            placement,
             prompt=prompt,
             excluded=unfit | failed,
             expected_output_tokens=expected,

@@ -4,9 +4,11 @@ import asyncio
 import enum
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, TypeAlias
+
+import msgspec
+from msgspec import field
 
 from ...base.errors import StatusCode
 from ...base.request_record import HttpTrace, RequestRecord
@@ -17,7 +19,7 @@ from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall
 from ...workers.failures import Origin
-from ..handoff import PrefillLeg
+from ..handoff import PrefillLeg, SharedRequest
 from ..migration import CarriedStream
 from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
@@ -157,8 +159,7 @@ class AttemptClient(Protocol):
     async def abort(self, request_id: str, *, timeout: float) -> tuple[bool, str]: ...
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """A request on one worker, where it is booked. Times are seconds of the dispatcher's clock.
 
     Here and in Request only the fields that are not Final change after it was made.
@@ -193,6 +194,8 @@ class Attempt:
     """begun to be passed to the client; from the first one on no other worker is asked for them"""
     taken_back: TakenBack | None = None
     """why the router itself ended it"""
+    ended: bool = False
+    """its booking was released"""
 
     @property
     def is_unanswered(self) -> bool:
@@ -201,8 +204,7 @@ class Attempt:
         return not self.messages or (self.leg is not None and self.leg.has_spoken)
 
 
-@dataclass(slots=True)
-class Hedge:
+class Hedge(msgspec.Struct):
     """A second attempt of a request beside its first: planned, under way, or over."""
 
     timer: asyncio.TimerHandle | None
@@ -220,8 +222,7 @@ class Hedge:
     """the request does not need it any more"""
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One request in flight and its newest attempt. Times are of the dispatcher's clock."""
 
     request_id: Final[str]
@@ -242,6 +243,8 @@ class Request:
     """that it names, whether or not sessions have workers"""
     carrier: Final[Carrier | None] = None
     """None: the clients of workers carry it"""
+    shared: Final[SharedRequest | None] = None
+    """what two workers need to know of it, where it may have two"""
     attempt: Attempt | None = None
     """the current one, or the last"""
     hedge: Hedge | None = None

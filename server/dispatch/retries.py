@@ -4,8 +4,10 @@ And how many requests may be on a further attempt at a time.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
+from msgspec import field
 
 from ...workers.failures import Blame, Origin, Retry, Verdict
 from ...workers.request_reports import RequestReports
@@ -26,8 +28,7 @@ class FailedAttempt(NamedTuple):
     """where its worker is judged; None: among those that the dispatcher sends to"""
 
 
-@dataclass(slots=True, eq=False)
-class FailedAttempts:
+class FailedAttempts(msgspec.Struct, eq=False):
     """The failed attempts of one request, which may be at `_most` workers."""
 
     _most: int

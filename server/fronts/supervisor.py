@@ -172,9 +172,7 @@ class Supervisor:
             return {"nats": DEFAULT_NATS_URL}
         if config.durable_kv_events:
             return {}  # a process says what is missing
-        embedded = EmbeddedNats()
-        self._stack.push_async_callback(embedded.stop)
-        await embedded.start()
+        embedded = await self._stack.enter_async_context(EmbeddedNats())
         embedded.keep_running()
         return {"nats": embedded.url}
 

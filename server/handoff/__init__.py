@@ -7,5 +7,4 @@ the dispatcher treats as any other.
 from .handoffs import Handoffs, Partners
 from .leg import PrefillFailedError, PrefillLeg
 from .outcomes import HandoffOutcomes
-
-__all__ = ["HandoffOutcomes", "Handoffs", "Partners", "PrefillFailedError", "PrefillLeg"]
+from .sharing import SharedRequest

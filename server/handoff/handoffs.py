@@ -16,7 +16,7 @@ from ...router.pairs import NoCapacityError, PairDecision
 from ...router.placement import Placement
 from ...router.prompt import Prompt
 from ...workers.channels import Metadata
-from ...workers.dialects import EngineClient, split_tokens
+from ...workers.dialects import EngineClient
 from ...workers.handoffs import (
     Connector,
     Fit,
@@ -27,17 +27,16 @@ from ...workers.handoffs import (
     fit,
     plan_handoff,
     plan_queued,
-    why_whole,
 )
 from ...workers.health import HealthMonitor
-from ...workers.trtllm_proto import length_delimited, pb
-from ..migration import why_fixed
+from ...workers.trtllm_proto import length_delimited
 from ..request_limits import HandoffLimits
 from .call import HandoffCall, HandoffClient
 from .leg import PrefillLeg, PrefillWorkers
 from .outcomes import HandoffOutcomes
 from .queued import QueuedCall
 from .reading import Readings
+from .sharing import SharedRequest
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -104,11 +103,10 @@ class Handoffs:
             note(placement.request_id, pair)
         if pair.prefill is None:
             return pair, None
-        request_id, landing = placement.request_id, pair.landing
-        on_end = None if landing is None else partial(self.rule.on_landed, landing)
-        poll = self._decider.poll  # who waits may have the prefill worker's next turn
-        leg = PrefillLeg(pool, pair.prefill, request_id, self._clock, is_first, on_end, poll)
-        return pair, leg
+        return pair, PrefillLeg(
+            pool, pair.prefill, pair.landing, placement.request_id, self._decider, self.rule,
+            self._clock, is_first,
+        )  # fmt: skip
 
     def is_full(self, pool: PrefillWorkers) -> bool:
         """Whether these workers may keep no more prompts of this pool, none of which was read."""
@@ -117,14 +115,14 @@ class Handoffs:
             return False
         return len(self.readings.tasks) >= self.outcomes.limits.max_unread_prompts
 
-    def sends_first(self, pool: PrefillWorkers, body: bytes) -> bool:
-        """Whether the token that these workers make of a request, a serialized GenerateRequest, may
-        go to its client before the prompt is handed over. The decode workers must go on from it,
-        and the request from there at another pair, if they fail."""
+    def sends_first(self, pool: PrefillWorkers, shared: SharedRequest) -> bool:
+        """Whether the token that these workers make of a request may go to its client before the
+        prompt is handed over. The decode workers must go on from it, and the request from there at
+        another pair, if they fail."""
         fits = self.fit(pool)
         if fits is None or fits.connector is None or not fits.connector.hands_first:
             return False
-        return self.outcomes.limits.disagg_handoff != Shape.QUEUE.value and _goes_on(body)
+        return self.outcomes.limits.disagg_handoff != Shape.QUEUE.value and shared.goes_on
 
     def check_trusted(self) -> None:
         """InvalidRequestError for a request whose client says which leg of another one it is,
@@ -213,8 +211,8 @@ class Handoffs:
             self.outcomes, leg, decode, plan, ids, pair, timeout, metadata, self.readings
         )
 
-    def pool_for(self, placement: Placement, body: bytes) -> PrefillWorkers | None:
-        """Whose workers may compute the prompt of a request, a serialized GenerateRequest.
+    def pool_for(self, placement: Placement, shared: SharedRequest) -> PrefillWorkers | None:
+        """Whose workers may compute the prompt of a request.
 
         InvalidRequestError if two workers cannot share it, NoWorkersError if there is no pair for
         it, where no worker runs whole requests."""
@@ -235,7 +233,7 @@ class Handoffs:
             return None
         _, too_long = pool.monitor.limits.check(placement.prompt.isl, 0)
         why_not = None if too_long is None else InvalidRequestError(too_long)
-        reason, why_not = ("no_pair", why_not) if why_not else ("whole", why_whole(body))
+        reason, why_not = ("no_pair", why_not) if why_not else ("whole", shared.why_whole)
         if why_not is None:
             return pool
         if not runs_whole:
@@ -284,15 +282,6 @@ class Handoffs:
     def _on_changed(self) -> None:
         self._fits.clear()
         self._each_runs_whole = None
-
-
-def _goes_on(body: bytes) -> bool:
-    """Whether the rest of a streamed answer can be asked of another pair, from its first token."""
-    rest, *_ = split_tokens(body)
-    request = pb.GenerateRequest.FromString(rest)
-    # Not every prefill engine says how likely its token was.
-    output = request.output_config
-    return not output.HasField("logprobs") and why_fixed(request, stops_held=False) is None
 
 
 def _half(monitor: HealthMonitor) -> Iterable[Half]:

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
+from ...router.decider import Decider
+from ...router.disagg import Landing, PairRule
 from ...router.kv_router import KvRouter
 from ...router.policy import Decision
 from ...workers.channels import Metadata
@@ -31,13 +33,14 @@ class PrefillLeg:
         self,
         pool: PrefillWorkers,
         decision: Decision,
+        landing: Landing | None,
         booking_id: str,
+        decider: Decider,
+        rule: PairRule,
         clock: Clock,
-        is_first: bool = False,
-        on_end: Callable[[], object] | None = None,
-        load_fell: Callable[[], object] | None = None,
+        is_first: bool,
     ) -> None:
-        """`on_end` is called once, when it ends, `load_fell` once its prompt is computed."""
+        """`decider` has those who wait, `rule` what lands where: `landing`, until this ends."""
         self.decision = decision
         self.worker_id = decision.worker.worker_id
         engine = pool.monitor.engine(self.worker_id)
@@ -57,7 +60,8 @@ class PrefillLeg:
         """seconds that the client took to take that token"""
         self._on_decoded: Callable[[], object] | None = None
         self.pool, self._booking_id, self._now = pool, booking_id, clock.now
-        self._ended, self._on_end, self._load_fell = False, on_end, load_fell
+        self._landing, self._decider, self._rule = landing, decider, rule
+        self._ended = False
         pool.prefills += 1
 
     @property
@@ -92,8 +96,7 @@ class PrefillLeg:
         router.mark_prefill_complete(self._booking_id, cached_tokens=cached_tokens)
         self.reports.answered(self.worker_id, took)
         self.reports.succeeded(self.worker_id, took)
-        if self._load_fell is not None:
-            self._load_fell()
+        self._decider.poll()  # who waits may have the prefill worker's next turn
 
     def on_decoded(self) -> None:
         """The decode worker has begun."""
@@ -125,8 +128,8 @@ class PrefillLeg:
             self.reports.given_up(self.worker_id)
         self.pool.router.free(self._booking_id, output_tokens=1)
         self.pool.prefills -= 1
-        if self._on_end is not None:
-            self._on_end()
+        if self._landing is not None:
+            self._rule.on_landed(self._landing)
 
 
 class PrefillFailedError(EngineCallError):

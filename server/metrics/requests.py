@@ -6,12 +6,15 @@ counted in plain integers here; families and labels are made at the scrape.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from prometheus_client.metrics_core import Metric
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
+from ...router.admission import Objectives
+from ...router.policy import Decision
 from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, usage_of
 from .families import counter_by, counters
 from .histogram import (
@@ -36,8 +39,12 @@ BUCKETS = len(SECONDS) + 1
 OUTCOMES = ("good", "ttft", "itl", "both", "failed")
 """Of requests with objectives: kept, or which of them were missed, or it had no answer."""
 KEPT_MESSAGES = 64
-"""How many last messages may wait to be read."""
+"""How many last messages, and requests that have ended, may wait to be read."""
 _OK = StatusCode.OK
+_Ended: TypeAlias = tuple[
+    Decision, float, float, int, float, bytes | None, Objectives | None, float, float, int
+]
+"""What is kept of a request until it is counted: see `on_end`."""
 
 
 class RequestMetrics:
@@ -55,6 +62,7 @@ class RequestMetrics:
         self._objectives: Counter[str] = Counter()
         self._overlap_blocks = [0, 0, 0]  # on devices, in host memory, on disk
         self._last_messages: list[bytes] = []
+        self._new: list[_Ended] = []  # what was sent to a worker and is not counted yet
         self._ttft = Histogram(
             "dynamo_component_router_time_to_first_token_seconds",
             "From a streaming request's arrival to its first message.",
@@ -132,37 +140,66 @@ class RequestMetrics:
         now, attempt = self._now(), request.attempt
         if len(self._itl.new) >= FOLD_AT:
             self._itl.fold()
-        self._count_objectives(request, code)
+        facts, arrived, first = request.facts, request.arrived, request.first_message_at
+        objectives = None
+        if facts.streaming and facts.sequences == 1:
+            if code is _OK:
+                objectives = request.placement.objectives
+            elif code not in (StatusCode.CANCELLED, StatusCode.INVALID_ARGUMENT):
+                self._objectives["failed"] += 1
         if attempt is None:
-            self._queue_wait.observe(now - request.arrived)
+            self._queue_wait.observe(now - arrived)
+            if objectives is not None:
+                self._count_objectives(objectives, 0.0, 0.0)
             return
         self._workers.on_end(request, attempt, code is _OK, now)
-        blocks, decision = self._overlap_blocks, attempt.decision
-        blocks[0] += (device := decision.overlap_blocks)
-        blocks[1] += (host := decision.host_overlap_blocks)
-        blocks[2] += (disk := decision.disk_overlap_blocks)
-        self._of_decided.observe(
-            attempt.queue_s,
-            now - request.arrived,
-            request.facts.prompt.isl,
-            (device + host + disk) / decision.request_blocks,
-            attempt.decision_s,
+        began, stream = arrived if first is None else first, request.stream
+        self._new.append(
+            (
+                attempt.decision,
+                attempt.queue_s,
+                now - arrived,
+                facts.prompt.isl,
+                attempt.decision_s,
+                None if first is None or facts.sequences > 1 else request.last_message,
+                objectives,
+                began - arrived,
+                request.last_message_at - began,
+                attempt.messages if stream is None else stream.messages,
+            )
         )
-        if request.first_message_at is not None and request.facts.sequences == 1:
-            self._keep(request.last_message)
+        if len(self._new) >= KEPT_MESSAGES:
+            self._count_new()
 
-    def _count_objectives(self, request: Request, code: StatusCode) -> None:
-        """Of streaming requests for one answer; a message counts as a token."""
-        if not request.facts.streaming or request.facts.sequences > 1:
-            return
-        if code is not _OK:
-            if code not in (StatusCode.CANCELLED, StatusCode.INVALID_ARGUMENT):
-                self._objectives["failed"] += 1
-            return
-        first, last = request.first_message_at or request.arrived, request.last_message_at
-        itl_s = (last - first) / max(1, request.messages - 1)
-        missed = request.placement.objectives.missed(first - request.arrived, itl_s)
-        self._objectives[missed or "good"] += 1
+    def _count_objectives(self, objectives: Objectives, ttft_s: float, itl_s: float) -> None:
+        self._objectives[objectives.missed(ttft_s, itl_s) or "good"] += 1
+
+    def _count_new(self) -> None:
+        """Count requests that have ended: many together, as code that runs once for each finds
+        the processor's caches cold. A message counts as a token."""
+        ended, self._new = self._new, []
+        device = host = disk = 0
+        for (
+            decision, queue_s, took_s, isl, decision_s, last_message,
+            objectives, ttft_s, stream_s, messages,
+        ) in ended:  # fmt: skip
+            device += decision.overlap_blocks
+            host += decision.host_overlap_blocks
+            disk += decision.disk_overlap_blocks
+            overlap = (
+                decision.overlap_blocks
+                + decision.host_overlap_blocks
+                + decision.disk_overlap_blocks
+            )
+            share = overlap / decision.request_blocks
+            self._of_decided.observe(queue_s, took_s, isl, share, decision_s)
+            if last_message is not None:
+                self._last_messages.append(last_message)
+            if objectives is not None:
+                self._count_objectives(objectives, ttft_s, stream_s / max(1, messages - 1))
+        for tier, blocks in enumerate((device, host, disk)):
+            self._overlap_blocks[tier] += blocks
+        self._read_usage()
 
     def on_refused(self) -> None:
         """A request found no room, before it was read."""
@@ -175,7 +212,7 @@ class RequestMetrics:
 
     def counts(self, block_size: int) -> list[int]:
         """What has been counted, in the order of REQUEST_COUNTS; then by bucket of TTFT and ITL."""
-        self._read_usage()
+        self._count_new()
         self._of_decided.fold()
         classes = [0, 0, 0]
         for code, count in self._ended.items():
@@ -187,7 +224,7 @@ class RequestMetrics:
     # What a scrape reads
 
     def collect(self) -> Iterable[Metric]:
-        self._read_usage()
+        self._count_new()
         self._of_decided.fold()
         yield from counters(
             "dynamo_component_router_", ("requests_started", "Requests that arrived.", self.started)

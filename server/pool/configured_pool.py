@@ -169,50 +169,46 @@ class ConfiguredPool:
 
         ConfigError if the event plane or the store cannot be had.
         """
-        pool, stack, discovery = self.workers, self._stack, self._discovery
+        config = self._config
+        await self._find(self.workers, self._discovery, self._list, config.workers)
+        if (pool := self.prefill) is not None:
+            named = WorkerList(pool.admin, pool.monitor, refresh_s=config.dns_refresh_s)
+            await self._find(pool, self._prefill_discovery, named, config.prefill_workers)
+            pool.dispatcher.start()
+        for each in self._found:
+            self._stack.push_async_callback(each.close)
+            await each.start()
+        self.workers.dispatcher.start()
+
+    async def _find(
+        self,
+        pool: WorkerPool,
+        discovery: WorkerDiscovery | None,
+        named: WorkerList,
+        urls: Sequence[str],
+    ) -> None:
+        """Watch the workers of a pool, those at these addresses among them, and follow their
+        caches."""
+        stack = self._stack
         if discovery is not None:
             stack.push_async_callback(discovery.close)
             await discovery.open()
         stack.push_async_callback(pool.close_events)
         nats_url = await pool.start_events(None if discovery is None else discovery.ask_about)
         await pool.start_replicas()
-        mocks = self._mock_process(nats_url)
+        mocks = self._mock_process(nats_url) if pool is self.workers else None
         if mocks is not None:
             stack.push_async_callback(mocks.stop)
             await mocks.start()
         # Closed before the engines stop: it would only report that they did.
         stack.push_async_callback(pool.close_workers)
-        stack.push_async_callback(self._list.close)
+        stack.push_async_callback(named.close)
         for url in () if mocks is None else mocks.urls:
             pool.monitor.add(url)
-        await self._list.start(self._config.workers)
+        await named.start(urls)
         if discovery is not None:
             stack.push_async_callback(discovery.stop)
             await discovery.start()
-        if self.prefill is not None:
-            await self._start_prefill(self.prefill)
-        for each in self._found:
-            stack.push_async_callback(each.close)
-            await each.start()
-        pool.dispatcher.start()
-
-    async def _start_prefill(self, pool: WorkerPool) -> None:
-        """Watch the prefill workers, and follow their caches."""
-        stack, discovery = self._stack, self._prefill_discovery
-        if discovery is not None:
-            stack.push_async_callback(discovery.close)
-            await discovery.open()
-        stack.push_async_callback(pool.close_events)
-        await pool.start_events(None if discovery is None else discovery.ask_about)
-        await pool.start_replicas()
-        stack.push_async_callback(pool.close_workers)
-        named = WorkerList(pool.admin, pool.monitor, refresh_s=self._config.dns_refresh_s)
-        stack.push_async_callback(named.close)
-        await named.start(self._config.prefill_workers)
-        if discovery is not None:
-            stack.push_async_callback(discovery.stop)
-            await discovery.start()
-        pool.dispatcher.start()
 
     def _partner(self, prompt: Prompt) -> WorkerPool | None:
         pool = self.prefill

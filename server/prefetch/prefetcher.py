@@ -44,9 +44,8 @@ class Prefetcher:
             self._ask(request_id, body, worker)
 
     def on_over(self, request_id: str) -> None:
-        """It is over, wherever it was."""
-        if self.plan.held:
-            self.plan.on_booked(request_id, None)
+        """It is over, wherever it was; to be called while `plan.held` has any."""
+        self.plan.on_booked(request_id, None)
 
     async def close(self) -> None:
         """Let go of the registry, and of the answers that are still to come."""

@@ -173,8 +173,12 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._inner.connection_made(transport)
-        self._wait(self._connections.idle_s)
+        try:
+            self._inner.connection_made(transport)
+            self._wait(self._connections.idle_s)
+        except BaseException:
+            self.abort()
+            raise
         if self._unwanted:
             self.abort()
 

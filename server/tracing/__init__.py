@@ -53,6 +53,3 @@ def _installed() -> bool:
         return all(find_spec(package) is not None for package in _PACKAGES)
     except ModuleNotFoundError:  # of a parent
         return False
-
-
-__all__ = ["ENDPOINTS", "span_export_of"]

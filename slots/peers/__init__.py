@@ -20,26 +20,4 @@ from .messages import (
     encode_message,
 )
 from .own_bookings import OwnBookings
-from .peer_book import PeerBook, PeerCounts, PeerSink, bytes_of
-
-__all__ = [
-    "HASH_BYTES",
-    "MAX_COUNT",
-    "MAX_ID",
-    "Ask",
-    "Batch",
-    "Beat",
-    "Booked",
-    "Ended",
-    "Event",
-    "Message",
-    "OwnBookings",
-    "PeerBook",
-    "PeerCounts",
-    "PeerSink",
-    "Picture",
-    "Prefilled",
-    "bytes_of",
-    "decode_message",
-    "encode_message",
-]
+from .peer_book import PeerBook, bytes_of

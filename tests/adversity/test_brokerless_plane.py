@@ -316,7 +316,6 @@ class World:
 async def test_indexes_and_loads_are_true_after_each_step(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("zmq")
     rng = Random(seed)
     async with AsyncExitStack() as stack:
         store = STORES[seed % 2]

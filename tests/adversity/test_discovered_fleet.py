@@ -151,9 +151,7 @@ async def test_requests_go_on_and_all_converges_after_each_step(
 ) -> None:
     rng = Random(seed)
     async with AsyncExitStack() as stack:
-        nats = JetStreamServer(tmp_path / "nats")
-        stack.callback(nats.kill)
-        nats.start()
+        nats = stack.enter_context(JetStreamServer(tmp_path / "nats"))
         backend = Backend("nats", {"NATS_SERVER": nats.url}, nats)
         if STORES[seed % 2] == "etcd":
             backend = stack.enter_context(backend_of("etcd", tmp_path / "etcd"))

@@ -140,8 +140,6 @@ not_held = partial(untrue, exact=False)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_indexes_are_true_after_each_step(way: str, seed: int) -> None:
-    if way.startswith("zmq"):
-        pytest.importorskip("zmq")
     rng = Random(seed)
     config = MockerConfig(workers=ENGINES, port=0, engine=CACHE, speedup_ratio=1000.0,
                           heartbeat_s=0.3)  # fmt: skip

@@ -71,9 +71,7 @@ class FalseRouter:
 @asynccontextmanager
 async def attacked() -> AsyncIterator[tuple[Ports, FalseRouter]]:
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(free_port())
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(free_port()))
         engine = await stack.enter_async_context(FakeEngine())
         ports = await stack.enter_async_context(
             serving(nats=nats.url, workers=(engine.url,), router=SHARED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.kv_events.engine_events import CLEARED, removed, stored
+from support.kv_events.zmq_publisher import END, ZmqPublisher  # noqa: E402 it needs the package
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -21,9 +22,6 @@ from dynamo_router.kv_events.engine_stream import EngineStream, StreamCounts
 from dynamo_router.kv_events.event_subscribers import EventSubscribers
 from dynamo_router.kv_events.source_choice import STREAMS
 from dynamo_router.workers.worker_url import WorkerUrl
-
-pytest.importorskip("zmq")
-from support.kv_events.zmq_publisher import END, ZmqPublisher  # noqa: E402 it needs the package
 
 SIZE = 4
 LIAR, HONEST = WorkerWithDpRank(7), WorkerWithDpRank(8)

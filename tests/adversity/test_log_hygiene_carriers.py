@@ -216,9 +216,7 @@ async def test_messages_on_nats_say_nothing_of_their_own_in_the_log(
     log_format: str, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
-        server = EmbeddedNats(free_port())
-        stack.push_async_callback(server.stop)
-        await server.start()
+        server = await stack.enter_async_context(EmbeddedNats(free_port()))
         engine = await stack.enter_async_context(FakeEngine(worker_id=7))
         words = ("--nats", server.url, "--router-replica-sync", "--worker", engine.url)
         router = await stack.enter_async_context(routing(tmp_path, log_format, *words))
@@ -306,7 +304,6 @@ async def test_records_of_stores_say_nothing_of_their_own_in_the_log(
 async def test_an_engine_over_zmq_says_nothing_of_its_own_in_the_log(
     log_format: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("zmq")
     from support.kv_events.zmq_publisher import ZmqPublisher
 
     async with ZmqPublisher() as publisher, FakeEngine(worker_id=7) as engine:
@@ -421,9 +418,7 @@ async def test_objects_of_kubernetes_say_nothing_of_their_own_in_the_log(
     log_format: str, tmp_path: Path
 ) -> None:
     """Names and annotations of slices and of workers' metadata, and what the API server answers."""
-    server = KubernetesServer(authority=Authority(tmp_path / "authority"))
-    await server.start()
-    try:
+    async with KubernetesServer(authority=Authority(tmp_path / "authority")) as server:
         environ = {"KUBECONFIG": str(server.kubeconfig(tmp_path, "first")),
                    "POD_NAMESPACE": NAMESPACE}  # fmt: skip
         words = ("--discovery", "kubernetes", "--no-kv-events")
@@ -442,5 +437,3 @@ async def test_objects_of_kubernetes_say_nothing_of_their_own_in_the_log(
                     server.objects.create(METADATA, NAMESPACE, made, "x")
                 await server.changed()
             await router.check(log_format)
-    finally:
-        await server.stop()

@@ -109,9 +109,7 @@ async def test_a_worker_over_nats_says_nothing_of_its_own_in_the_log(
     log_format: str, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
-        server = EmbeddedNats(free_port())
-        stack.push_async_callback(server.stop)
-        await server.start()
+        server = await stack.enter_async_context(EmbeddedNats(free_port()))
         environ = {"DYN_FILE_KV": str(tmp_path / "kv")}
         store = open_store("file", environ)
         stack.push_async_callback(store.close)

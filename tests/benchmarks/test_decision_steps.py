@@ -1,5 +1,7 @@
 """The steps of a decision on a warm and busy fleet: look-up, loads, a booking and its release."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -36,8 +38,7 @@ def book(slots: SlotTable, request_id: str, worker: int, hashes: np.ndarray) -> 
 
 @fleets
 def test_match(benchmark: BenchmarkFixture, workload: Workload) -> None:
-    index = EventIndex()
-    try:
+    with closing(EventIndex()) as index:
         for worker in range(workload.workers):
             index.bind(WorkerWithDpRank(worker, 0), worker)
         for worker, event in workload.events:
@@ -46,8 +47,6 @@ def test_match(benchmark: BenchmarkFixture, workload: Workload) -> None:
         overlaps = np.zeros(workload.workers, np.uint32)
         benchmark(index.match, hashes, overlaps)
         assert overlaps.max() == len(hashes) // 2  # the half that its family shares
-    finally:
-        index.close()
 
 
 @fleets

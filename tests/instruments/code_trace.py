@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 
 import dynamo_router
@@ -50,12 +50,7 @@ class CodeTrace:
         threading.setprofile(self._on_event)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         threading.setprofile(self._before)
         self._records = False
 

@@ -7,6 +7,7 @@ import itertools
 import grpc
 import pytest
 from grpc import aio
+from msgspec.structs import replace
 from support.calls import too_late
 from support.fake_engine import FakeEngine, answer, chunk, complete, fail, hang, prompt, stall
 from support.polling import until
@@ -425,5 +426,5 @@ async def test_a_request_that_was_read_already_is_served_like_its_bytes() -> Non
         assert [request.request_id for request in engine.requests][:2] == ["r1", "r1"]
         assert engine.requests[2].request_id
         with pytest.raises(InvalidRequestError, match="control character"):
-            await served(ReadRequest(body, read.facts._replace(request_id="\x02r1")))
+            await served(ReadRequest(body, replace(read.facts, request_id="\x02r1")))
         assert rig.idle()

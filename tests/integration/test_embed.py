@@ -12,9 +12,7 @@ from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 
 async def test_the_example_finds_the_worker_that_has_the_prefix(tmp_path: Path) -> None:
-    nats = EmbeddedNats()
-    await nats.start()
-    try:
+    async with EmbeddedNats() as nats:
         async with command(
             tmp_path, "mocker", "--workers", "3", "--port", "0", "--nats", nats.url,
             "--speedup-ratio", "20",
@@ -29,8 +27,6 @@ async def test_the_example_finds_the_worker_that_has_the_prefix(tmp_path: Path) 
             async with asyncio.timeout(60):
                 output = (await example.communicate())[0].decode()
             assert example.returncode == 0, output
-    finally:
-        await nats.stop()
     chosen = re.findall(r"-> worker (\d+), (\d+) blocks cached there", output)
     assert [int(blocks) for _, blocks in chosen] == [0, 10, 10], output
     assert len({worker for worker, _ in chosen}) == 1

@@ -77,9 +77,7 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(free_port())
-        await nats.start()
-        stack.push_async_callback(nats.stop)
+        nats = await stack.enter_async_context(EmbeddedNats(free_port()))
         mocker = await stack.enter_async_context(
             command(
                 tmp_path / "mocker", "mocker", "--workers", "2", "--port", "0", "--fault-port", "0",

@@ -11,7 +11,7 @@ from typing import Any
 import nkeys
 import pytest
 import structlog
-from support.polling import until
+from support.polling import closed_after, until
 from support.security.certificates import Authority
 from support.security.secured_nats import secured_nats
 
@@ -192,12 +192,9 @@ async def test_new_secrets_are_read_for_the_next_connection(tmp_path: Path) -> N
     auth = NatsAuth(NatsAuthConfig(password_file=path))
     async with secured_nats(tmp_path, users(setup)) as server:
         url = f"nats://alice@127.0.0.1:{server.port}"
-        plane = NatsPlane(url, auth=auth, backoff=Backoff(0.01, 0.05))
-        try:
+        async with closed_after(NatsPlane(url, auth=auth, backoff=Backoff(0.01, 0.05))) as plane:
             setup.secret(PASSWORD)
             await until(lambda: plane.state is PlaneState.CONNECTED)
-        finally:
-            await plane.close()
 
 
 def test_tls_settings_without_a_tls_address_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc import aio
 from support.fake_engine import prompt
-from support.polling import until
+from support.polling import closed_after, until
 from support.processes import command
 from support.security.certificates import Authority
 from support.serving import ServedRouter
@@ -89,12 +89,9 @@ async def asks_https(address: str, ca: str, pair: tuple[str, str] | None = None)
 @asynccontextmanager
 async def serving(**config: Any) -> AsyncIterator[ServedRouter]:
     config.setdefault("router", NO_EVENTS)
-    server = ServedRouter(ServeConfig(port=0, http_port=0, **config))
-    try:
+    async with closed_after(ServedRouter(ServeConfig(port=0, http_port=0, **config))) as server:
         await server.start()
         yield server
-    finally:
-        await server.close()
 
 
 # Clients

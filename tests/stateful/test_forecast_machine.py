@@ -247,7 +247,7 @@ class ForecastMachine(RuleBasedStateMachine):
     def falls_with_cached_blocks(self, row, uncached):
         for term in ("wait_s", "unsure_s", "memory_s", "crowding_s", "decode_s", "missed"):
             assert row[term] == uncached[term]
-        for term in ("prefill_s", "delay_s"):
+        for term in ("prefill_s", "delay_s", "work_s"):
             assert row[term] <= uncached[term]
         assert row["cost"] <= uncached["cost"] + 1e-12
 
@@ -305,7 +305,11 @@ class ForecastMachine(RuleBasedStateMachine):
         steps = -(-tokens // self.workers[number][0])
         seconds = steps * max(1e-6, step) + tokens * chunk / CHUNK_TOKENS
         seconds += tokens * (isl - tokens / 2) * attention / ATTENDED_TOKENS
-        assert row["prefill_s"] == pytest.approx(self.kernel.slowness(number) * seconds)
+        slowness = self.kernel.slowness(number)
+        assert row["prefill_s"] == pytest.approx(slowness * seconds)
+        filled = seconds + (tokens / self.workers[number][0] - steps) * max(1e-6, step)
+        paid = min(1.0, len(self.requests) / len(self.workers) / 2)  # two of a worker take all
+        assert row["work_s"] == pytest.approx(slowness * filled * paid, rel=1e-5, abs=1e-9)
 
     @rule(eligible=per_worker(st.booleans()), blocks=per_worker(BLOCKS))
     def a_fleet_is_free_when_one_of_its_workers_is(self, eligible, blocks):

@@ -1,8 +1,11 @@
-"""Waiting for a condition, with a deadline: what tests use where something needs time."""
+"""What tests use where something needs time: waiting for a condition, with a deadline, and for the
+end of what is closed."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
 
 DEADLINE_S = 25.0
 """Long for a busy machine, and less than the 30 s after which much is asked again anyway."""
@@ -36,3 +39,19 @@ async def until(
             return
         assert time.monotonic() < end, "the condition never held"
         await asyncio.sleep(pause_s)
+
+
+class Closed(Protocol):
+    async def close(self) -> Any: ...
+
+
+T = TypeVar("T", bound=Closed)
+
+
+@asynccontextmanager
+async def closed_after(thing: T) -> AsyncIterator[T]:
+    """It is closed at the end of the block, however that comes."""
+    try:
+        yield thing
+    finally:
+        await thing.close()

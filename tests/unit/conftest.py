@@ -23,10 +23,8 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def nats() -> AsyncIterator[EmbeddedNats]:
     """A nats-server; a test may kill it and start it again."""
-    server = EmbeddedNats(free_port())
-    await server.start()
-    yield server
-    await server.stop()
+    async with EmbeddedNats(free_port()) as server:
+        yield server
 
 
 def _held() -> tuple[int, int, list[str]]:

@@ -41,13 +41,10 @@ CIRCLES = {
     ),
 }
 OPEN_DOORS = {
-    "frontend.processor": "its own list of names",
     "indexer": "programs that embed an index take names there",
     "router": "programs that embed a router, and policies, take names there",
     "runtime": "programs that use Dynamo's runtime take names there",
-    "server.access": "its own list of names",
     "server.tracing": "its function returns what it imports",
-    "slots.peers": "its own list of names",
     "transport.http1": "its own list of names",
 }
 """Rooms whose doors have names that nothing here takes."""

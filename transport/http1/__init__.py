@@ -22,10 +22,12 @@ from .asgi import (
     encoded,
     send_whole,
 )
-from .connection import AnswerObserver, App, HttpConnection, OpenConnections
+from .connection import App, HttpConnection
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
 from .limits import HttpLimits
 from .listener import HttpListener
+from .observer import AnswerObserver
+from .open_connections import OpenConnections
 
 __all__ = [
     "UNKNOWN_ROUTE",

@@ -10,3 +10,6 @@ def read_whole_request(
     one request of HTTP/1.1, GET or POST, whose path and headers have nothing that is read in more
     than one way, whose body has a length, and after which the connection stays. None for all else.
     """
+
+def decoded(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as text; of one that comes twice the first."""

@@ -5,6 +5,7 @@ which says the same of what is read here (tests/unit/transport/http1/test_whole_
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeLatin1
 from libc.stdint cimport uint8_t
 from libc.string cimport memchr, memcmp
 
@@ -146,3 +147,19 @@ def read_whole_request(bytes data not None, Py_ssize_t most_head_bytes, Py_ssize
     if not has_host or at - head > most_head_bytes or end - at > length:
         return None
     return method, path, query, headers, PyBytes_FromStringAndSize(at, end - at), length - (end - at)
+
+
+def decoded(list headers not None) -> dict:
+    """Headers as text; of one that comes twice the first."""
+    cdef dict found = {}
+    cdef tuple each
+    cdef bytes name, value
+    cdef object key
+    for each in headers:
+        name, value = each
+        key = PyUnicode_DecodeLatin1(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), NULL)
+        if key not in found:
+            found[key] = PyUnicode_DecodeLatin1(
+                PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value), NULL
+            )
+    return found

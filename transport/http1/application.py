@@ -8,9 +8,11 @@ import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
 import structlog
 
 from ...base.account import current_account
@@ -35,12 +37,13 @@ from .packed_body import coding_of, unpacked
 
 UNKNOWN_ROUTE = "unknown"
 """Stands for the route of each path that has none."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _REQUEST_ID = re.compile(r"[\w.:/-]{1,128}")
 
 log = structlog.get_logger(__name__)
 
 
-class HttpCall(NamedTuple):
+class HttpCall(msgspec.Struct, frozen=True):
     """One request, and how to answer it."""
 
     caller: Any
@@ -53,9 +56,9 @@ class HttpCall(NamedTuple):
     client: Client
     query: bytes = b""
     """what stands behind the path's question mark"""
-    values: Mapping[str, str] = {}
+    values: Mapping[str, str] = _NOTHING
     """of the placeholders in the route's path"""
-    more_headers: Mapping[str, str] = {}
+    more_headers: Mapping[str, str] = _NOTHING
     """of every answer to it"""
     ids: Any = None
     """token ids of its prompt, an array, where they were taken out of the body"""
@@ -86,7 +89,7 @@ last one is all that is left of a path that no other route has. HEAD is answered
 ends with a slash as without."""
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True):
     """The route of a request."""
 
     name: str
@@ -94,7 +97,7 @@ class Route(NamedTuple):
     path: str
     """the same without its method"""
     handler: Handler
-    values: Mapping[str, str] = {}
+    values: Mapping[str, str] = _NOTHING
 
 
 class RouteTable:
@@ -111,6 +114,7 @@ class RouteTable:
         self._patterns += [
             (path, re.compile(_pattern(path, ".+"))) for path in patterns if path.endswith("}")
         ]
+        self._found = {name: Route(name, name.partition(" ")[2], routes[name]) for name in routes}
 
     def find(self, method: str, path: str, raw_path: str) -> Route:
         """HttpError 404 if there is no such path, 405 if it does not take the method. `raw_path`
@@ -120,8 +124,8 @@ class RouteTable:
         if raw_path.endswith("/"):  # clients end paths as they like
             path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
         name = f"{method} {path}"
-        if (handler := self._routes.get(name)) is not None:
-            return Route(name, path, handler)
+        if (found := self._found.get(name)) is not None:
+            return found
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
         name = f"{method} {pattern}"
         if (handler := self._routes.get(name)) is None:
@@ -157,7 +161,7 @@ def _pattern(path: str, last: str) -> str:
     return "".join(known) + end
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True):
     """What is known of a request before its body is read."""
 
     route: str
@@ -263,7 +267,7 @@ class Application:
                     return
             route = self._routes.find(scope["method"], path, scope["raw_path"].decode("ascii"))
             record.route = route.path
-            more: Mapping[str, str] = {}
+            more = _NOTHING
             if self._origins is not None:
                 more = self._origins.headers(route.name, headers.get("origin"))
                 more_headers.update(more)
@@ -275,7 +279,8 @@ class Application:
             if found is None:
                 found = await read_body(receive, most, count.add, self._off_loop)
             else:
-                check_length(len(found), most)
+                if len(found) > most:
+                    check_length(len(found), most)
                 count.add(len(found))
             body, whole = found, True
             if coding and body:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import msgspec
 
 from ...base.errors import CapacityError
-from ...process.loop_turns import end_in_turn
+from ...process.loop_turns import NextTurn, end_in_turn
 from ...process.off_loop import OffLoop
+from ._whole_request import decoded
 from .errors import HttpError
 
 Scope = MutableMapping[str, Any]
@@ -33,10 +34,7 @@ class ClientLeftError(Exception):
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """The request's headers; of one that comes twice the first."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return found
+    return decoded(scope["headers"])
 
 
 async def read_body(
@@ -98,7 +96,7 @@ async def send_json(
 class Output(Protocol):
     """Where the answer to a request goes."""
 
-    def begin(self, status: int, headers: Headers) -> None: ...
+    def begin(self, status: int, headers: Headers, lines: bytes = b"") -> None: ...
 
     def write(self, data: bytes, *, more: bool = True) -> None: ...
 
@@ -111,10 +109,15 @@ class Client:
     """The client of one connection: whether it keeps up or has left, and a direct way to write to
     it, which `send` is not: that is a coroutine, and streams are written from callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_turn: NextTurn | None = None) -> None:
+        """`next_turn`: of all connections of a server."""
         self._gone = False
+        self.in_next_turn = (next_turn or NextTurn()).call
+        """has a function called in the next turn of the event loop"""
         self._task: asyncio.Task[Any] | None = None
         self._wakers: list[asyncio.Future[None]] = []
+        self.answering: asyncio.Task[None] | None = None
+        """the task that answers the request in turn, where its connection says so"""
         self.output: Output | None = None
         """of the request that is in turn"""
         self.reads = True
@@ -125,10 +128,11 @@ class Client:
         """The body of the request in turn, if all of it is there; None: it is to be received."""
         return None if self.output is None else self.output.whole_body()
 
-    def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer; its head goes with the first of its body."""
+    def begin(self, status: int, headers: Headers, lines: bytes = b"") -> None:
+        """Begin an answer; its head goes with the first of its body. `lines` are headers that all
+        such answers have, as they are sent."""
         if self.output is not None:
-            self.output.begin(status, headers)
+            self.output.begin(status, headers, lines)
 
     def write_part(self, data: bytes) -> None:
         """Send a part of the body of an answer that has begun; nothing to a client that is gone."""
@@ -169,7 +173,7 @@ class Client:
 
     async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work; ClientLeftError, and it is cancelled, if the client leaves first."""
-        task = self._task = asyncio.current_task()
+        task = self._task = self.answering or asyncio.current_task()
         assert task is not None
         if self._gone:
             work.close()
@@ -188,4 +192,7 @@ class Client:
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Headers as they are sent."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    made = []  # no comprehension, which is a call of its own
+    for name, value in headers.items():
+        made.append((name.encode("latin-1"), value.encode("latin-1")))
+    return made

@@ -7,28 +7,27 @@ within bounds, and then is not read.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias, cast
 from urllib.parse import unquote
 
 import httptools
 import structlog
 
-from ...base.account import network_of
+from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
-from ...process.loop_turns import LoopTurns
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import Exchange, refusal
-from .limits import HttpLimits, has_left
+from .limits import has_left
+from .open_connections import OpenConnections
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
 """What answers a connection's requests."""
 
-READ_S = 0.0001
+READ_S = 0.00005
 """What a piece of what a client sends takes to be read, about, with the beginning of a request."""
 _SPOKEN = ("1.0", "1.1")
 _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
@@ -36,44 +35,8 @@ _UNSPOKEN = HttpError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
 log = structlog.get_logger(__name__)
 
 
-class AnswerObserver(Protocol):
-    """Observer of a server's requests. Called on the event loop, for each of them: be quick."""
-
-    def on_request(self, record: RequestRecord) -> None:
-        """Its head was read, and its turn has come."""
-
-    def on_end(self, record: RequestRecord) -> None:
-        """It was answered, or its connection has ended. Once for each whose first byte came."""
-
-
-class NoAnswerObserver:
-    """Observes nothing."""
-
-    def on_request(self, record: RequestRecord) -> None: ...
-
-    def on_end(self, record: RequestRecord) -> None: ...
-
-
 class _RefusedError(Exception):
     """The bytes that come are no request of ours."""
-
-
-@dataclass
-class OpenConnections:
-    """Those of a server, and the tasks that answer their requests."""
-
-    limits: HttpLimits = field(default_factory=HttpLimits)
-    on_slow: Callable[[], None] = lambda: None
-    """called for each request that takes too long to come"""
-    observer: AnswerObserver = field(default_factory=NoAnswerObserver)
-    route_of: Callable[[Mapping[str, Any]], str] = lambda scope: ""
-    """the path of a request's route"""
-    open: "set[HttpConnection]" = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    turns: LoopTurns = field(default_factory=LoopTurns)
-    """what is read in one turn of the event loop: addresses take turns"""
-    are_ending: bool = False
-    """a connection that is made now has one request"""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -89,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._app: App
-        self.client = Client()
+        self.client = Client(connections.next_turn)
         self._scope: Scope = {}  # what all requests of this connection have
         self._peer = ""  # its address, or the network that counts as one
         self._came_in: list[bytes] = []  # and waits for its turn
@@ -110,8 +73,10 @@ class HttpConnection(asyncio.Protocol):
         # Of those that were read
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
+        self._task: asyncio.Task[None] | None = None  # of the last that was begun
+        self._rest: asyncio.Future[None] | None = None  # while that waits for the next one
         self._found: HttpError | None = None  # what a callback of the parser has against it
-        self._refusal: HttpError | None = None  # after which nothing is read
+        self._refusal: BaseException | None = None  # after which nothing is read
         self._closing = self._paused = False
         self.answered_at = 0.0
         """when its last answer ended, by the loop's clock"""
@@ -158,24 +123,32 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        if self._missing:
-            self._read_body(data)
-            return
-        if self._exchange is None and not (self._reading or self._silent_bytes or self._waiting):
-            limits = self._limits
-            whole = read_whole_request(data, limits.head_bytes, limits.headers)
-            if whole is not None:
-                self._take(*whole)
-                return
-        self._came += len(data)
-        self._last_read = self._loop.time()
-        self._silent_bytes += len(data)
         try:
+            if self._missing:
+                self._read_body(data)
+                return
+            begun = self._reading or self._silent_bytes or self._waiting
+            if self._exchange is None and not begun:
+                limits = self._limits
+                whole = read_whole_request(data, limits.head_bytes, limits.headers)
+                if whole is not None:
+                    self._take(*whole)
+                    return
+            self._came += len(data)
+            self._last_read = self._loop.time()
+            self._silent_bytes += len(data)
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._pass_over_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if self._found is not None:
+                self._refuse(self._found)
+            else:
+                self._fail(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._refuse(self._found or self._no_request(error))
+            self._refuse(self._no_request(error))
+        except Exception as error:
+            self._fail(error)
         else:
             if self._silent_bytes > self._limits.head_bytes:
                 self._refuse(self._too_long())
@@ -220,6 +193,8 @@ class HttpConnection(asyncio.Protocol):
         self._came_in.clear()
         self.client.on_gone()
         self._parser = None  # it holds us
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     # The server's side
 
@@ -247,8 +222,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end_unanswered(self) -> None:
-        """The same once no task answers it any more. One that was cancelled before it began has
-        said nothing of its request."""
+        """End what no task answers any more: one that was cancelled early has reported nothing."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             self._report(exchange.record)
@@ -286,8 +260,7 @@ class HttpConnection(asyncio.Protocol):
         body: bytes,
         missing: int,
     ) -> None:
-        """A request that has come, but for `missing` bytes of its body, where none is under way:
-        what the parser's callbacks do with it in all."""
+        """A request that came but for `missing` bytes: what the parser's callbacks do in all."""
         scope = {
             **self._scope,
             "method": method,
@@ -296,16 +269,12 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": headers,
         }
-        exchange = self._arriving = Exchange(
-            self,
-            self._transport,
-            scope,
-            RequestRecord(scope),
-            keep_alive=not self._connections.are_ending,
-        )
-        if body:
+        record = self._record = RequestRecord(scope)
+        keep_alive, whole = not self._connections.are_ending, None if missing else body
+        exchange = Exchange(self, self._transport, scope, record, keep_alive=keep_alive, body=whole)
+        if missing and body:
             exchange.on_body(body)
-        exchange.body_ended = not missing
+        self._arriving = exchange
         if missing:
             self._missing, self._reading, self._came = missing, True, len(body)
             self._began = self._last_read = self._loop.time()
@@ -374,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "headers": self._headers,
         }
-        record, self._record = self._record or RequestRecord(), None
+        record = self._record = self._record or RequestRecord()
         record.scope = scope
         exchange = self._arriving = Exchange(
             self,
@@ -389,6 +358,7 @@ class HttpConnection(asyncio.Protocol):
             self._start(exchange)
         else:
             self._waiting.append(exchange)
+            self._record = None
             if self._is_full():
                 self._read_no_more()
 
@@ -427,8 +397,7 @@ class HttpConnection(asyncio.Protocol):
         self._read(head + rest)
 
     def _split_url(self) -> tuple[bytes, bytes, bytes]:
-        """The path and what stands behind its question mark; also of a URL with a host, as for
-        proxies, and then the host and port."""
+        """The path, the query, and of a URL as for proxies the host and port."""
         url = self._url
         if url[:1] == b"/" and url.isascii() and b"#" not in url:
             path, _, query = url.partition(b"?")
@@ -442,22 +411,47 @@ class HttpConnection(asyncio.Protocol):
         return parsed.path, parsed.query or b"", host
 
     def _start(self, exchange: Exchange) -> None:
-        self._exchange = self.client.output = exchange
-        task = self._loop.create_task(self._answer(exchange))
+        task, rest = self._task, self._rest
+        if task is not None and rest is not None and not rest.done():
+            self._exchange = self.client.output = exchange
+            self._rest = None
+            rest.set_result(None)
+        else:
+            task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
+            self._exchange = self.client.output = exchange
+            task.add_done_callback(self._connections.tasks.discard)
+        self._record = None
         self._connections.tasks.add(task)
-        task.add_done_callback(self._connections.tasks.discard)
+
+    async def _answer_each(self) -> None:
+        """Answer one request after another: a task of its own for each takes microseconds."""
+        task = self._task
+        assert task is not None
+        while (exchange := self._exchange) is not None:
+            await self._answer(exchange)
+            ends = self._closing or self._connections.are_ending or task.cancelling()
+            if ends or self._task is not task:
+                return
+            self._connections.tasks.discard(task)
+            self._rest = self._loop.create_future()
+            await self._rest
 
     async def _answer(self, exchange: Exchange) -> None:
-        record = exchange.record
-        set_record(record)
-        self._connections.observer.on_request(record)
+        record, failed = exchange.record, False
         try:
+            set_record(record)
+            set_account("")  # not that of the request before, until its access is checked
+            self._connections.observer.on_request(record)
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
             record.error = record.error or type(error).__name__
+            self._refusal = self._refusal or error.with_traceback(None)  # which holds us
+            failed = True
         finally:
             if exchange.ended:
+                if failed or self._exchange is exchange:
+                    self.abort()  # whatever is behind this answer may have no turn
                 self._report(record)
             else:
                 self._exchange = None
@@ -472,7 +466,15 @@ class HttpConnection(asyncio.Protocol):
         self._found = error
         raise _RefusedError
 
-    def _refuse(self, error: HttpError) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """What reads a request has failed: a fault of ours, and no word on the client's bytes."""
+        log.error("a request could not be read", exc_info=error)
+        self._reading = self._arriving is not None and not self._arriving.body_ended
+        if not isinstance(error, Exception):  # the task was not cancelled
+            error = RuntimeError(type(error).__name__)
+        self._refuse(error.with_traceback(None))  # which holds us
+
+    def _refuse(self, error: BaseException) -> None:
         """Read nothing more, and say why once all that came before is answered."""
         self._refusal = error
         self._stop_watching()
@@ -491,9 +493,9 @@ class HttpConnection(asyncio.Protocol):
     def _send_refusal(self, record: RequestRecord) -> None:
         """`record`: of the request that is answered by it."""
         assert self._refusal is not None
-        record.error = str(self._refusal)
+        answer = self._form(self._refusal)
+        record.error = str(self._refusal) if answer.foreseen else type(self._refusal).__name__
         if not self._transport.is_closing():
-            answer = self._form(self._refusal)
             self._transport.write(refusal(answer.status, answer.body))
             record.status = answer.status
         self._report(record)
@@ -510,8 +512,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.observer.on_end(record)
 
     def _linger(self) -> None:
-        """Say that nothing more comes from here; the client has some time to read that, and to end
-        the connection."""
+        """Say that nothing more comes; the client has some time to read that, and to close."""
         if self._closing or not self._transport.can_write_eof():
             self._end()
             return
@@ -590,9 +591,8 @@ class HttpConnection(asyncio.Protocol):
         return HttpError(400, f"this is no HTTP/1.1 request: {error}")
 
     def _too_long(self) -> HttpError:
-        limits = self._limits
-        text = f"the headers are more than {limits.head_bytes} bytes or {limits.headers}"
-        return HttpError(431, text)
+        most, count = self._limits.head_bytes, self._limits.headers
+        return HttpError(431, f"the headers are more than {most} bytes or {count}")
 
 
 def _address(found: Any) -> tuple[str, int] | None:

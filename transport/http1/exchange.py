@@ -66,23 +66,24 @@ class Exchange:
         *,
         keep_alive: bool,
         expects: bool = False,
+        body: bytes | None = None,
     ) -> None:
         """`record` gets the status of a head that is sent. `expects`: the client sends no body
-        before a 100 Continue."""
+        before a 100 Continue. `body`: all of it, where it has come."""
         self._carrier, self._transport = carrier, transport
         self._chunked = False
         self._expects = expects
         self._head = b""
         self._left: int | None = None  # of a body whose length is known
-        self._parts: list[bytes] = []
+        self._parts = [body] if body else []
         self._status = 0
         self._taken = False  # all of the body
         self._waiter: asyncio.Future[None] | None = None
         self.scope, self.record = scope, record
         self.keep_alive = keep_alive
-        self.unread = 0
+        self.unread = len(body) if body else 0
         """bytes of the body that came and are not read yet"""
-        self.body_ended = False
+        self.body_ended = body is not None
         self.started = False
         self.ended = False
         self.gone = False
@@ -177,42 +178,40 @@ class Exchange:
                 self._wake()
             self._carrier.on_answered(self)
 
-    def begin(self, status: int, headers: Headers) -> None:
-        """The answer's head."""
+    def begin(self, status: int, headers: Headers, lines: bytes = b"") -> None:
+        """The answer's head; `lines`: headers as they are sent, of which none says how long the
+        answer is or whether the connection stays."""
         if self.started:
             raise RuntimeError("an answer has one head")
-        self.started, self._status = True, status
         if self._expects and not self.body_ended:
             # Whether its body still comes is the client's choice: what follows may be either.
             self.keep_alive = False
-        lines, count = [_STATUS_LINES[status], _date_line(int(time.time()))], 3
+        own: list[bytes] = []
         for name, value in headers:
             if name == b"content-length":
                 self._left = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
                 continue
-            lines.append(b"%b: %b\r\n" % (name, value))
-            count += 1
+            own.append(b"%b: %b\r\n" % (name, value))
+        given = own[0] if len(own) == 1 else b"".join(own)
+        if given.count(b"\n") != len(own) or given.count(b"\r") != len(own):
+            self.keep_alive = False
+            raise RuntimeError("a header of the answer has a line break")
+        framing = b""
         if self._left is None:
             if self.scope["http_version"] == "1.1":
                 self._chunked = True
-                lines.append(b"transfer-encoding: chunked\r\n")
-                count += 1
+                framing = b"transfer-encoding: chunked\r\n"
             else:
                 self.keep_alive = False
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-            count += 1
+            framing += b"connection: close\r\n"
         elif self.scope["http_version"] == "1.0":
-            lines.append(b"connection: keep-alive\r\n")
-            count += 1
-        lines.append(b"\r\n")
-        self._head = b"".join(lines)
-        if self._head.count(b"\n") != count or self._head.count(b"\r") != count:
-            self.keep_alive = self.started = False
-            self._head = b""
-            raise RuntimeError("a header of the answer has a line break")
+            framing += b"connection: keep-alive\r\n"
+        date = _date_line(int(time.time()))
+        self._head = b"%b%b%b%b%b\r\n" % (_STATUS_LINES[status], date, lines, given, framing)
+        self.started, self._status = True, status
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

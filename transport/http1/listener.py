@@ -4,24 +4,22 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
+from typing import Any
 
 from ...process.settings import bad_setting
 from ..acceptor import Acceptor
 from ..security import certificate_names
 from .application import Application
 from .asgi import Client
-from .connection import (
-    AnswerObserver,
-    App,
-    HttpConnection,
-    NoAnswerObserver,
-    OpenConnections,
-)
+from .connection import App, HttpConnection
 from .errors import ErrorForm, HttpError, plain_error
 from .exchange import refusal
 from .limits import HttpLimits
+from .observer import AnswerObserver, NoAnswerObserver
+from .open_connections import OpenConnections
 
 Enter = Callable[
     [str, Callable[[], asyncio.Protocol], Callable[[], object]], asyncio.Protocol | str
@@ -108,7 +106,11 @@ class HttpListener:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         self._listen_no_more()
-        while tasks := [*self._opening.values(), *self._connections.tasks]:
+        under_way: tuple[Iterable[asyncio.Task[Any]], ...] = (
+            self._opening.values(),
+            self._connections.tasks,
+        )
+        while tasks := [task for task in chain(*under_way) if not task.done()]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from ...base.backoff import Backoff
 from ...base.errors import StatusCode
 from ._session import Session, SessionError
@@ -17,6 +19,8 @@ from .keepalive import Keepalive
 from .library import make_session, require_library
 from .outcome import Fault, Outcome
 from .wire import Metadata, encode_metadata, encode_timeout
+
+log = structlog.get_logger(__name__)
 
 USER_AGENT = b"dynamo-router"
 ALPN = "h2"
@@ -169,13 +173,22 @@ class ClientConnection(Connection):
             call = stream.owner
             if call is None:
                 continue
-            if kind == MESSAGE:
-                if call.on_message(value):
-                    take(stream, len(value))  # what that has to send is sent after the events
-            elif kind == END:
-                stream.owner = None
-                call.on_end(value)
+            try:
+                if kind == MESSAGE:
+                    if call.on_message(value):
+                        take(stream, len(value))  # what that has to send is sent after the events
+                elif kind == END:
+                    stream.owner = None
+                    call.on_end(value)
+            except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
+                log.error("a call failed here", exc_info=error)
+                call.end(failed_here(error))
+                if stream.owner is not None:
+                    self.drop(stream)
         return concerns_calls
+
+    def _on_undelivered(self, call: ClientCall) -> None:
+        call.on_lost("its end was lost here")
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
@@ -197,6 +210,11 @@ class ClientConnection(Connection):
         else:
             self._look_timer = None
             self._keepalive.answered()
+
+
+def failed_here(error: BaseException) -> Outcome:
+    """How a call ends that a fault of ours ends."""
+    return Outcome(Fault.STATUS, StatusCode.INTERNAL, f"{type(error).__name__} in the router")
 
 
 class ClientChannel:
@@ -355,7 +373,11 @@ class ClientChannel:
             self._connection = connection
             waiting, self._waiting = self._waiting, {}
             for call in waiting:
-                self.submit(call)
+                try:
+                    self.submit(call)
+                except Exception as error:  # ours: of this call alone
+                    log.error("a call failed here", exc_info=error)
+                    call.end(failed_here(error))
 
     def _failed(self, why: str) -> None:
         self._connecting = None

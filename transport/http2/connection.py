@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ._session import Session, SessionError
-from ._streams import PONG, Stream
+from ._streams import END, PONG, Stream
 from .flood_guard import IDLE_BURST, IDLE_EACH_S, Allowance
 from .keepalive import Keepalive
 
@@ -94,6 +94,10 @@ class Connection(asyncio.BufferedProtocol):
     def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
         """Something happened to calls (stream, kind, value), or to the connection (None, ...), in
         this order; whether calls are concerned."""
+        raise NotImplementedError
+
+    def _on_undelivered(self, call: Any) -> None:
+        """The end of a call was among events that could not be delivered."""
         raise NotImplementedError
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
@@ -224,6 +228,12 @@ class Connection(asyncio.BufferedProtocol):
         turn.depth += 1
         try:
             concerns_calls = self._on_events(events)
+        except BaseException:
+            for stream, kind, _ in events:
+                if kind == END and stream is not None and stream.owner is not None:
+                    call, stream.owner = stream.owner, None  # the session knows it no more
+                    self._on_undelivered(call)
+            raise
         finally:
             self._busy = False
             turn.depth -= 1

@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
+
 from ...base.account import account_of
+from ...base.errors import StatusCode
 from ._session import Session, SessionError
 from ._streams import (
     DRAINED,
@@ -30,6 +33,8 @@ from .request_head import HeadReader, Refusal, http1_refusal
 from .server_call import Host, ServerCall
 from .server_limits import CountedBytes
 from .wire import peer_name
+
+log = structlog.get_logger(__name__)
 
 LAST_WORDS_S = 1.0
 """How long a client has to take the last frames before its connection is closed."""
@@ -254,17 +259,25 @@ class ServerConnection(Connection):
                 self._on_connection_event(kind, value)
                 continue
             concerns_calls = True
-            if kind == HEADERS:
-                self._begin(stream)
-            elif kind == MESSAGE:
+            try:
+                if kind == HEADERS:
+                    self._begin(stream)
+                elif kind == MESSAGE:
+                    if stream.owner is not None:
+                        stream.owner.on_message(value)
+                elif kind == HALF_CLOSED:
+                    if stream.owner is not None:
+                        stream.owner.on_half_closed()
+                else:
+                    self._on_other_event(stream, kind, value)
+            except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
+                log.error("a call failed here", exc_info=error)
                 if stream.owner is not None:
-                    stream.owner.on_message(value)
-            elif kind == HALF_CLOSED:
-                if stream.owner is not None:
-                    stream.owner.on_half_closed()
-            else:
-                self._on_other_event(stream, kind, value)
+                    stream.owner.end(StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
         return concerns_calls
+
+    def _on_undelivered(self, call: ServerCall) -> None:
+        call.on_end()
 
     def _on_other_event(self, stream: Stream, kind: int, value: Any) -> None:
         call: ServerCall | None = stream.owner

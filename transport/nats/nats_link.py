@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, SlowConsumerError
 from nats.js import JetStreamContext
 from nats.protocol import parser as parsing
@@ -281,11 +282,12 @@ class NatsLink:
         return subscription
 
     async def _end(self, subscription: Subscription) -> None:
+        """One whose connection is gone went with it."""
         if subscription in self._subscriptions:
             self._subscriptions.discard(subscription)
             self._client.plain.pop(subscription._id, None)
             self._client.sinks.pop(subscription._id, None)
-            with cancelled_for_sure():
+            with contextlib.suppress(NatsError, OSError), cancelled_for_sure():
                 await subscription.unsubscribe()
 
     async def flush(self) -> bool:

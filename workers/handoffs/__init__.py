@@ -6,20 +6,3 @@ from .meetings import Meetings
 from .plan import HandoffPlan, Shape, plan_handoff, plan_queued, why_whole
 from .queue_hint import RemotePrefillHint, read_hint
 from .security import MOST_PARCEL_BYTES, foreign_host
-
-__all__ = [
-    "MOST_PARCEL_BYTES",
-    "Connector",
-    "Fit",
-    "Half",
-    "HandoffPlan",
-    "Meetings",
-    "RemotePrefillHint",
-    "Shape",
-    "fit",
-    "foreign_host",
-    "plan_handoff",
-    "plan_queued",
-    "read_hint",
-    "why_whole",
-]

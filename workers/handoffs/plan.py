@@ -1,15 +1,13 @@
 """HandoffPlan: what each leg of a request is sent, and what may be done while they run. Pure."""
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from google.protobuf.message import DecodeError
 
 from ...base.errors import InvalidRequestError
-from ..dialects import for_decode, for_prefill, split_tokens
+from ..dialects import for_decode, for_prefill
 from ..transfer_facts import TransferFacts
-from ..trtllm_proto import pb
 from .connectors import PARCELS, Connector, Meeting
 from .queue_hint import RemotePrefillHint
 
@@ -90,14 +88,9 @@ def _encoded(fields: dict[str, object]) -> bytes:
     return msgspec.json.encode(fields) if fields else b""
 
 
-def why_whole(request: bytes) -> InvalidRequestError | None:
-    """What of a request two workers cannot share, as the error for its client where no worker runs
-    it alone; None: they can."""
-    try:
-        rest, *_ = split_tokens(request)
-        message = pb.GenerateRequest.FromString(rest)
-    except (DecodeError, ValueError):
-        return InvalidRequestError("the request is no trtllm.GenerateRequest")
+def why_whole(message: Any) -> InvalidRequestError | None:
+    """What of a GenerateRequest two workers cannot share, as the error for its client where no
+    worker runs it alone; None: they can."""
     sampling = message.sampling_config
     found = {
         "num_return_sequences": sampling.num_return_sequences > 1,

@@ -1,6 +1,6 @@
 """Who are the workers? What they write into the key-value store, and what a router makes of it."""
 
-from .card_files import CardFile, WrongFileError, checked_folder, model_files, tokenizer_files
+from .card_files import CardFile, WrongFileError, checked_folder, model_files
 from .config import STATIC, DiscoveryConfig, EventPlaneConfig
 from .departures import Departures
 from .discovered import TRTLLM, DiscoveredWorker, EndpointWorkers

@@ -1,16 +1,15 @@
 """The checksum of a model card: equal for workers that can stand in for each other.
 
 Blake3 over the fields that Dynamo 1.6.1 takes, in its order, so that both call a set of workers by
-the same name; without the extra `dynamo` SHA-256 over the same bytes. What a worker may have of its
-own is not in it: ranks, capacities, parsers, `migration_limit`, `user_data`.
+the same name. What a worker may have of its own is not in it: ranks, capacities, parsers,
+`migration_limit`, `user_data`.
 """
 
-import hashlib
 import struct
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
+from blake3 import blake3
 from msgspec import json
 
 IN_ORDER = ("model_info", "tokenizer", "prompt_formatter", "chat_template_file", "gen_config")
@@ -21,12 +20,7 @@ _LENGTHS = ("context_length", "architectural_max_context_length")
 
 def card_checksum(card: Mapping[str, Any]) -> str:
     """Of a card as it is in JSON, its fields of the types that they must have. Hexadecimal."""
-    data = checksum_bytes(card)
-    try:
-        digest: str = import_module("blake3").blake3(data).hexdigest()
-    except ModuleNotFoundError:
-        return hashlib.sha256(data).hexdigest()
-    return digest
+    return blake3(checksum_bytes(card)).hexdigest()
 
 
 def partner_checksum(card: Mapping[str, Any]) -> str:

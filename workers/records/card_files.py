@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from ...base.errors import ConfigError
 from .card_checksum import IN_ORDER, named_files
@@ -50,8 +51,7 @@ def files_of(card: Mapping[str, Any]) -> tuple[CardFile, ...]:
 def model_files(folder: str | Path) -> dict[str, Any]:
     """The part of a card that names the files of a model's folder, with their checksums.
 
-    A reader of the card must be able to read the files. Without the extra `dynamo` there are no
-    checksums: then our frontend takes them, Dynamo's does not. ConfigError without a tokenizer.
+    A reader of the card must be able to read the files. ConfigError without a tokenizer.
     """
     path = Path(folder).absolute()
     card: dict[str, Any] = {"source_path": str(path)}
@@ -63,19 +63,9 @@ def model_files(folder: str | Path) -> dict[str, Any]:
                 text = f"model_path: cannot read {path / name}: {error.strerror}"
                 raise ConfigError(text, key="model_path") from None
             continue
-        file: dict[str, Any] = {"path": str(path / name), "size": len(data)}
-        if (checksum := _checksum(data)) is not None:
-            file["checksum"] = checksum
+        file = {"path": str(path / name), "size": len(data), "checksum": _checksum(data)}
         card[key] = {kind: file}
     return card
-
-
-def tokenizer_files(folder: str) -> dict[str, Any]:
-    """`model_files` for Dynamo's frontend: ConfigError if there can be no checksums."""
-    if _blake3() is None:
-        text = "model_path needs blake3: pip install blake3"
-        raise ConfigError(text, key="model_path")
-    return model_files(folder)
 
 
 def checked_folder(files: tuple[CardFile, ...], other: Path | None = None) -> Path:
@@ -111,9 +101,7 @@ def _check(file: CardFile, path: Path) -> None:
         return
     if not file.checksum.startswith(_PREFIX):
         raise WrongFileError(f"the checksum of {path} is no blake3")
-    if (checksum := _checksum(data)) is None:
-        raise WrongFileError("its files cannot be checked: pip install blake3")
-    if checksum != file.checksum:
+    if _checksum(data) != file.checksum:
         raise WrongFileError(f"{path} has another checksum than in the card")
 
 
@@ -125,13 +113,5 @@ def _size(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _checksum(data: bytes) -> str | None:
-    blake3 = _blake3()
-    return None if blake3 is None else f"{_PREFIX}{blake3(data).hexdigest()}"
-
-
-def _blake3() -> Any:
-    try:
-        return import_module("blake3").blake3
-    except ModuleNotFoundError:
-        return None
+def _checksum(data: bytes) -> str:
+    return f"{_PREFIX}{blake3(data).hexdigest()}"

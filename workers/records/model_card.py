@@ -6,12 +6,11 @@ that of an adapter one level below. Dynamo's first generation has the names with
 Source: recorded from ai-dynamo 1.6.1 (`tests/vectors/dynamo_etcd_keys.txt`).
 """
 
-import hashlib
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any
 
 import msgspec
+from blake3 import blake3
 
 from ...base.errors import UNREADABLE
 from ...runtime.components import EndpointName, Generation, read_id
@@ -256,12 +255,8 @@ def encode_card(
 
 
 def adapter_id(name: str) -> int:
-    """The number by which engines know a LoRA adapter: Dynamo's, where the extra `dynamo` is
-    installed that has its hash function. Of 31 bits."""
-    try:
-        digest = import_module("blake3").blake3(name.encode()).digest()
-    except ModuleNotFoundError:
-        digest = hashlib.sha256(name.encode()).digest()
+    """The number by which engines know a LoRA adapter, as Dynamo has it. Of 31 bits."""
+    digest = blake3(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") & 0x7FFF_FFFF
 
 

@@ -5,5 +5,3 @@ vLLM's and SGLang's: translated into trtllm.TrtllmService and back.
 
 from .client import TokenServiceClient
 from .finding import find_service
-
-__all__ = ["TokenServiceClient", "find_service"]

@@ -23,10 +23,10 @@ import uvloop
 from rich.table import Table
 
 from ....base.errors import RouterError
-from ....process.child_process import ChildError, ChildProcess, die_with_parent
+from ....process.child_process import ChildProcess, die_with_parent
 from ....process.settings import bad_setting
 from ....runtime.event_planes import EmbeddedNats
-from ...load import ServeProcess, worker_arguments
+from ...load import ServeProcess, pid_of, start_child, worker_arguments
 from ...results import (
     Output,
     cpu_seconds,
@@ -50,7 +50,6 @@ THROUGH, DIRECT = "through", "direct"
 DIRECT_SHARE = 0.5
 """Requests of the latter for one of the former: it is there to measure, not to load."""
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
 SETTLE_S = 1.0
 """After a phase; what it left behind is no concern of the next one."""
 WATCH_EVERY_S = 0.1
@@ -94,9 +93,7 @@ async def _measure(config: HostileBenchConfig) -> list[Cell]:
 @contextlib.asynccontextmanager
 async def _trial(config: HostileBenchConfig, kind: str, folder: Path) -> AsyncIterator["_Trial"]:
     async with contextlib.AsyncExitStack() as stack:
-        nats = EmbeddedNats()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats())
         tokens = _write_tokens(folder)
         _, line = await _child(["engines", STEADY, str(config.workers)], stack)
         addresses = line.split()
@@ -155,15 +152,9 @@ async def _child(
     """Start a process of this package; it and the first line it prints."""
     module, *rest = arguments
     command = [sys.executable, "-P", "-m", f"dynamo_router.bench.workbench.hostile.{module}", *rest]
-    child = ChildProcess(command, stop_timeout_s=STOP_TIMEOUT_S, own_session=True)
-    stack.push_async_callback(child.stop)
-    try:
-        await child.start(bool, START_TIMEOUT_S)
-    except ChildError as error:
-        printed = "\n".join(error.output)
-        raise RouterError(f"{' '.join(arguments[:2])} {error.reason}\n{printed}") from None
-    if nice and child.pid is not None:
-        _make_nice(child.pid)
+    child = await start_child(" ".join(arguments[:2]), command, stack)
+    if nice:
+        _make_nice(pid_of(child))
     return child, child.output[0]
 
 

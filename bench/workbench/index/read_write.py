@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, sleep
@@ -102,8 +103,7 @@ def measure_round(
 ) -> dict[str, float]:
     """Read beside a writer, then alone: us of the reads beside it, blocks/s that it wrote, and
     reads/s of all readers together, back to back, with nothing written."""
-    index = EventIndex(max_messages=len(workload.traffic) + 1, max_bytes=1 << 40)
-    try:
+    with closing(EventIndex(max_messages=len(workload.traffic) + 1, max_bytes=1 << 40)) as index:
         for worker in range(workers):
             index.bind(WorkerWithDpRank(worker), worker)
         for message in workload.before:
@@ -131,8 +131,6 @@ def measure_round(
             "blocks_per_s": blocks_per_s,
             "idle_reads_per_s": reads_per_s,
         }
-    finally:
-        index.close()
 
 
 def _read(

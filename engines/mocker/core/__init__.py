@@ -6,5 +6,3 @@ No clock and no I/O; the Python around it is in engines/mocker.
 from ._single_engine import SingleEngine
 from ._timing import StepTiming
 from ._virtual import Fleet
-
-__all__ = ["Fleet", "SingleEngine", "StepTiming"]

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from structlog import get_logger
 
 from ....base.backoff import Backoff
@@ -246,8 +245,7 @@ class JetStreamPlane(PlaneBase):
         end, self._end_reading = self._end_reading, None
         self._acknowledger.forget()
         if end is not None:
-            with contextlib.suppress(NatsError, OSError):
-                await end()
+            await end()
 
     def _on_message(self, message: Msg) -> None:
         if not self._handlers:

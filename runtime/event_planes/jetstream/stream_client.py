@@ -138,10 +138,7 @@ class EventStreamClient:
         try:
             await self._ask(lambda js: js.add_consumer(stream, config))
         except StoreError:
-            try:
-                await end()
-            except (NatsError, OSError):
-                pass  # it went with the connection
+            await end()
             raise
         return end
 

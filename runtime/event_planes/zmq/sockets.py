@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ....base.backoff import Backoff
-from ....base.errors import ConfigError
 from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
 from .multipart import FRAMES, MOST_BYTES, encode_multipart
 
@@ -32,13 +31,9 @@ MOST_SPARE_FRAMES = 64
 """Frames of a message beyond those it should have that are read away; then its socket is closed."""
 
 
-def import_zmq(module: str = "zmq") -> Any:
-    """The library, or a module of it; ConfigError if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        text = "event_plane: zmq needs pyzmq: pip install pyzmq"
-        raise ConfigError(text, key="event_plane") from None
+def import_zmq() -> Any:
+    """The library, which is imported by its first user."""
+    return importlib.import_module("zmq")
 
 
 def new_context() -> Any:

@@ -50,7 +50,7 @@ class ZmqPlane(PlaneBase):
         lease_ttl_s: float = LEASE_TTL_S,
     ) -> None:
         """Publishers listen on `host`, and are found under `advertise_host`. The store is the
-        plane's to close. ConfigError without pyzmq."""
+        plane's to close."""
         super().__init__(PlaneState.CONNECTED)
         self._stats.connects = 1
         self._context = new_context()

@@ -83,9 +83,7 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
     container, (mode, *_) = arguments(objects)
     environ = {each["name"]: each.get("value", "test") for each in container["env"]}
     environ["DYNAMO_ROUTER_NATS"] = environ["DYNAMO_ROUTER_FRONTEND_NATS"] = "none"
-    server = KubernetesServer()
-    await server.start()
-    try:
+    async with KubernetesServer() as server:
         environ["KUBECONFIG"] = str(server.kubeconfig(tmp_path / "account", "first"))
         more = {"serve": ("port", "http_frontend"), "epp": ("grpc_port", "grpc_health_port")}
         ports = dict.fromkeys(("http_port", *more.get(mode, ())), "0")
@@ -100,8 +98,6 @@ async def test_the_role_is_what_the_router_asks_for(case: str, tmp_path: Path) -
             await until(lambda: server.watches >= watches, 60)
             await _history_is_forgotten(server, watches)
             assert await router.stop() == 0
-    finally:
-        await server.stop()
     asked = {_right(*request) for request in server.requests}
     assert asked == _allowed(one(objects, "Role")["rules"])
     assert {resource for _, resource, _ in asked} == WATCHED[case]

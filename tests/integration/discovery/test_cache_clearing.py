@@ -37,10 +37,8 @@ TOKENS = list(range(1, 1 + 2 * BLOCK))
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[JetStreamServer]:
-    server = JetStreamServer(tmp_path / "nats")
-    server.start()
-    yield server
-    server.kill()
+    with JetStreamServer(tmp_path / "nats") as server:
+        yield server
 
 
 async def cleared(ports: Ports, query: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engines.token_services import TokenService, VllmService, vllm_last, vllm_part
 from support.fake_engine import FakeEngine
-from support.polling import until
+from support.polling import closed_after, until
 from support.servers.discovered_fleet import (
     Backend,
     completed,
@@ -53,8 +53,7 @@ async def test_workers_that_write_keys_as_the_first_generation_does_are_found(
         registered(backend, 2, dialect=dialect, key_generation="seed") as fleet,
     ):
         await until_ready(ports, 2)
-        store = open_store(backend.kind, backend.environ)
-        try:
+        async with closed_after(open_store(backend.kind, backend.environ)) as store:
             assert not (await store.bucket("v1/instances").entries("")).entries
             instances = (
                 await store.bucket("/services").entries("dynamo/backend/generate/")
@@ -76,8 +75,6 @@ async def test_workers_that_write_keys_as_the_first_generation_does_are_found(
                 await until_ready(ports, 3)
             await until_ready(ports, 2)
             assert len(await completed(ports, "one")) == 4
-        finally:
-            await store.close()
 
 
 async def test_a_card_may_be_that_of_another_service(backend: Backend) -> None:
@@ -90,8 +87,7 @@ async def test_a_card_may_be_that_of_another_service(backend: Backend) -> None:
 
     async with VllmService(says) as engine, finding(backend) as ports:
         engine.info.kv_connector = "NixlPushConnector"
-        store = open_store(backend.kind, backend.environ)
-        try:
+        async with closed_after(open_store(backend.kind, backend.environ)) as store:
             async with registered(backend, 1, model_id="tiny") as fleet:
                 await until_ready(ports, 1)
                 for name in ("v1/mdc", "v1/instances"):
@@ -110,8 +106,6 @@ async def test_a_card_may_be_that_of_another_service(backend: Backend) -> None:
             assert await completed(ports, "one") == [11, 12, 13, 14]
             watched = ports.server.monitor.engine(77)
             assert watched is not None and watched.facts.transfer.port == 7000
-        finally:
-            await store.close()
 
 
 async def test_a_given_worker_may_stand_beside_them(backend: Backend) -> None:

@@ -40,10 +40,8 @@ ROUTER = KvRouterConfig(block_size=16, seed=1)
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[JetStreamServer]:
-    server = JetStreamServer(tmp_path / "nats")
-    server.start()
-    yield server
-    server.kill()
+    with JetStreamServer(tmp_path / "nats") as server:
+        yield server
 
 
 @pytest.fixture
@@ -212,7 +210,6 @@ async def cached_by_them(frontend: DynamoFrontend, tokens: list[int]) -> int:
 async def test_our_engines_behind_dynamos_frontend(
     tmp_path: Path, etcd: Backend, nats: JetStreamServer
 ) -> None:
-    pytest.importorskip("blake3")
     model = tmp_path / "model"
     write_model(model)
     # The model's token that ends an answer is 1: an engine that makes it is cut short there.

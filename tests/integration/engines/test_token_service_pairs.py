@@ -17,7 +17,7 @@ from support.handoffs.token_wires import (
     VllmGrpcPushWire,
     VllmGrpcWire,
 )
-from support.polling import until
+from support.polling import closed_after, until
 from support.processes import command
 from support.servers.discovered_fleet import Backend, backend, registered
 from support.servers.model_serving import TINY
@@ -39,8 +39,7 @@ MESSAGES = [{"role": "user", "content": "Which way is it from here to there, and
 
 async def register(backend: Backend, wire: TokenWire) -> None:
     """Write what a worker of the engine's role has in the store, with the engine as the worker."""
-    store = open_store(backend.kind, backend.environ)
-    try:
+    async with closed_after(open_store(backend.kind, backend.environ)) as store:
         more: dict[str, Any] = {"model_id": "tiny", "engine": TINY}
         async with registered(backend, 1, disaggregation_mode=wire.role, **more) as fleet:
             own, number = f"{fleet.worker_ids[0]:x}", ROLES[wire.role]
@@ -55,8 +54,6 @@ async def register(backend: Backend, wire: TokenWire) -> None:
                         value["transport"] = {"trtllm_grpc": wire.engine.url + wire.query}
                     key = entry.key.replace(own, f"{number:x}")
                     await bucket.put(key, json.dumps(value).encode())
-    finally:
-        await store.close()
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.fake_engine import prompt
-from support.polling import until, wait_until
+from support.polling import closed_after, until, wait_until
 from support.processes import http_text
 from support.servers.http_engine import answers_of
 from support.servers.openai_serving import Served, openai_serving
@@ -134,8 +134,7 @@ async def test_ids_in_and_out_over_grpc(pair: Pair) -> None:
     engine = pair.decode
     if not isinstance(engine, VllmGrpcHalf):
         return  # see test_vllm.py
-    client = VllmClient(engine.address, block_size=BLOCK)
-    try:
+    async with closed_after(VllmClient(engine.address, block_size=BLOCK)) as client:
         _, facts = await client.describe(timeout=30)
         assert (facts.model_id, facts.max_seq_len, facts.backend) == ("tiny", CONTEXT, "vllm")
         assert facts.settings == {"total_kv_blocks": BLOCKS, "max_num_seqs": 4}
@@ -171,8 +170,6 @@ async def test_ids_in_and_out_over_grpc(pair: Pair) -> None:
         assert (await client.abort("d", timeout=5))[0]
         *_, ended = [pb.GenerateResponse.FromString(message) async for message in messages]
         assert 0 < len(ended.complete.output_token_ids) < 600
-    finally:
-        await client.close()
 
 
 async def test_clients_that_leave_leave_nothing(pair: Pair) -> None:

@@ -88,7 +88,6 @@ async def cached_share(folder: Path, *, by_envoy: bool) -> float:
 
 async def test_it_is_the_same_at_both_listeners(tmp_path: Path) -> None:
     pytest.importorskip("envoy")
-    pytest.importorskip("zmq")
     by_envoy, by_openai = await asyncio.gather(
         cached_share(tmp_path, by_envoy=True), cached_share(tmp_path, by_envoy=False)
     )

@@ -89,7 +89,6 @@ def test_workers_of_a_store_need_the_port_of_their_frontend() -> None:
 
 async def test_a_prompt_goes_where_its_blocks_are_by_the_engines_events(tmp_path: Path) -> None:
     """Those of vLLM, over ZMQ; one of the two engines publishes, the other's cache is predicted."""
-    pytest.importorskip("zmq")
     from support.kv_events.zmq_publisher import ZmqPublisher
 
     tokens = list(range(100, 100 + 8 * BLOCK))

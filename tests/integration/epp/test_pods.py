@@ -63,9 +63,7 @@ async def pods_behind_envoy(
                 engines.append(engine)
                 if len(numbers) <= rank:
                     numbers.append(engine.port)
-        server = KubernetesServer()
-        await server.start()
-        stack.push_async_callback(server.stop)
+        server = await stack.enter_async_context(KubernetesServer())
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(folder, "first")))
         monkeypatch.setenv("POD_NAMESPACE", NAMESPACE)
         await put(server, pool_of("qwen", *numbers))
@@ -172,7 +170,6 @@ async def test_events_of_pods_come_from_their_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that publishes none has its cache predicted."""
-    pytest.importorskip("zmq")
     from support.kv_events.engine_events import stored
     from support.kv_events.zmq_publisher import ZmqPublisher
 

@@ -46,9 +46,7 @@ async def pickers(
     folder: Path, engines: Sequence[CachingEngine], count: int
 ) -> AsyncIterator[list[Side]]:
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(free_port())
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(free_port()))
         sides = []
         for number in range(count):
             grpc, http = free_port(), free_port()
@@ -156,7 +154,6 @@ async def _has_peers(side: Side, session: aiohttp.ClientSession, count: int) -> 
 async def test_the_other_picker_decides_as_one_that_was_alone(tmp_path: Path) -> None:
     """Within 1 % of the cached share; every request after the kill is answered."""
     pytest.importorskip("envoy")
-    pytest.importorskip("zmq")
     alone, _ = await cached_share(tmp_path / "alone", 1)
     left, lost = await cached_share(tmp_path / "two", 2)
     assert alone > 0.7, "turns find their engines"

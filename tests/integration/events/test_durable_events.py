@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -112,25 +113,20 @@ async def test_what_was_read_a_moment_ago_is_in_the_last_snapshot(
 ) -> None:
     """A router that stops need not have acknowledged anything yet."""
     monkeypatch.setattr(StreamReader, "ack_due", lambda reader, now: None)
-    server = JetStreamServer(tmp_path / "nats")
-    server.start()
-    index = EventIndex()
-    try:
-        config, address = ServeConfig(router_id="first"), NatsAddress(server.url)
-        durable = DurableEvents(config, index, NatsPlane(server.url), address)
-        plane = await durable.open()
-        subject = plane.client.names.subject
-        await plane.subscribe(subject, lambda _, payload: None)
-        await until(lambda: plane.reader.is_open)
-        await plane.publish(subject, b"{}")
-        await until(lambda: plane.reader.read == 1)
-        assert plane.position.sequence == 0
-        await durable.close()
-        assert durable.saves == 1
-        assert plane.position.sequence == 1
-    finally:
-        index.close()
-        server.kill()
+    with JetStreamServer(tmp_path / "nats") as server:
+        with closing(EventIndex()) as index:
+            config, address = ServeConfig(router_id="first"), NatsAddress(server.url)
+            durable = DurableEvents(config, index, NatsPlane(server.url), address)
+            plane = await durable.open()
+            subject = plane.client.names.subject
+            await plane.subscribe(subject, lambda _, payload: None)
+            await until(lambda: plane.reader.is_open)
+            await plane.publish(subject, b"{}")
+            await until(lambda: plane.reader.read == 1)
+            assert plane.position.sequence == 0
+            await durable.close()
+            assert durable.saves == 1
+            assert plane.position.sequence == 1
 
 
 async def test_ghosts_of_engines_that_restarted_meanwhile_go(durable: Durable) -> None:
@@ -152,15 +148,11 @@ async def test_a_broker_that_dies_and_comes_back_costs_nothing(durable: Durable)
 
 
 async def test_it_does_not_start_without_jetstream(tmp_path: Path) -> None:
-    server = EmbeddedNats(free_port())
-    await server.start()
-    try:
+    async with EmbeddedNats(free_port()) as server:
         options = "--port", "0", "--http-port", "0", "--nats", server.url, *DURABLE
         async with command(tmp_path / "serve", "serve", *options) as router:
             assert "JetStream" in await router.says("durable_kv_events: NATS at")
             assert await router.ended() == 1
-    finally:
-        await server.stop()
 
 
 async def test_a_router_that_stood_still_reads_what_it_missed(durable: Durable) -> None:

@@ -120,9 +120,7 @@ class Scene:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats()
-        await nats.start()
-        stack.push_async_callback(nats.stop)
+        nats = await stack.enter_async_context(EmbeddedNats())
         ours, theirs = NatsPlane(nats.url), NatsPlane(nats.url, buffer_messages=1 << 16)
         stack.push_async_callback(ours.close)
         stack.push_async_callback(theirs.close)

@@ -40,7 +40,6 @@ async def is_row(ports: Ports, *wanted: object) -> None:
 
 
 async def test_events_over_zmq() -> None:
-    pytest.importorskip("zmq")
     from support.kv_events.zmq_publisher import ZmqPublisher
 
     async with ZmqPublisher() as publisher, FakeEngine() as engine:
@@ -56,7 +55,6 @@ async def test_events_over_zmq() -> None:
 async def test_a_refused_source_is_tried_again_when_its_engine_comes_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("zmq")
     from support.kv_events.zmq_publisher import ZmqPublisher
 
     away: list[SourceChoice] = []  # whose worker was well, and was seen to be so no more

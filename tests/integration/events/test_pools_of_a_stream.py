@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.polling import until
+from support.polling import closed_after, until
 from support.servers.jetstream import JetStreamServer
 
 from dynamo_router.indexer.event_index import EventIndex
@@ -21,10 +21,8 @@ BLOCK_SIZES = {"fine": 16, "coarse": 32}
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[JetStreamServer]:
-    made = JetStreamServer(tmp_path / "nats")
-    made.start()
-    yield made
-    made.kill()
+    with JetStreamServer(tmp_path / "nats") as made:
+        yield made
 
 
 @asynccontextmanager
@@ -96,8 +94,7 @@ async def test_no_message_goes_that_another_pools_snapshot_needs(
     async with reading(server, "coarse") as coarse:
         await publish(coarse, 2)
     address = NatsAddress(server.url)
-    connection = NatsConnection(address)
-    try:
+    async with closed_after(NatsConnection(address)) as connection:
         async with reading(server, "fine", threshold=3) as fine:
             await publish(fine, 8)
             names = fine.plane.client.names
@@ -110,5 +107,3 @@ async def test_no_message_goes_that_another_pools_snapshot_needs(
                 return (await fine.plane.client.ensure()).first == 6
 
             await until(goes_on)
-    finally:
-        await connection.close()

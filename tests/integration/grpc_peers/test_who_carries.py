@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from support.fake_engine import prompt
+from support.polling import closed_after
 
 from dynamo_router.bench.load import ServeProcess
 from dynamo_router.transport.http2 import ClientChannel
@@ -21,12 +22,9 @@ def threads(pid: int | None) -> set[str]:
 async def test_no_thread_of_grpcs_own_library_carries_requests() -> None:
     """gRPC's library is imported for the names of its statuses; it works where it has threads."""
     async with ServeProcess(ARGUMENTS, workers=1, start_timeout_s=60.0) as router:
-        channel = ClientChannel(router.grpc_address)
-        try:
+        async with closed_after(ClientChannel(router.grpc_address)) as channel:
             for n in range(REQUESTS):
                 asked = prompt(f"r{n}").SerializeToString()
                 assert [each async for each in channel.call(f"/{SERVICE}/Generate", asked)]
             others = {name for name in threads(router.pid) if not name.startswith("python")} - OURS
             assert not others
-        finally:
-            await channel.close()

@@ -82,7 +82,6 @@ async def test_a_thousand_requests_to_their_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their answers are drawn at random: what can be equal is what is counted."""
-    pytest.importorskip("blake3")
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
     async with their_pairs(tmp_path, "prefill", "decode") as client:
         said, pairs = await answers_of(client)
@@ -117,7 +116,6 @@ async def storm(client: ModelClient) -> None:
 async def test_a_thousand_requests_to_our_pairs_behind_their_frontend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("blake3")
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "kv"))
     model = tmp_path / "model"
     write_model(model)

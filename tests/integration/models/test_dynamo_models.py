@@ -22,10 +22,7 @@ pytestmark = pytest.mark.skipif(PEER is None, reason="DYNAMO_PEER names no Pytho
 async def test_a_model_of_theirs_beside_one_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("blake3")
-    nats = JetStreamServer(tmp_path / "nats")
-    nats.start()
-    try:
+    with JetStreamServer(tmp_path / "nats") as nats:
         with backend_of("etcd", tmp_path / "etcd") as etcd:
             for name, value in etcd.environ.items():
                 monkeypatch.setenv(name, value)
@@ -48,5 +45,3 @@ async def test_a_model_of_theirs_beside_one_of_ours(
                     assert status == 200 and body["usage"]["completion_tokens"] == 4
             finally:
                 mockers.kill()
-    finally:
-        nats.kill()

@@ -213,9 +213,7 @@ async def test_each_pool_knows_what_its_workers_hold(
     with ExitStack() as stack:
         url = None
         if source == "nats":
-            server = JetStreamServer(tmp_path / "nats")
-            stack.callback(server.kill)
-            server.start()
+            server = stack.enter_context(JetStreamServer(tmp_path / "nats"))
             url = server.url
         more = {"event_sources": "grpc"} if url is None else {"nats": url}
         router = KvRouterConfig(seed=1)

@@ -26,9 +26,7 @@ async def twins(
 ) -> AsyncIterator[list[ModelClient]]:
     """Two frontends that sync, over a NATS server."""
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(free_port())
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(free_port()))
         settings = KvRouterConfig(seed=1, router_replica_sync=True, **router)
         yield [
             await stack.enter_async_context(

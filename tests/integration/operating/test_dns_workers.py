@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.polling import until
+from support.polling import closed_after, until
 from support.security.certificates import Authority
 from support.serving import ServedRouter
 
@@ -80,11 +80,8 @@ async def rig_of(dns: Dns) -> AsyncIterator[tuple[Rig, FakeEngine, FakeEngine, s
         two = FakeEngine(host="127.0.0.2")
         two.port = one.port
         async with two:
-            rig = Rig(dns)
-            try:
+            async with closed_after(Rig(dns)) as rig:
                 yield rig, one, two, f"grpc+dns://engines:{one.port}"
-            finally:
-                await rig.close()
 
 
 async def test_each_address_is_a_worker_that_comes_and_goes_with_dns() -> None:
@@ -180,16 +177,13 @@ async def test_over_tls_the_certificate_is_that_of_the_name(tmp_path: Path) -> N
     async with MockFleet(mock, tls=tls) as fleet:
         port = fleet.addresses[0].rpartition(":")[2]
         for name, ready in (("engines.example", True), ("other.example", False)):
-            rig = Rig(dns, ClientTls(WorkerTlsConfig(ca=authority.ca)))
-            try:
+            async with closed_after(Rig(dns, ClientTls(WorkerTlsConfig(ca=authority.ca)))) as rig:
                 await rig.list.start([f"grpcs+dns://{name}:{port}"])
                 (entry,) = rig.router.registry.entries()
                 engine = rig.monitor.find(str(entry.address))
                 assert engine is not None
                 await until(lambda engine=engine: engine.is_ready or engine.tracker.failed_probes)
                 assert engine.is_ready is ready
-            finally:
-                await rig.close()
 
 
 async def test_a_server_of_a_name_that_the_system_resolves() -> None:

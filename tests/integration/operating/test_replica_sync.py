@@ -23,9 +23,7 @@ SHARED = KvRouterConfig(block_size=BLOCK, use_kv_events=False, seed=1, router_re
 async def two_routers() -> AsyncIterator[tuple[EmbeddedNats, FakeEngine, Ports, Ports]]:
     """A NATS server, one engine that keeps its requests, and two routers in front of it."""
     async with AsyncExitStack() as stack:
-        nats = EmbeddedNats(free_port())
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(EmbeddedNats(free_port()))
         engine = await stack.enter_async_context(FakeEngine(stall))
         routers = [
             await stack.enter_async_context(

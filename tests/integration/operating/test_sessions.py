@@ -127,10 +127,8 @@ async def test_the_frontend_takes_headers_and_session_control(engines: list[Fake
 
 @pytest.fixture
 async def nats() -> AsyncIterator[EmbeddedNats]:
-    server = EmbeddedNats(free_port())
-    await server.start()
-    yield server
-    await server.stop()
+    async with EmbeddedNats(free_port()) as server:
+        yield server
 
 
 async def test_two_routers_send_a_session_to_the_same_worker(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.polling import until
+from support.polling import closed_after, until
 from support.servers.discovered_fleet import Backend, registered
 from support.servers.jetstream import JetStreamServer
 from support.servers.model_serving import TINY, ModelClient, model_serving
@@ -162,8 +162,7 @@ async def test_thresholds_of_the_router_and_of_the_store(serving: Any, backend: 
     assert found.outcome("landed") == 0
     await found.ask(prompt=list(range(300, 420)))
     assert found.outcome("landed") == 1
-    store = open_store(backend.kind)
-    try:
+    async with closed_after(open_store(backend.kind)) as store:
         bucket = store.bucket("public/components/disagg_router/models/chat")
         await bucket.put(found.model, b'{"max_local_prefill_length": 200}')
         thresholds = found.decode.engines[0].queue._thresholds
@@ -174,8 +173,6 @@ async def test_thresholds_of_the_router_and_of_the_store(serving: Any, backend: 
         await until(lambda: thresholds.stored.max_local_prefill_length is None)
         await found.ask(prompt=list(range(700, 820)))
         assert found.outcome("landed") == 2
-    finally:
-        await store.close()
 
 
 async def test_a_client_that_goes_away_takes_its_prompt_out_of_the_queue(serving: Any) -> None:

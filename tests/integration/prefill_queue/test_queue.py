@@ -364,10 +364,8 @@ async def test_a_message_of_2_mb_is_a_dead_letter(tmp_path: Path) -> None:
     """Of another program, where the operator lets NATS take such."""
     settings = tmp_path / "nats.conf"
     settings.write_text("max_payload: 4MB\n")
-    server = JetStreamServer(tmp_path / "own", "--config", str(settings))
-    server.start()
     async with AsyncExitStack() as stack:
-        stack.callback(server.kill)
+        server = stack.enter_context(JetStreamServer(tmp_path / "own", "--config", str(settings)))
         fleet = Fleet(server.url, tmp_path, stack, "large")
         decode, prefill = await fleet.decode(), await fleet.prefill()
         await publish(decode, message(decode, prompt_token_ids=[7] * 1_000_000))
@@ -437,10 +435,8 @@ async def test_a_foreign_consumer_is_no_member_of_the_group(fleet: Fleet) -> Non
 async def test_a_server_without_space_is_as_a_full_queue(tmp_path: Path, storage: str) -> None:
     settings = tmp_path / "nats.conf"
     settings.write_text("jetstream { max_memory_store: 40KB, max_file_store: 40KB }\n")
-    server = JetStreamServer(tmp_path / "own", "--config", str(settings))
-    server.start()
     async with AsyncExitStack() as stack:
-        stack.callback(server.kill)
+        server = stack.enter_context(JetStreamServer(tmp_path / "own", "--config", str(settings)))
         fleet = Fleet(server.url, tmp_path, stack, "small")
         fleet.config = PrefillQueueConfig(prefill_queue_storage=storage, **FAST)
         decode = await fleet.decode()
@@ -464,10 +460,8 @@ async def test_a_server_without_space_is_as_a_full_queue(tmp_path: Path, storage
 async def test_without_nats_prompts_are_computed_locally_at_once_and_later_not(
     tmp_path: Path,
 ) -> None:
-    server = JetStreamServer(tmp_path / "own")
-    server.start()
     async with AsyncExitStack() as stack:
-        stack.callback(server.kill)
+        server = stack.enter_context(JetStreamServer(tmp_path / "own"))
         fleet = Fleet(server.url, tmp_path, stack, "lost")
         decode, prefill = await fleet.decode(), await fleet.prefill()
         prefill.awake.clear()

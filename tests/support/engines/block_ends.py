@@ -6,9 +6,11 @@ import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+
+from support.polling import closed_after
 
 from dynamo_router.engines.transfer import (
     ArenaLayout,
@@ -53,15 +55,9 @@ class End:
 async def two_ends(
     kind: str, folder: Path, tp: int = 1, other_tp: int = 1
 ) -> AsyncIterator[tuple[End, End]]:
-    first = open_end(kind, folder, tp=tp)
-    try:
-        second = open_end(kind, folder, tp=other_tp)
-        try:
+    async with closed_after(open_end(kind, folder, tp=tp)) as first:
+        async with closed_after(open_end(kind, folder, tp=other_tp)) as second:
             yield End(first), End(second)
-        finally:
-            await second.close()
-    finally:
-        await first.close()
 
 
 class OtherProcess:
@@ -116,11 +112,8 @@ class OtherProcess:
 async def other_process(
     kind: str, folder: Path, ours: Transfer[Any]
 ) -> AsyncIterator[tuple[OtherProcess, bytes]]:
-    other = OtherProcess(kind, folder, ours.export())
-    try:
+    with closing(OtherProcess(kind, folder, ours.export())) as other:
         yield other, await other.start()
-    finally:
-        other.close()
 
 
 async def _serve(kind: str, folder: Path, theirs: bytes) -> None:

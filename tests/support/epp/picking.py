@@ -11,7 +11,7 @@ import pytest
 from support.epp.engine import Engine
 from support.epp.gateway import Gateway
 from support.epp.messages import HEAD, Answered, body, request_headers
-from support.polling import until
+from support.polling import closed_after, until
 
 from dynamo_router.frontend.config import EnvoyConfig
 from dynamo_router.frontend.epp.picker import PATH
@@ -96,14 +96,11 @@ def settings(engines: Sequence[Engine], **config: Any) -> PickerConfig:
 @asynccontextmanager
 async def served_picker(config: PickerConfig, ready: int) -> AsyncIterator[Server]:
     """A picker, once so many of its endpoints are ready."""
-    server = picker_server(config, ServerParts(config))
-    try:
+    async with closed_after(picker_server(config, ServerParts(config))) as server:
         await server.start()
         pools: Any = server.pools
         await until(lambda: len(pools.workers.monitor.ready_clients()) >= ready)
         yield server
-    finally:
-        await server.close()
 
 
 @asynccontextmanager

@@ -196,9 +196,7 @@ async def until_ready(served: Served) -> None:
 @asynccontextmanager
 async def profile_nats(command: str, folder: Path, backend: Backend) -> AsyncIterator[Served]:
     """Everything that goes together."""
-    nats = EmbeddedNats(free_port())
-    try:
-        await nats.start()
+    async with EmbeddedNats(free_port()) as nats:
         settings = {
             "discovery": backend.kind,
             "nats": nats.url,
@@ -227,8 +225,6 @@ async def profile_nats(command: str, folder: Path, backend: Backend) -> AsyncIte
             started(command, folder, settings, spans=collector.spans) as served,
         ):
             yield served
-    finally:
-        await nats.stop()
 
 
 @asynccontextmanager
@@ -287,9 +283,7 @@ async def profile_zmq(command: str, folder: Path, backend: Backend) -> AsyncIter
 
 @asynccontextmanager
 async def profile_jetstream(command: str, folder: Path, backend: Backend) -> AsyncIterator[Served]:
-    nats = JetStreamServer(folder / "nats")
-    try:
-        nats.start()
+    with JetStreamServer(folder / "nats") as nats:
         settings = {
             "discovery": backend.kind,
             "nats": nats.url,
@@ -301,8 +295,6 @@ async def profile_jetstream(command: str, folder: Path, backend: Backend) -> Asy
             started(command, folder, settings) as served,
         ):
             yield served
-    finally:
-        nats.kill()
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -128,11 +128,8 @@ def chat(content: str = "a b the of", **more: Any) -> dict[str, Any]:
 
 def text_of(ids: list[int]) -> str:
     """What a served model says by these."""
-    off_loop = OffLoop()
-    try:
+    with closing(OffLoop()) as off_loop:
         return ModelText(OWN_MODEL, off_loop, PieceCache(0)).detokenizer().feed(ids)
-    finally:
-        off_loop.close()
 
 
 class Client:

@@ -45,9 +45,7 @@ async def seen_fleet(folder: Path, *, used: bool = True) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)
-        nats = JetStreamServer(folder / "nats")
-        stack.callback(nats.kill)
-        nats.start()
+        nats = stack.enter_context(JetStreamServer(folder / "nats"))
         server = ServedRouter(
             ServeConfig(
                 port=0,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Self
 
 from support.polling import until, wait_until
 from support.processes import stands_still
@@ -23,7 +24,8 @@ def find_program(name: str) -> str:
 
 
 class Child:
-    """`launch` it and wait `until_ready`, or `start` it, which does both and blocks."""
+    """`launch` it and wait `until_ready`, or `start` it, which does both and blocks; or enter it,
+    for as long as it is to run."""
 
     ready_word = ""
     """what it logs once it serves"""
@@ -34,6 +36,17 @@ class Child:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "log.txt"
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
     def command(self) -> list[str]:
         raise NotImplementedError

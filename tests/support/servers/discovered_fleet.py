@@ -42,8 +42,7 @@ def backend_of(kind: str, folder: Path) -> Iterator[Backend]:
             yield Backend(kind, {"DYN_FILE_KV": str(folder / "kv")}, None)
             return
         server: Any = EtcdServer(folder) if kind == "etcd" else JetStreamServer(folder)
-        stack.callback(server.kill)
-        server.start()
+        stack.enter_context(server)
         name = "ETCD_ENDPOINTS" if kind == "etcd" else "NATS_SERVER"
         yield Backend(kind, {name: server.url}, server)
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
-from support.polling import until
+from support.polling import closed_after, until
 from support.servers.discovered_fleet import Backend
 
 from dynamo_router.engines.mocker.config import EngineConfig
@@ -100,13 +100,10 @@ async def model_serving(backend: Backend, **config: Any) -> AsyncIterator[ModelC
     """Serve the models of a store until the block ends; without events, unless asked for."""
     config.setdefault("router", KvRouterConfig(use_kv_events=False, seed=1))
     settings = ModelFrontendConfig(http_port=0, discovery=backend.config, **config)
-    server = ModelServer(settings)
-    try:
+    async with closed_after(ModelServer(settings)) as server:
         await server.start()
         async with aiohttp.ClientSession() as session:
             yield ModelClient(server, session, f"http://{server.address}")
-    finally:
-        await server.close()
 
 
 async def many(client: ModelClient, model: str, count: int, **more: Any) -> set[int]:

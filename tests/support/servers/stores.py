@@ -38,14 +38,10 @@ def store_of(kind: str) -> Iterator[OpenStore]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="store-")))
         if kind == "etcd":
-            etcd = EtcdServer(folder)
-            stack.callback(etcd.kill)
-            etcd.start()
+            etcd = stack.enter_context(EtcdServer(folder))
             yield lambda: EtcdStore(EtcdConfig((etcd.url,)))
         elif kind == "nats":
-            nats = JetStreamServer(folder)
-            stack.callback(nats.kill)
-            nats.start()
+            nats = stack.enter_context(JetStreamServer(folder))
             yield lambda: NatsStore(NatsAddress(nats.url))
         elif kind.startswith("file"):
             yield lambda: FileStore(folder, inotify=kind == "file")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_router.engines.mocker import OWN_MODEL
 from dynamo_router.frontend.engine_requests import (
@@ -69,8 +70,7 @@ def choice(tokens: Any, max_tokens: int, **more: Any) -> Choice:
 
 def asked_of(*given: Any) -> Any:
     """The message that an engine is asked by."""
-    body, _ = engine_request(*given)
-    return pb.GenerateRequest.FromString(body)
+    return pb.GenerateRequest.FromString(engine_request(*given).body)
 
 
 def ids_of(text: ModelText, said: str) -> list[int]:
@@ -190,7 +190,8 @@ def test_what_an_engine_is_asked() -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
 def test_the_prompt_is_written_as_it_is(tokens: list[int]) -> None:
     for each in (tokens, np.array(tokens, np.uint32)):
-        written, facts = engine_request(request(), choice(each, 5, seed=3), "r", 7)
+        read = engine_request(request(), choice(each, 5, seed=3), "r", 7)
+        written, facts = read.body, read.facts
         message = pb.GenerateRequest.FromString(written)
         assert list(message.tokenized.input_token_ids) == tokens
         assert (facts.prompt.isl, facts.largest_token) == (len(tokens), max(tokens))
@@ -209,9 +210,10 @@ async def test_a_request_has_the_facts_that_are_read_from_it(
     reader = RequestReader(16)
     prompt = await PromptReader(None, reader).hashed(tokens, adapter, salt)  # type: ignore[arg-type]
     made = Choice(0, prompt, 5, adapter=adapter)
-    body, facts = engine_request(request(stream=stream), made, "r", salt)
+    read = engine_request(request(stream=stream), made, "r", salt)
+    body, facts = read.body, read.facts
     found = read_generate(body, 16)
-    assert facts._replace(prompt=found.prompt) == found
+    assert replace(facts, prompt=found.prompt) == found
     assert facts.prompt.isl == found.prompt.isl
     assert facts.prompt.cache_namespace == found.prompt.cache_namespace
     assert list(facts.prompt.sequence_hashes) == list(found.prompt.sequence_hashes)

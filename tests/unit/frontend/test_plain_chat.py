@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.identity import WorkerWithDpRank
@@ -48,9 +48,9 @@ class Engine:
         self.asked: list[Any] = []
 
     async def generate(self, request: Any, respond: Any, *, put: Any, **more: Any) -> PairDecision:
-        body, facts = request
+        body, facts = request.body, request.facts
         self.asked.append(
-            (body, facts._replace(prompt=self._hashes(facts.prompt)), facts.prompt.cache_namespace)
+            (body, replace(facts, prompt=self._hashes(facts.prompt)), facts.prompt.cache_namespace)
             + tuple(more.get(name) or None for name in ("metadata", "pinned", "session", "timeout"))
             + tuple(more[name] for name in ("call_metadata", "caller", "stops_held"))
         )
@@ -82,8 +82,8 @@ class Output:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def begin(self, status: int, headers: Any) -> None:
-        self.sent.append((status, headers))
+    def begin(self, status: int, headers: Any, lines: bytes = b"") -> None:
+        self.sent.append((status, headers, lines))
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         self.sent.append(data)
@@ -148,7 +148,7 @@ async def told(
         asyncio.get_running_loop().call_later(0, client.on_drained)
     call = HttpCall(ANONYMOUS, "/", headers, body, "r-1", output.send, client)
     if apart and (found := cut_messages(body, 64, 1 << 16)) is not None:
-        call = call._replace(messages=MessagesApart(*found))
+        call = replace(call, messages=MessagesApart(*found))
     error: Any = None
     try:
         await made.routes[CHAT_ROUTE](call)
@@ -157,7 +157,7 @@ async def told(
     generation = None if record.generation is None else record.generation()
     if generation is not None:
         generation = generation._replace(first_at=generation.first_at is not None)
-    kept = {field.name: getattr(record, field.name) for field in fields(record)}
+    kept = asdict(record)
     del kept["began"]
     return Told(output.sent, error, engine.asked, {**kept, "generation": generation})
 

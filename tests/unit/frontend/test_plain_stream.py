@@ -56,7 +56,7 @@ class Output:
     def __init__(self) -> None:
         self.sent = b""
 
-    def begin(self, status: int, headers: Any) -> None: ...
+    def begin(self, status: int, headers: Any, lines: bytes = b"") -> None: ...
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         self.sent += data

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.polling import until
+from support.polling import closed_after, until
 
 from dynamo_router.frontend.sse_writer import SseWriter
 from dynamo_router.transport.http1 import Client
@@ -18,8 +18,9 @@ class Sent:
         self.heads: list[tuple[int, dict[bytes, bytes]]] = []
         self.parts: list[bytes] = []
 
-    def begin(self, status: int, headers: Any) -> None:
-        self.heads.append((status, dict(headers)))
+    def begin(self, status: int, headers: Any, lines: bytes = b"") -> None:
+        given = [line.partition(b": ")[::2] for line in lines.splitlines()]
+        self.heads.append((status, {**dict(given), **dict(headers)}))
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         self.parts.append(data)
@@ -85,9 +86,6 @@ async def test_a_client_that_does_not_keep_up_is_waited_for(
 
 
 async def test_a_silent_stream_gets_comments(client: Client, sent: Sent) -> None:
-    writer = SseWriter(sent.send, client, {}, 0.01)
-    try:
+    async with closed_after(SseWriter(sent.send, client, {}, 0.01)):
         await until(lambda: len(sent.parts) > 1)
-    finally:
-        await writer.close()
     assert set(sent.parts) == {b": keep-alive\n\n"}

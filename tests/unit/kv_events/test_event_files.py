@@ -1,17 +1,14 @@
 """How many files of ours run for one event over ZMQ, from the socket until the index has it."""
 
-import pytest
 from instruments.code_trace import CodeTrace, files_of
 from support.kv_events.engine_events import stored
+from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
 from support.polling import until
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.indexer.event_index import EventIndex
 from dynamo_router.kv_events import EngineStream, EventSubscribers, StreamCounts
 from dynamo_router.workers.worker_url import WorkerUrl
-
-pytest.importorskip("zmq")
-from support.kv_events.zmq_publisher import ZmqPublisher  # noqa: E402 it needs the package
 
 MOST_FILES = 12
 SIZE = 4

@@ -10,7 +10,7 @@ import pytest
 from support.polling import until
 
 from dynamo_router.base.account import set_account
-from dynamo_router.process.loop_turns import END_S, MOST_S, LoopTurns, end_in_turn
+from dynamo_router.process.loop_turns import END_S, MOST_S, LoopTurns, NextTurn, end_in_turn
 
 AT_A_TIME = 4
 
@@ -157,3 +157,27 @@ async def test_what_fails_as_it_begins_keeps_nothing_else_from_beginning(watch: 
         watch.turns.call(1.0, partial(begun.append, number))
     await until(lambda: len(begun) == 3 * AT_A_TIME)
     assert errors == ["ValueError('this one')"]
+
+
+async def test_what_is_for_the_next_turn_is_called_then_in_its_order() -> None:
+    """All by one callback of the loop; what a call gives is for the turn behind that."""
+    loop, turn = asyncio.get_running_loop(), NextTurn()
+    seen: list[str] = []
+    errors: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: errors.append(context))
+
+    def again() -> None:
+        seen.append("again")
+        turn.call(lambda: seen.append("behind"))
+
+    def fails() -> None:
+        raise ValueError("one of them")
+
+    for call in again, fails, lambda: seen.append("last"):
+        turn.call(call)
+    assert not seen
+    await asyncio.sleep(0)
+    assert seen == ["again", "last"]
+    assert [str(each["exception"]) for each in errors] == ["one of them"]
+    await asyncio.sleep(0)
+    assert seen == ["again", "last", "behind"]

@@ -9,11 +9,11 @@ from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
 from dynamo_router.base.errors import InvalidRequestError
-from dynamo_router.indexer.hashing import block_hashes, sequence_hashes
+from dynamo_router.indexer.hashing import block_hashes, packed_hashes, sequence_hashes
 from dynamo_router.router import candidates, prompt
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.overlaps import Overlaps
-from dynamo_router.router.prompt import Content, Prompt
+from dynamo_router.router.prompt import NO_CONTENT, Content, Prompt
 
 BLOCK = 16
 TOKENS = list(range(5 * BLOCK + 3))
@@ -74,6 +74,32 @@ def test_its_hashes_are_those_of_its_tokens_and_content() -> None:
     assert made.local_hashes.tolist() == expected.tolist()
     assert made.sequence_hashes.tolist() == sequence_hashes(expected).tolist()
     assert made.hashed() is made
+
+
+@pytest.mark.parametrize("content", [NO_CONTENT, Content(cache_namespace="tenant")])
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 83, 16_384])
+def test_packed_hashes_are_those_of_its_arrays(length: int, content: Content) -> None:
+    """Whichever is asked first; its tokens are let go of."""
+    tokens = np.arange(7, 7 + length, dtype=np.uint32)
+    local = block_hashes(tokens, BLOCK, cache_namespace=content.cache_namespace)
+    packed = local.tobytes(), sequence_hashes(local).tobytes()
+    first, then = Prompt(tokens, BLOCK, content), Prompt(tokens, BLOCK, content)
+    assert first.packed_hashes() == packed
+    assert (first.local_hashes.tobytes(), first.sequence_hashes.tobytes()) == packed
+    assert (then.local_hashes.tobytes(), then.sequence_hashes.tobytes()) == packed
+    assert then.packed_hashes() == packed and first.hashed() is first
+    assert first._token_ids == then._token_ids == ()
+
+
+@pytest.mark.parametrize("tokens", [[-1] * BLOCK, [1 << 32] * BLOCK, ["a"], b"12345"])
+def test_tokens_that_are_none_have_no_packed_hashes(tokens: Any) -> None:
+    made = Prompt(tokens, BLOCK)
+    with pytest.raises(InvalidRequestError, match="token_ids: "):
+        made.packed_hashes()
+    with pytest.raises(InvalidRequestError, match="token_ids: "):
+        _ = made.local_hashes
+    with pytest.raises(ValueError, match="kv_block_size must be at least 1, not 0"):
+        packed_hashes([1], 0)
 
 
 def test_everything_asked_of_one_handle_hashes_it_once(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.config import KvRouterConfig
@@ -22,7 +23,7 @@ def router() -> Iterator[KvRouter]:
 
 def place(router: KvRouter, count: int, **more: object) -> tuple[int, ...]:
     """The chosen worker, then those that were named."""
-    wanted = Placement(router.prompt(TOKENS), runners_up=count)._replace(**more)
+    wanted = replace(Placement(router.prompt(TOKENS), runners_up=count), **more)
     decision = router.place(wanted)
     return (decision.worker.worker_id, *decision.runners_up)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.polling import until
 from support.servers.etcd import EtcdServer
+from support.servers.jetstream import JetStreamServer
 from support.servers.stores import KINDS, OpenStore, fresh_bucket, store_of
 
 from dynamo_router.runtime.kv_stores import Bucket, KeyValueStore
@@ -55,7 +56,12 @@ def bucket(store: KeyValueStore, name: str) -> Bucket:
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
     """An etcd of this test alone, which it may stop."""
-    server = EtcdServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with EtcdServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def jetstream(tmp_path: Path) -> Iterator[JetStreamServer]:
+    """The same of NATS with JetStream."""
+    with JetStreamServer(tmp_path) as server:
+        yield server

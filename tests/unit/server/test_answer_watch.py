@@ -2,6 +2,8 @@
 
 from typing import Any, cast
 
+from support.polling import closed_after
+
 from dynamo_router.base.request_record import RequestRecord
 from dynamo_router.server.answer_watch import AnswerWatch
 from dynamo_router.server.config import ServeConfig
@@ -34,11 +36,8 @@ def counted(watched: AnswerWatch) -> float:
 
 
 async def test_without_an_exporter_nothing_traces() -> None:
-    parts = ServerParts(ServeConfig())
-    try:
+    async with closed_after(ServerParts(ServeConfig())) as parts:
         assert parts.tracing is NO_TRACE  # by which those that would call it know
-    finally:
-        await parts.close()
 
 
 def test_without_tracing_an_answer_is_counted_alone(monkeypatch: Any) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.adversity.fault_proxy import FaultProxy
 from support.fake_engine import FakeEngine, Script, chunk, fail, hang, pb, prompt
-from support.polling import until
+from support.polling import closed_after, until
 
 from dynamo_router.base.errors import StatusCode
 from dynamo_router.workers.failures import (
@@ -126,35 +126,26 @@ async def _raises(engine: FakeEngine, request: object, context: object):  # type
 )
 async def test_statuses_of_a_real_engine(script: Script, origin: Origin) -> None:
     async with FakeEngine(script) as engine:
-        client = TrtllmClient(engine.address)
-        try:
+        async with closed_after(TrtllmClient(engine.address)) as client:
             assert await _origin(client) is origin
-        finally:
-            await client.close()
 
 
 async def test_a_request_that_is_too_large_does_not_leave() -> None:
     async with FakeEngine() as engine:
-        client = TrtllmClient(engine.address)
-        try:
+        async with closed_after(TrtllmClient(engine.address)) as client:
             assert await _origin(client, bytes(33 << 20)) is Origin.REQUEST_SIZE
             assert not engine.requests
-        finally:
-            await client.close()
 
 
 @pytest.mark.parametrize("method", ["check_health", "describe"])
 async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
     async with FakeEngine() as engine:
         engine.deaf = asyncio.Event()
-        client = TrtllmClient(engine.address)
-        try:
+        async with closed_after(TrtllmClient(engine.address)) as client:
             asking = asyncio.create_task(getattr(client, method)(timeout=60))
             await until(lambda: engine.questions)
             asking.cancel()
             await until(lambda: not engine.questions)
-        finally:
-            await client.close()
 
 
 @pytest.mark.parametrize("method", ["check_health", "describe"])
@@ -162,37 +153,28 @@ async def test_a_question_ends_with_the_task_that_asks_it(method: str) -> None:
 async def test_a_question_may_be_given_up_before_it_is_asked(method: str, turns: int) -> None:
     """No part of it is left that was made and never awaited."""
     async with FakeEngine() as engine:
-        client = TrtllmClient(engine.address)
-        try:
+        async with closed_after(TrtllmClient(engine.address)) as client:
             asking = asyncio.create_task(getattr(client, method)(timeout=60))
             for _ in range(turns):
                 await asyncio.sleep(0)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        finally:
-            await client.close()
 
 
 async def test_an_engine_that_is_not_there() -> None:
     engine = await FakeEngine().start()
     await engine.stop()
-    client = TrtllmClient(engine.address)
-    try:
+    async with closed_after(TrtllmClient(engine.address)) as client:
         assert await _origin(client) is Origin.CONNECT
-    finally:
-        await client.close()
 
 
 async def test_an_engine_that_stops_under_a_request() -> None:
     async with FakeEngine(hang) as engine:
-        client = TrtllmClient(engine.address)
-        try:
+        async with closed_after(TrtllmClient(engine.address)) as client:
             waiting = asyncio.create_task(_origin(client))
             await until(lambda: engine.requests)
             await engine.stop()
             assert await waiting is Origin.TRANSPORT
-        finally:
-            await client.close()
 
 
 BREAKS = {

@@ -4,7 +4,6 @@ import pytest
 
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.base.identity import address_worker_id
-from dynamo_router.workers import worker_url
 from dynamo_router.workers.transfer_facts import TransferFacts
 from dynamo_router.workers.worker_url import (
     WorkerName,
@@ -140,13 +139,6 @@ def test_where_events_are_told() -> None:
 def test_addresses_of_events_are_checked(claims: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parse_worker_url(f"grpc://h:1?{claims}")
-
-
-def test_events_over_zmq_without_the_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_url, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="events over ZMQ needs pyzmq: pip install pyzmq"):
-        parse_worker_url("openai+http://a:1?events=tcp://a:2")
-    assert parse_worker_url("openai+http://a:1?events=http://a:2").events == "http://a:2"
 
 
 def test_how_an_engine_hands_prompts_over() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -113,11 +113,8 @@ class GrpclibClient:
 async def grpclib_client(address: str) -> AsyncIterator[GrpclibClient]:
     """The test is skipped without grpclib."""
     pytest.importorskip("grpclib")
-    client = GrpclibClient(address)
-    try:
+    with closing(GrpclibClient(address)) as client:
         yield client
-    finally:
-        client.close()
 
 
 @asynccontextmanager

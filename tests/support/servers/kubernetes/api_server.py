@@ -5,7 +5,7 @@ import json
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from aiohttp import web
@@ -55,6 +55,13 @@ class KubernetesServer:
     @property
     def watches(self) -> int:
         return len(self._watches)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         application = web.Application()

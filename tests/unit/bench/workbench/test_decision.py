@@ -1,6 +1,7 @@
 """The decision benchmark: it measures decisions that are made and booked, and leaves no slot."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from dynamo_router.bench.workbench.decision import (
 def test_the_workload_has_something_to_find_and_something_to_weigh() -> None:
     workload = Workload(tokens=512, workers=8, block_size=32)
     assert all(prompt.dtype == np.uint32 and len(prompt) == 512 for prompt in workload.prompts)
-    cell = RouterCell(workload, "forecast", as_list=False)
-    try:
+    with closing(RouterCell(workload, "forecast", as_list=False)) as cell:
         router: Any = cell._router
         overlaps = router.overlaps(workload.prompts[0])
         assert sorted(overlaps.values()) == [8, 8]  # half of the prompt, on a quarter of the fleet
@@ -31,8 +31,6 @@ def test_the_workload_has_something_to_find_and_something_to_weigh() -> None:
         assert 0 < figures["decision"] <= figures["decision_p99"]
         assert 0 < figures["release"] <= figures["release_p99"]
         assert {view.worker: view.active_requests for view in router.workers()} == before
-    finally:
-        cell.close()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,6 @@ from dynamo_router.workers.trtllm_proto import common_pb
 def test_it_ends_with_all_seen(
     way: str, rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("zmq")
     path = tmp_path / "out.json"
     small = StreamsBenchConfig(
         way=way,
@@ -45,7 +44,6 @@ def test_it_ends_with_all_seen(
 
 
 def test_engines_that_cannot_begin_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("zmq")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RouterError, match="the engines of the benchmark failed"):
         run(StreamsBenchConfig(engines=1, messages=1, rounds=1))

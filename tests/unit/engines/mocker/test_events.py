@@ -76,16 +76,14 @@ async def planes(kind: str) -> AsyncIterator[tuple[EventPlane, EventPlane]]:
         yield plane, plane
         await plane.close()
         return
-    nats = EmbeddedNats()
-    await nats.start()
-    ours, theirs = NatsPlane(nats.url), NatsPlane(nats.url)
-    try:
-        await until(lambda: ours.state.value == theirs.state.value == "connected")
-        yield ours, theirs
-    finally:
-        await ours.close()
-        await theirs.close()
-        await nats.stop()
+    async with EmbeddedNats() as nats:
+        ours, theirs = NatsPlane(nats.url), NatsPlane(nats.url)
+        try:
+            await until(lambda: ours.state.value == theirs.state.value == "connected")
+            yield ours, theirs
+        finally:
+            await ours.close()
+            await theirs.close()
 
 
 async def send_prompts(address: str, seed: int, count: int = 10) -> None:
@@ -153,35 +151,42 @@ async def command(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def test_the_command_serves_publishes_and_drains():
-    nats = EmbeddedNats()
-    await nats.start()
-    plane = NatsPlane(nats.url)
-    told = ToldCaches()
-    try:
-        await plane.subscribe(EVENTS.replace("dynamo", "elsewhere"), told.on_message)
-        flags = ["--workers", "2", "--port", "0", "--nats", nats.url, "--block-size", "4"]
-        flags += ["--num-gpu-blocks", "32", "--speedup-ratio", "1e6", "--namespace", "elsewhere"]
-        async with command(*flags) as process:
-            assert process.stdout is not None and process.stderr is not None
-            lines = await read_until_ready(process.stdout)
-            assert lines[0] == f"events: {nats.url}"
-            found = [re.fullmatch(r"engine (\d): grpc://(\S+) worker (\d+)", x) for x in lines[1:3]]
-            ids = {int(match[3]) for match in found if match}
-            assert len(ids) == 2
-            for match in found:
-                assert match is not None
-                await send_prompts(match[2], 1, 2)
-            await until(lambda: set(told.blocks) == ids and all(told.blocks.values()))
-            process.send_signal(signal.SIGTERM)
-            out, err = await asyncio.wait_for(process.communicate(), 60)
-            assert process.returncode == 0
-            # asyncio's debug mode says which step took long.
-            said = [line for line in err.splitlines() if not line.startswith(b"Executing <")]
-            assert b"draining" in out and said == []
-            await until(lambda: not any(told.blocks.values()))
-    finally:
-        await plane.close()
-        await nats.stop()
+    async with EmbeddedNats() as nats:
+        plane = NatsPlane(nats.url)
+        told = ToldCaches()
+        try:
+            await plane.subscribe(EVENTS.replace("dynamo", "elsewhere"), told.on_message)
+            flags = ["--workers", "2", "--port", "0", "--nats", nats.url, "--block-size", "4"]
+            flags += [
+                "--num-gpu-blocks",
+                "32",
+                "--speedup-ratio",
+                "1e6",
+                "--namespace",
+                "elsewhere",
+            ]
+            async with command(*flags) as process:
+                assert process.stdout is not None and process.stderr is not None
+                lines = await read_until_ready(process.stdout)
+                assert lines[0] == f"events: {nats.url}"
+                found = [
+                    re.fullmatch(r"engine (\d): grpc://(\S+) worker (\d+)", x) for x in lines[1:3]
+                ]
+                ids = {int(match[3]) for match in found if match}
+                assert len(ids) == 2
+                for match in found:
+                    assert match is not None
+                    await send_prompts(match[2], 1, 2)
+                await until(lambda: set(told.blocks) == ids and all(told.blocks.values()))
+                process.send_signal(signal.SIGTERM)
+                out, err = await asyncio.wait_for(process.communicate(), 60)
+                assert process.returncode == 0
+                # asyncio's debug mode says which step took long.
+                said = [line for line in err.splitlines() if not line.startswith(b"Executing <")]
+                assert b"draining" in out and said == []
+                await until(lambda: not any(told.blocks.values()))
+        finally:
+            await plane.close()
 
 
 async def test_a_second_signal_does_not_wait_for_what_still_runs():

@@ -24,10 +24,8 @@ OLD, NEW = "inference.networking.x-k8s.io", "llm-d.ai"
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesServer]:
-    running = KubernetesServer()
-    await running.start()
-    yield running
-    await running.stop()
+    async with KubernetesServer() as running:
+        yield running
 
 
 @asynccontextmanager

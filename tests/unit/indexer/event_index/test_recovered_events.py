@@ -1,5 +1,7 @@
 """A worker itself repeats what an index missed, while live events are lost, or late."""
 
+from contextlib import closing
+
 from hypothesis import given
 from hypothesis import strategies as st
 from support.true_source import Message, TrueSource
@@ -68,8 +70,7 @@ class Peer:
 
 @given(STEPS)
 def test_the_index_ends_with_the_truth(steps: list[tuple[object, ...]]) -> None:
-    peer = Peer()
-    try:
+    with closing(Peer()) as peer:
         for step in steps:
             if step[0] == "flip":
                 message = peer.source.flip(step[1], step[2])  # type: ignore[arg-type]
@@ -90,13 +91,10 @@ def test_the_index_ends_with_the_truth(steps: list[tuple[object, ...]]) -> None:
         assert status.last_event_id == peer.source.event_id
         assert status.blocks == len(peer.source.cache)
         assert status.restarts == 0
-    finally:
-        peer.close()
 
 
 def test_live_events_that_the_answer_had_already_are_known() -> None:
-    peer = Peer()
-    try:
+    with closing(Peer()) as peer:
         for child in (False, True, True):
             peer.live.append(peer.source.flip(1, child))
         assert peer.answer(None)
@@ -107,25 +105,19 @@ def test_live_events_that_the_answer_had_already_are_known() -> None:
         peer.live.append(peer.source.flip(2, False))
         peer.deliver(1)
         assert peer.claims() == len(peer.source.cache)
-    finally:
-        peer.close()
 
 
 def test_an_answer_of_somebody_else_is_refused() -> None:
-    peer = Peer()
-    try:
+    with closing(Peer()) as peer:
         peer.index.announce_publisher(WORKER, 99)
         peer.source.flip(1, False)
         assert not peer.answer(None)
         assert not peer.index.take_recovered(WORKER, b"junk", whole=True, last_event_id=1)
         assert peer.claims() == 0
-    finally:
-        peer.close()
 
 
 def test_events_that_leave_the_gap_open_do_not_count() -> None:
-    peer = Peer()
-    try:
+    with closing(Peer()) as peer:
         peer.deliver(0)
         for child in (False, True, True, True):
             peer.live.append(peer.source.flip(1, child))
@@ -138,5 +130,3 @@ def test_events_that_leave_the_gap_open_do_not_count() -> None:
         status = peer.status()
         assert status is not None and status.state is SourceState.EXACT
         assert peer.claims() == len(peer.source.cache)
-    finally:
-        peer.close()

@@ -1,6 +1,7 @@
 """Storage tiers in the event index: each goes on where the one above it ended."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -218,15 +219,12 @@ def test_a_tier_is_known_by_its_name(
 
 
 def test_more_workers_than_allowed_are_refused_in_every_tier() -> None:
-    index = EventIndex(max_workers=1)
-    try:
+    with closing(EventIndex(max_workers=1)) as index:
         for worker in (W, OTHER):
             event = RouterEvent(worker, 1, Stored(None, [StoredBlock(1, 10)]), "disk")
             index.apply(encode_event_message([event], 1, 0, 0))
         assert index.tier_scores(np.array([10], np.uint64)) == {W: (0, 0, 1, 0)}
         assert index.counters()["refused"] == 1
-    finally:
-        index.close()
 
 
 def test_a_clear_that_heals_a_gap_empties_every_tier(cache: Teller) -> None:

@@ -1,5 +1,7 @@
 """The heaviest branches of a tree: bounded, parents first, and nothing that the tree has not."""
 
+from contextlib import closing
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,15 +94,12 @@ def test_what_many_hold_goes_before_what_is_new() -> None:
 def test_an_index_tells_of_workers_that_tell_and_of_those_that_do_not() -> None:
     hashes = np.array([5, 6], dtype=np.uint64)
     silent = ApproximateIndex()
-    index = EventIndex(silent=silent)
-    try:
+    with closing(EventIndex(silent=silent)) as index:
         block = b'{"block_hash":1,"tokens_hash":9}'
         stored = b'{"event_id":0,"data":{"stored":{"parent_hash":null,"blocks":[%b]}}}' % block
         index.apply_cache_event((1, 0), stored)
         index.predict((2, 0), True)
         index.record((2, 0), hashes, hashes + 100, 0.0)
         told, predicted = index.branches(100, 100)
-    finally:
-        index.close()
     assert told.local_hash == 9 and dict(told.first_holders) == {(1, 0): 1}
     assert predicted.local_hash == 5 and dict(predicted.first_holders) == {(2, 0): 2}

@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import zmq
 from support.free_port import free_port
 
 from dynamo_router.kv_events.dialects import zmq_address
 from dynamo_router.kv_events.dialects.zmq_address import why_unheard
-
-zmq = pytest.importorskip("zmq")
 
 
 @pytest.fixture(autouse=True)

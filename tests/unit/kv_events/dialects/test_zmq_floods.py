@@ -10,8 +10,6 @@ import pytest
 from dynamo_router.kv_events.dialects import EventsLost, zmq_events
 from dynamo_router.kv_events.dialects.zmq_events import MESSAGES_A_TURN, ZmqEvents
 
-pytest.importorskip("zmq")
-
 END = b"\xff" * 8
 ZERO = bytes(8)
 

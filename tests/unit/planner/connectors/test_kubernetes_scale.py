@@ -19,14 +19,12 @@ from dynamo_router.runtime.kv_stores.kubernetes import (
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesServer]:
-    running = KubernetesServer()
-    await running.start()
-    add_deployment(running, "prefill", 1)
-    add_deployment(running, "decode", 3)
-    for name in ("prefill", "decode"):
-        reconcile(running, name)
-    yield running
-    await running.stop()
+    async with KubernetesServer() as running:
+        add_deployment(running, "prefill", 1)
+        add_deployment(running, "decode", 3)
+        for name in ("prefill", "decode"):
+            reconcile(running, name)
+        yield running
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def test_there_is_nothing_to_wait_for_where_nobody_serves(queueing: KvRouter) ->
 
 def test_without_a_threshold_a_worker_is_always_free() -> None:
     with router_with() as router:
-        router.decide(prompt(90), "a")
-        router.decide(prompt(90), "b")
+        router.decide(prompt(90), "a", pinned_worker=1)
+        router.decide(prompt(90), "b", pinned_worker=1)
         assert router.seconds_until_free() == 0
 
 

@@ -43,10 +43,10 @@ def test_what_makes_no_sense_is_refused_by_name(key, value):
 
 
 def test_defaults_grow_with_the_prompt_unless_one_is_set():
-    assert RELATIVE.of(NO_OBJECTIVES, 0.4) == Objectives(pytest.approx(800.0), 25.0)
-    assert RELATIVE.of(NO_OBJECTIVES, None) == Objectives(None, 25.0)
+    assert RELATIVE.of(NO_OBJECTIVES, 0.4) == Objectives(pytest.approx(800.0), 25.0, True)
+    assert RELATIVE.of(NO_OBJECTIVES, None) == Objectives(None, 25.0, True)
     assert RELATIVE.of(Objectives(90.0, None), 0.4) == Objectives(90.0, 25.0)
-    assert RELATIVE.of(Objectives(None, 5.0), 0.4) == Objectives(pytest.approx(800.0), 5.0)
+    assert RELATIVE.of(Objectives(None, 5.0), 0.4) == Objectives(pytest.approx(800.0), 5.0, True)
     fixed = DefaultObjectives(ttft_ms=70.0, base_ms=200.0, factor=1.5, itl_ms=25.0)
     assert fixed.of(NO_OBJECTIVES, 0.4) == Objectives(70.0, 25.0)
 
@@ -78,4 +78,4 @@ def test_a_router_knows_what_a_prompt_takes_on_an_idle_engine_and_explains_its_o
         told = router.explain([7] * 100, asked=Objectives(5.0, 6.0)).to_dict()["objectives"]
         assert told == {"ttft_ms": 5.0, "itl_ms": 6.0}
     with KvRouter(KvRouterConfig(block_size=16, policy="dynamo")) as router:
-        assert router.limits.objectives(100, NO_OBJECTIVES) == Objectives(None, 25.0)
+        assert router.limits.objectives(100, NO_OBJECTIVES) == Objectives(None, 25.0, True)

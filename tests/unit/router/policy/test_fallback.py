@@ -23,11 +23,6 @@ LOG = "dynamo_router.router.policy.forecast"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(0, 1, clock=clock, seed=3, facts=FACTS, block_size=BLOCK) as made:
         yield made

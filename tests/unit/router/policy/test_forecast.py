@@ -21,11 +21,6 @@ FACTS = {"total_kv_blocks": 1000, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def router(clock: ManualClock) -> Iterator[KvRouter]:
     with router_among(0, 1, clock=clock, seed=3, facts=FACTS, block_size=BLOCK) as made:
         yield made
@@ -161,6 +156,10 @@ def test_a_prompt_waits_for_its_cache_only_while_that_is_cheaper(
     with made as router:
         for worker_id in range(2):
             router.add_worker(worker_id, max_num_batched_tokens=512)
+            for number in range(8):  # who would pay for computing it again
+                request = f"{worker_id} {number}"
+                router.best_worker(prompt(100 + number, 10), request, pinned_worker=worker_id)
+                router.mark_prefill_complete(request)
         assert cached((0, 0), 4096, "first") == 0
         clock.advance(1.0)
         router.mark_prefill_complete("first")
@@ -169,6 +168,26 @@ def test_a_prompt_waits_for_its_cache_only_while_that_is_cheaper(
         for number in range(40):
             router.best_worker(prompt(50 + number, 4096), f"q{number}", pinned_worker=0)
         assert router.best_worker(prompt(1, 4096))[0] == 1
+
+
+def test_computing_again_costs_more_the_more_there_are_to_pay_for_it() -> None:
+    """So a session leaves a busy worker for an idle one where few requests are under way."""
+    kernel = Forecast(ForecastParams())
+    for worker in range(4):
+        kernel.add_worker(worker, 8192, None)
+
+    def work_s() -> float:
+        return kernel.explain(2000, BLOCK, None, None, None, 4, 1.0)[0]["work_s"]
+
+    assert work_s() == 0.0
+    found = []
+    for number in range(40):
+        kernel.book(str(number), number % 4, 10, 10, 1.0)
+        found.append(work_s())
+    assert found == sorted(found) and found[0] > 0.0
+    # All of its tokens' time, and that of the step which they fill in part, at last.
+    full = 2000 * kernel.learnt()[0][1] / 8192 + kernel.learnt()[0][0] * 2000 / 8192
+    assert found[-1] == pytest.approx(full) and found[3] == pytest.approx(full / 2)
 
 
 def test_who_would_fill_up_the_step_of_others_pays_for_it(

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import NoWorkersError
@@ -90,6 +91,48 @@ def test_explanations_refuse_nobody() -> None:
     assert router.limits.requests_shed == 0
 
 
+def refused_beside_five(router: KvRouter) -> bool:
+    """Whether a prompt of 20 000 tokens is, which makes steps 2 ms longer for five answers."""
+    for turn in range(5):
+        router.decide(TOKENS, f"beside {turn}", pinned_worker=0)
+    try:
+        router.decide(list(range(20_000)), "long")
+    except NoWorkersError:
+        return True
+    return False
+
+
+def test_where_no_answer_was_late_of_late_more_are_foreseen_before_a_request_is_refused() -> None:
+    router, _ = taught(sheds=True, itl_s=0.024)
+    assert not refused_beside_five(router)
+    (candidate,) = router.explain(TOKENS).candidates
+    assert candidate.policy_terms["missed"] > 0.7
+
+
+def test_once_answers_are_late_fewer_are() -> None:
+    router, clock = taught(sheds=True, itl_s=0.024)
+    for turn in range(30):
+        router.decide(TOKENS, f"late {turn}")
+        clock.advance(0.02)
+        router.mark_prefill_complete(f"late {turn}")
+        clock.advance(10 * 0.0252)
+        router.free(f"late {turn}", output_tokens=11)
+        clock.advance(0.1)
+    assert refused_beside_five(router)
+
+
+def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> None:
+    """Though no answer was late: memory is what first tokens wait for."""
+    router, clock = taught(sheds=True, itl_s=0.024)
+    router.decide(TOKENS, "beside")
+    for turn in range(30):
+        placement = Placement(router.prompt(TOKENS), f"late {turn}", clock.now() - 9.0)
+        with pytest.raises(NoWorkersError, match="TTFT objective"):
+            router.place(placement)
+    router.free("beside")
+    assert refused_beside_five(router)
+
+
 NAMED = read_objectives([("x-dynamo-slo-ttft-ms", "200")])
 """Ten times what the prompt takes on an idle engine here."""
 
@@ -129,7 +172,7 @@ def test_a_further_attempt_is_not_late_for_what_the_first_one_took() -> None:
     asked = Placement(router.prompt(TOKENS), "again", clock.now() - 9.0, objectives=NAMED)
     with pytest.raises(NoWorkersError, match="TTFT objective"):
         router.place(asked)
-    assert router.place(asked._replace(retried=True)).request_id == "again"
+    assert router.place(replace(asked, retried=True)).request_id == "again"
 
 
 def test_a_request_that_waits_has_its_turn_to_be_refused_once_it_is_too_late() -> None:
@@ -138,8 +181,8 @@ def test_a_request_that_waits_has_its_turn_to_be_refused_once_it_is_too_late() -
     queue._seconds_until_free = lambda asked_for: free[0]
     queue._wait_times = lambda: queue._seconds_until_free
     plain = Placement(router.prompt(TOKENS), "plain", clock.now())
-    named = plain._replace(request_id="named", objectives=NAMED)
-    pinned = named._replace(request_id="pinned", pinned=router.registry.entries()[0].ranks[0])
+    named = replace(plain, request_id="named", objectives=NAMED)
+    pinned = replace(named, request_id="pinned", pinned=router.registry.entries()[0].ranks[0])
     for placement in (plain, named):
         queue.enter(lambda placement=placement: ticket_of(router, placement))
     queue.enter(lambda: ticket_of(router, pinned, pinned.pinned))

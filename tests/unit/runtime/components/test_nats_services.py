@@ -5,8 +5,7 @@ NATS's own service of nats-py answers beside ours, and what ours answer is read 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import nats.micro
@@ -32,16 +31,8 @@ NAME = "dynamo.backend.generate"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[JetStreamServer]:
-    running = JetStreamServer(tmp_path)
-    running.start()
-    yield running
-    running.kill()
-
-
-@pytest.fixture
-async def client(server: JetStreamServer) -> AsyncIterator[NatsClient]:
-    connected = await nats.connect(server.url)
+async def client(jetstream: JetStreamServer) -> AsyncIterator[NatsClient]:
+    connected = await nats.connect(jetstream.url)
     yield connected
     await connected.close()
 
@@ -51,8 +42,10 @@ async def count(body: Any, context: RequestContext) -> AsyncIterator[object]:
         yield number
 
 
-def worker(server: JetStreamServer, store: MemoryStore, **more: Any) -> DistributedRuntime:
-    runtime = DistributedRuntime(store, nats=NatsAddress(server.url), request_plane="nats", **more)
+def worker(jetstream: JetStreamServer, store: MemoryStore, **more: Any) -> DistributedRuntime:
+    runtime = DistributedRuntime(
+        store, nats=NatsAddress(jetstream.url), request_plane="nats", **more
+    )
     runtime.endpoint(NAME)(count)
     return runtime
 
@@ -70,11 +63,11 @@ async def ask(client: NatsClient, subject: str, expected: int, data: bytes = b""
 
 
 async def test_a_component_answers_beside_a_service_of_nats_own(
-    server: JetStreamServer, client: NatsClient
+    jetstream: JetStreamServer, client: NatsClient
 ) -> None:
     theirs = await nats.micro.add_service(client, name="theirs", version="1.2.3")
     store = MemoryStore()
-    async with theirs, worker(server, store) as one, worker(server, store) as other:
+    async with theirs, worker(jetstream, store) as one, worker(jetstream, store) as other:
         await one.namespace("dynamo").component("empty").create_service()
         (named,) = [a for a in await ask(client, "$SRV.PING", 4) if a["name"] == "theirs"]
         ours = await ask(client, "$SRV.PING.dynamo_backend", 2)
@@ -95,11 +88,11 @@ async def test_a_component_answers_beside_a_service_of_nats_own(
 
 
 async def test_stats_count_requests_their_time_and_what_failed(
-    server: JetStreamServer, client: NatsClient
+    jetstream: JetStreamServer, client: NatsClient
 ) -> None:
     store = MemoryStore()
-    async with worker(server, store, capacity=1) as running:
-        caller = DistributedRuntime(store, nats=NatsAddress(server.url))
+    async with worker(jetstream, store, capacity=1) as running:
+        caller = DistributedRuntime(store, nats=NatsAddress(jetstream.url))
 
         async def stats() -> ServiceStats:
             (answer,) = await ask(client, "$SRV.STATS.dynamo_backend", 1)
@@ -129,10 +122,10 @@ async def test_stats_count_requests_their_time_and_what_failed(
 
 
 async def test_junk_is_answered_as_nats_own_service_does_or_not_at_all(
-    server: JetStreamServer, client: NatsClient
+    jetstream: JetStreamServer, client: NatsClient
 ) -> None:
     theirs = await nats.micro.add_service(client, name="theirs", version="1.2.3")
-    async with worker(server, MemoryStore()), theirs:
+    async with worker(jetstream, MemoryStore()), theirs:
         for data in (b"\xff" * 1000, b"{", b"x" * 100_000):
             for verb in ("PING", "INFO", "STATS"):
                 assert len(await ask(client, f"$SRV.{verb}", 2, data)) == 2
@@ -145,13 +138,13 @@ async def test_junk_is_answered_as_nats_own_service_does_or_not_at_all(
 
 
 async def test_a_service_is_back_after_nats_was_away_and_gone_with_its_runtime(
-    server: JetStreamServer,
+    jetstream: JetStreamServer,
 ) -> None:
-    running = worker(server, MemoryStore())
+    running = worker(jetstream, MemoryStore())
     await running.start()
-    server.kill()
-    await server.come_back()
-    connected = await nats.connect(server.url)
+    jetstream.kill()
+    await jetstream.come_back()
+    connected = await nats.connect(jetstream.url)
 
     async def pinged() -> bool:
         try:
@@ -177,9 +170,9 @@ async def test_a_runtime_without_nats_has_no_service() -> None:
 
 
 async def test_names_that_the_protocol_does_not_allow_are_written_otherwise(
-    server: JetStreamServer, client: NatsClient
+    jetstream: JetStreamServer, client: NatsClient
 ) -> None:
-    runtime = DistributedRuntime(MemoryStore(), nats=NatsAddress(server.url))
+    runtime = DistributedRuntime(MemoryStore(), nats=NatsAddress(jetstream.url))
     async with runtime:
         for component in ("*", "é>", "b_c"):
             service = await runtime.namespace("a").component(component).create_service()

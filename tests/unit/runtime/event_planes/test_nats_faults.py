@@ -198,9 +198,7 @@ async def test_the_log_speaks_once_per_change(nats: EmbeddedNats) -> None:
 
 async def stall_and_recover() -> None:
     async with contextlib.AsyncExitStack() as stack:
-        server = EmbeddedNats()
-        await server.start()
-        stack.push_async_callback(server.stop)
+        server = await stack.enter_async_context(EmbeddedNats())
         plane = await stack.enter_async_context(plane_at(server.url, heartbeat_s=0.05))
         got: list[bytes] = []
         await plane.subscribe("a", lambda _, payload: got.append(payload[:1]))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from nats.errors import Error as NatsError
-from support.polling import until
+from support.polling import closed_after, until
 
 from dynamo_router.base.backoff import Backoff
 from dynamo_router.runtime.event_planes.event_plane import PlaneState
@@ -22,11 +22,8 @@ INFO = b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"proto":
 
 @contextlib.asynccontextmanager
 async def plane_at(url: str) -> AsyncIterator[NatsPlane]:
-    plane = NatsPlane(url, backoff=Backoff(0.005, 0.05))
-    try:
+    async with closed_after(NatsPlane(url, backoff=Backoff(0.005, 0.05))) as plane:
         yield plane
-    finally:
-        await plane.close()
 
 
 @contextlib.asynccontextmanager

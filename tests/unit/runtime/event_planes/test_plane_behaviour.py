@@ -30,13 +30,11 @@ async def plane(request: pytest.FixtureRequest, leaves_nothing: None) -> AsyncIt
         yield shared
         await shared.close()
         return
-    server = EmbeddedNats()
-    await server.start()
-    plane = NatsPlane(server.url)
-    await until(lambda: plane.state is PlaneState.CONNECTED)
-    yield plane
-    await plane.close()
-    await server.stop()
+    async with EmbeddedNats() as server:
+        plane = NatsPlane(server.url)
+        await until(lambda: plane.state is PlaneState.CONNECTED)
+        yield plane
+        await plane.close()
 
 
 async def test_messages_arrive_whole_and_in_order(plane: EventPlane) -> None:

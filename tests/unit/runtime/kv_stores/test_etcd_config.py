@@ -71,16 +71,14 @@ async def test_a_certificate_that_is_not_there_is_named() -> None:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """An etcd that asks for a name: root, and `reader`, who may read one prefix."""
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    for words in (
-        "user add root:hush", "user grant-role root root", "role add readers",
-        "role grant-permission readers read --prefix v1/", "user add reader:hush",
-        "user grant-role reader readers", "auth enable",
-    ):  # fmt: skip
-        server.control(*words.split())
-    yield server
-    server.kill()
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        for words in (
+            "user add root:hush", "user grant-role root root", "role add readers",
+            "role grant-permission readers read --prefix v1/", "user add reader:hush",
+            "user grant-role reader readers", "auth enable",
+        ):  # fmt: skip
+            server.control(*words.split())
+        yield server
 
 
 async def test_a_user_with_the_right_password_is_let_in(guarded: EtcdServer) -> None:
@@ -119,24 +117,20 @@ async def test_others_are_refused_and_told_why(
 
 
 async def test_a_name_that_nobody_asks_for_is_no_hindrance(tmp_path: Path) -> None:
-    server = EtcdServer(tmp_path)
-    server.start()
-    store = EtcdStore(EtcdConfig((server.url,), username="root", password="hush"))
-    assert await store.bucket("v1/x").put("a", b"1") > 0
-    await store.close()
-    server.kill()
+    with EtcdServer(tmp_path) as server:
+        store = EtcdStore(EtcdConfig((server.url,), username="root", password="hush"))
+        assert await store.bucket("v1/x").put("a", b"1") > 0
+        await store.close()
 
 
 async def test_over_tls_both_sides_show_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "pki")
     cert, key = authority.issue("etcd")
     ours = authority.issue("router")
-    server = EtcdServer(
+    with EtcdServer(
         tmp_path, "--cert-file", cert, "--key-file", key,
         "--trusted-ca-file", authority.ca, "--client-cert-auth", scheme="https",
-    )  # fmt: skip
-    server.start()
-    try:
+    ) as server:  # fmt: skip
         good = EtcdStore(EtcdConfig((server.url,), ca=authority.ca, cert=ours[0], key=ours[1]))
         assert await good.bucket("v1/x").put("a", b"1") > 0
         await good.close()
@@ -149,5 +143,3 @@ async def test_over_tls_both_sides_show_certificates(tmp_path: Path) -> None:
             with pytest.raises(StoreError, match=f"etcd at {server.url}: "):
                 await store.bucket("v1/x").get("a")
             await store.close()
-    finally:
-        server.kill()

@@ -1,7 +1,6 @@
 """The NATS store when its server goes, refuses, or cannot do what it needs."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -26,23 +25,15 @@ from dynamo_router.runtime.kv_stores import (
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[JetStreamServer]:
-    running = JetStreamServer(tmp_path)
-    running.start()
-    yield running
-    running.kill()
-
-
-async def test_a_watch_goes_on_after_a_restart(server: JetStreamServer) -> None:
-    store = NatsStore(NatsAddress(server.url))
+async def test_a_watch_goes_on_after_a_restart(jetstream: JetStreamServer) -> None:
+    store = NatsStore(NatsAddress(jetstream.url))
     bucket = store.bucket("v1/x")
     await bucket.put("a", b"1")
     async with aclosing(bucket.watch()) as watch:
         await anext(watch)
         waiting = asyncio.create_task(anext(watch))
-        server.kill()
-        await server.come_back()
+        jetstream.kill()
+        await jetstream.come_back()
         async with asyncio.timeout(DEADLINE_S):
             last = await bucket.put("b", b"2")
             change = await waiting
@@ -53,24 +44,24 @@ async def test_a_watch_goes_on_after_a_restart(server: JetStreamServer) -> None:
 
 
 async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
-    server: JetStreamServer, monkeypatch: pytest.MonkeyPatch
+    jetstream: JetStreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_watch, "HEARTBEAT_S", 0.3)
     monkeypatch.setattr(nats_watch, "_SILENCE_S", 0.9)
     monkeypatch.setattr(nats_connection, "_ATTEMPT_S", 0.3)
-    store = NatsStore(NatsAddress(server.url))
+    store = NatsStore(NatsAddress(jetstream.url))
     bucket = store.bucket("v1/x")
     await bucket.put("a", b"1")
     async with aclosing(bucket.watch()) as watch:
         await anext(watch)
         waiting = asyncio.create_task(anext(watch))
-        server.pause()
+        jetstream.pause()
         with structlog.testing.capture_logs() as logs:
             await until(lambda: any("lost NATS" in entry["event"] for entry in logs))
             with pytest.raises(StoreError) as caught:
                 await bucket.put("b", b"1")
         assert caught.value.transient
-        server.resume()
+        jetstream.resume()
         async with asyncio.timeout(DEADLINE_S):
             change = await waiting
             assert isinstance(change, Listing)
@@ -81,30 +72,32 @@ async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
 
 
 async def test_while_nats_is_away_calls_wait_for_it_but_not_for_ever(
-    server: JetStreamServer, monkeypatch: pytest.MonkeyPatch
+    jetstream: JetStreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = NatsStore(NatsAddress(server.url))
+    store = NatsStore(NatsAddress(jetstream.url))
     bucket = store.bucket("v1/x")
     await bucket.put("a", b"1")
-    server.kill()
+    jetstream.kill()
     writing = asyncio.create_task(bucket.put("a", b"2"))
-    await server.come_back()
+    await jetstream.come_back()
     try:
         await writing
     except StoreError as error:  # it may have been on its way when the server went
         assert error.transient
     assert await bucket.put("a", b"3") > 1
-    server.kill()
+    jetstream.kill()
     monkeypatch.setattr(nats_connection, "TIMEOUT_S", 0.2)
-    with pytest.raises(StoreError, match=f"NATS at {server.url}: ") as caught:
+    with pytest.raises(StoreError, match=f"NATS at {jetstream.url}: ") as caught:
         while True:
             await bucket.put("a", b"4")
     assert caught.value.transient
     await store.close()
 
 
-async def test_who_is_cancelled_as_the_answer_comes_is_cancelled(server: JetStreamServer) -> None:
-    connection = NatsConnection(NatsAddress(server.url))
+async def test_who_is_cancelled_as_the_answer_comes_is_cancelled(
+    jetstream: JetStreamServer,
+) -> None:
+    connection = NatsConnection(NatsAddress(jetstream.url))
     asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def ask(_: object) -> None:
@@ -121,19 +114,15 @@ async def test_who_is_cancelled_as_the_answer_comes_is_cancelled(server: JetStre
 
 
 async def test_a_server_without_jetstream_is_named() -> None:
-    plain = EmbeddedNats()
-    await plain.start()
-    store = NatsStore(NatsAddress(plain.url))
-    with pytest.raises(StoreError, match="JetStream"):
-        await store.bucket("v1/x").put("a", b"1")
-    await store.close()
-    await plain.stop()
+    async with EmbeddedNats() as plain:
+        store = NatsStore(NatsAddress(plain.url))
+        with pytest.raises(StoreError, match="JetStream"):
+            await store.bucket("v1/x").put("a", b"1")
+        await store.close()
 
 
 async def test_a_wrong_password_is_refused_and_not_shown(tmp_path: Path) -> None:
-    server = JetStreamServer(tmp_path, "--user", "router", "--pass", "hush")
-    server.start()
-    try:
+    with JetStreamServer(tmp_path, "--user", "router", "--pass", "hush") as server:
         at = f"127.0.0.1:{server.port}"
         good = NatsStore(
             NatsAddress.from_environment(
@@ -151,12 +140,12 @@ async def test_a_wrong_password_is_refused_and_not_shown(tmp_path: Path) -> None
             await bad.bucket("v1/x").put("a", b"1")
         assert not caught.value.transient and "guess" not in str(caught.value)
         await bad.close()
-    finally:
-        server.kill()
 
 
-async def test_a_value_larger_than_nats_takes_is_refused_for_good(server: JetStreamServer) -> None:
-    store = NatsStore(NatsAddress(server.url))
+async def test_a_value_larger_than_nats_takes_is_refused_for_good(
+    jetstream: JetStreamServer,
+) -> None:
+    store = NatsStore(NatsAddress(jetstream.url))
     with pytest.raises(StoreError, match="no message as large") as caught:
         await store.bucket("v1/x").put("a", b"x" * (2 << 20))
     assert not caught.value.transient

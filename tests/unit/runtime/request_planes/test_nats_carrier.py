@@ -3,8 +3,7 @@
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,22 +30,14 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 SUBJECT = "dynamo_backend.generate-7f"
 
 
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[JetStreamServer]:
-    running = JetStreamServer(tmp_path)
-    running.start()
-    yield running
-    running.kill()
-
-
 async def count(body: Any, context: RequestContext) -> AsyncIterator[object]:
     for number in range(body["n"]):
         yield number
 
 
 @pytest.fixture
-async def server(nats: JetStreamServer) -> AsyncIterator[RequestServer]:
-    answers, carrier = RequestServer(), NatsCarrier(NatsAddress(nats.url))
+async def server(jetstream: JetStreamServer) -> AsyncIterator[RequestServer]:
+    answers, carrier = RequestServer(), NatsCarrier(NatsAddress(jetstream.url))
     answers.add("7f", count)
     await carrier.serve(SUBJECT, lambda subject, payload: answers.take("7f", payload))
     await carrier.serve("refused", lambda subject, payload: "Server overloaded: full")
@@ -56,8 +47,8 @@ async def server(nats: JetStreamServer) -> AsyncIterator[RequestServer]:
 
 
 @pytest.fixture
-async def client(nats: JetStreamServer) -> AsyncIterator[RequestClient]:
-    running = RequestClient({"nats_tcp": NatsCarrier(NatsAddress(nats.url))})
+async def client(jetstream: JetStreamServer) -> AsyncIterator[RequestClient]:
+    running = RequestClient({"nats_tcp": NatsCarrier(NatsAddress(jetstream.url))})
     await running.start()
     yield running
     await running.close()
@@ -80,11 +71,11 @@ async def test_failures_are_told_apart(server: RequestServer, client: RequestCli
 
 
 async def test_it_goes_on_when_nats_comes_back(
-    nats: JetStreamServer, server: RequestServer, client: RequestClient
+    jetstream: JetStreamServer, server: RequestServer, client: RequestClient
 ) -> None:
     assert await ask(client, SUBJECT, {"n": 2}) == [0, 1]
-    nats.kill()
-    await nats.come_back()
+    jetstream.kill()
+    await jetstream.come_back()
 
     async def answered() -> bool:
         try:
@@ -97,11 +88,11 @@ async def test_it_goes_on_when_nats_comes_back(
 
 
 async def test_a_server_that_closed_is_known_to_be_gone(
-    nats: JetStreamServer, client: RequestClient
+    jetstream: JetStreamServer, client: RequestClient
 ) -> None:
     assert await _reached(client) is Fault.UNREACHABLE
     for _ in range(30):
-        carrier = NatsCarrier(NatsAddress(nats.url))
+        carrier = NatsCarrier(NatsAddress(jetstream.url))
         await carrier.serve(SUBJECT, lambda subject, payload: "Server overloaded: full")
         assert await _reached(client) is Fault.OVERLOADED
         await carrier.close()
@@ -125,8 +116,8 @@ def test_a_recorded_request_is_read_and_written() -> None:
     )
 
 
-async def test_a_runtime_may_be_called_over_nats(nats: JetStreamServer) -> None:
-    store, address = MemoryStore(), NatsAddress(nats.url)
+async def test_a_runtime_may_be_called_over_nats(jetstream: JetStreamServer) -> None:
+    store, address = MemoryStore(), NatsAddress(jetstream.url)
     worker = DistributedRuntime(store, nats=address, request_plane="nats")
     worker.endpoint("dynamo.backend.generate")(count)
     async with worker, DistributedRuntime(store, nats=address) as caller:

@@ -70,10 +70,8 @@ class Plane:
 
 @pytest.fixture(scope="module")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsAddress]:
-    running = JetStreamServer(tmp_path_factory.mktemp("nats"))
-    running.start()
-    yield NatsAddress(running.url)
-    running.kill()
+    with JetStreamServer(tmp_path_factory.mktemp("nats")) as running:
+        yield NatsAddress(running.url)
 
 
 @pytest.fixture(params=PLANES)

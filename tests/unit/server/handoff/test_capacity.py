@@ -18,7 +18,7 @@ from dynamo_router.router.pairs import NoCapacityError, PairDecision
 from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy import Decision
 from dynamo_router.router.prompt import Prompt
-from dynamo_router.server.handoff import Handoffs
+from dynamo_router.server.handoff import Handoffs, SharedRequest, sharing
 from dynamo_router.server.request_limits import HandoffLimits
 from dynamo_router.workers.handoffs import Fit
 from dynamo_router.workers.handoffs.connectors import PARCELS
@@ -65,7 +65,7 @@ def handoffs_of(decider: OneAtATime) -> Handoffs:
 
 async def awaited(handoffs: Handoffs, request_id: str, within_s: float | None = None) -> Any:
     placement = Placement(Prompt(range(32), 16), request_id)
-    pool = handoffs.pool_for(placement, BODY)
+    pool = handoffs.pool_for(placement, SharedRequest(BODY))
     assert pool is not None
     return await handoffs.await_capacity(lambda: handoffs.decide_pair(placement, pool), within_s)
 
@@ -143,3 +143,16 @@ def test_no_request_is_held_while_a_prefill_worker_that_fits_is_free(
     handoffs._fits[pool] = Fit(PARCELS if fits else None)
     (elsewhere,) = decider.elsewhere
     assert elsewhere() == expected
+
+
+def test_a_request_is_read_once_however_often_it_is_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[bytes] = []
+    monkeypatch.setattr(sharing, "split_tokens", lambda body: reads.append(body) or (body,))
+    handoffs, shared = handoffs_of(OneAtATime()), SharedRequest(BODY)
+    assert not reads
+    for _ in range(3):
+        assert handoffs.pool_for(Placement(Prompt(range(32), 16), "r1"), shared) is not None
+        assert shared.goes_on
+    assert reads == [BODY]

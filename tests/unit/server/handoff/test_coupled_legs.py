@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from support.fake_engine import chunk, complete, prompt
 from support.handoffs.legs import DOWN, Legs, plan
 from support.polling import until
@@ -137,5 +138,5 @@ def test_the_regret_is_of_the_first_tokens_forecast() -> None:
     decision = Decision(WorkerWithDpRank(2, 0), 0, 0, 2, 0)
     pair = PairDecision(decision, decision, "faster", 0.9, 0.7, 0.25)
     outcomes.on_first_token("r", pair, 0.3)
-    outcomes.on_first_token("r", pair._replace(first_token_s=None), 0.3)
+    outcomes.on_first_token("r", replace(pair, first_token_s=None), 0.3)
     assert found == [pytest.approx(0.05)]

@@ -21,6 +21,7 @@ from support.servers.http1_server import (
     stream,
 )
 
+from dynamo_router.base.account import current_account, set_account
 from dynamo_router.transport.http1 import Client, ClientLeftError, HttpLimits, Receive, Scope, Send
 
 
@@ -65,6 +66,57 @@ async def test_a_stream_has_chunks_where_the_client_knows_them(version: str, chu
         assert (b"transfer-encoding: chunked" in head) == chunked
         parts = b"4\r\none,\r\n4\r\ntwo,\r\n5\r\nthree\r\n0\r\n\r\n"
         assert body == (parts if chunked else b"one,two,three")
+
+
+async def test_requests_after_each_other_are_answered_by_one_task() -> None:
+    """Nothing of the one before is left to the next; a task that was cancelled has none."""
+    tasks: list[asyncio.Task[Any] | None] = []
+    accounts: list[str] = []
+
+    async def answers(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        task = asyncio.current_task()
+        assert task is not None and client.answering is task
+        tasks.append(task)
+        accounts.append(current_account())
+        set_account("somebody")
+        await echo(scope, receive, send, client)
+        if scope["path"] == "/cancelled":
+            task.cancel()
+
+    async def ask(path: str) -> None:
+        writer.write(post(b"x", path))
+        await reader.readuntil(b" x")
+        await until(lambda: not rig.connections.tasks)
+
+    async with serving(answers) as rig:
+        reader, writer = await rig.open()
+        for path in "/a", "/cancelled", "/b", "/c":
+            await ask(path)
+        writer.write(post(b"1") + post(b"2") + post(b"3", "/a", CLOSE))  # sent ahead
+        assert bodies(await reader.read()) == [b"POST /a? %d" % n for n in (1, 2, 3)]
+        writer.close()
+        await until(lambda: all(task is None or task.done() for task in tasks))
+    assert tasks[0] is tasks[1] is not tasks[2]
+    assert tasks[2] is tasks[3] is tasks[4]
+    assert accounts == [""] * 7
+
+
+async def test_a_task_that_rests_ends_with_its_connection() -> None:
+    begun: list[asyncio.Task[Any]] = []
+
+    async def answers(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        assert client.answering is not None
+        begun.append(client.answering)
+        await echo(scope, receive, send, client)
+
+    async with serving(answers) as rig:
+        reader, writer = await rig.open()
+        writer.write(post(b"x"))
+        await reader.readuntil(b" x")
+        await until(lambda: not rig.connections.tasks)
+        assert not begun[0].done()
+        writer.close()
+        await until(begun[0].done)
 
 
 async def test_head_has_no_body() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
+from contextlib import closing
 
 import pytest
 
@@ -23,12 +24,9 @@ def raw(data: bytes) -> bytes:
 async def unpack(body: bytes, coding: str, most: int = MOST) -> tuple[bytes, int, int]:
     """(what it holds, the bytes that were counted, computations beside the event loop)"""
     counted: list[int] = []
-    off_loop = OffLoop()
-    try:
+    with closing(OffLoop()) as off_loop:
         found = await unpacked(body, coding, most, counted.append, off_loop)
         return found, sum(counted), off_loop.runs
-    finally:
-        off_loop.close()
 
 
 @pytest.mark.parametrize(

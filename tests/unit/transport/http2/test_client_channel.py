@@ -12,7 +12,7 @@ import grpc
 import pytest
 import uvloop
 from grpc import aio
-from support.polling import until
+from support.polling import closed_after, until
 from support.servers import http2_frames as raw
 from support.servers.http2_peer import answer_to, answers_well, peer
 
@@ -52,11 +52,8 @@ async def grpc_server(
 async def channel_to(
     address: str, limits: ChannelLimits = LIMITS, **more: Any
 ) -> AsyncIterator[ClientChannel]:
-    channel = ClientChannel(address, replace(limits, **more))
-    try:
+    async with closed_after(ClientChannel(address, replace(limits, **more))) as channel:
         yield channel
-    finally:
-        await channel.close()
 
 
 async def outcome(call: Any) -> Outcome:

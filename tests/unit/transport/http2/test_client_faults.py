@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support.polling import closed_after
 from support.servers import http2_frames as raw
 from support.servers.http2_peer import answer_to, peer
 
@@ -109,8 +110,7 @@ async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
 
     async with peer() as (script, address):
         script.on_data = answer
-        channel = ClientChannel(address, UNPINGED)
-        try:
+        async with closed_after(ClientChannel(address, UNPINGED)) as channel:
             fault = None
             try:
                 said = [message async for message in channel.call("/a.B/C", b"", timeout=15.0)]
@@ -119,8 +119,6 @@ async def test_the_call_ends_and_the_next_one_goes_well(name: str) -> None:
                 fault = error.outcome.fault
             assert fault is wanted
             assert [each async for each in channel.call("/a.B/C", b"", timeout=15.0)] == [b"yes"]
-        finally:
-            await channel.close()
 
 
 BEHIND_THE_END = {
@@ -137,8 +135,7 @@ async def test_a_server_that_goes_on_about_a_call_that_ended_is_left(kind: str) 
         script.on_data = lambda _, data: b"".join(
             answer_to(frame.stream) for frame in raw.parse(data) if frame.kind == raw.HEADERS
         )
-        channel = ClientChannel(address, UNPINGED)
-        try:
+        async with closed_after(ClientChannel(address, UNPINGED)) as channel:
             assert [each async for each in channel.call("/a.B/C", b"", timeout=15.0)] == [b"yes"]
             writer, sent = script.connections[0], 0
             with contextlib.suppress(ConnectionError):
@@ -149,5 +146,3 @@ async def test_a_server_that_goes_on_about_a_call_that_ended_is_left(kind: str) 
                     sent += 100
                     await asyncio.sleep(0)
             assert [each async for each in channel.call("/a.B/C", b"", timeout=15.0)] == [b"yes"]
-        finally:
-            await channel.close()

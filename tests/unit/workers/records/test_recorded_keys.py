@@ -26,8 +26,8 @@ from dynamo_router.workers.records import (
     encode_card,
     event_channel,
     event_source,
+    model_files,
     read_card_key,
-    tokenizer_files,
 )
 
 NAME = EndpointName("dynamo", "backend", "generate")
@@ -210,11 +210,10 @@ def test_where_workers_are_found() -> None:
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("blake3")
     with pytest.raises(ConfigError, match=r"model_path.*config\.json"):
-        tokenizer_files(str(tmp_path))
+        model_files(str(tmp_path))
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    files = tokenizer_files(str(tmp_path))
+    files = model_files(str(tmp_path))
     assert files["model_info"]["hf_config_json"]["checksum"].startswith("blake3:")
     assert "gen_config" not in files

@@ -1,6 +1,7 @@
 """bench concurrent: it reads beside a writer, and says what it saw."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_traffic_leaves_the_prompts_as_they_were() -> None:
     workload = make_workload(workers=8, blocks=2_000, message_blocks=100)
-    index = EventIndex()
-    try:
+    with closing(EventIndex()) as index:
         for message in (*workload.before, *workload.traffic):
             assert index.post(message)
         index.flush()
@@ -43,8 +43,6 @@ def test_the_traffic_leaves_the_prompts_as_they_were() -> None:
             prompt = workload.hashes[workload.starts[i] : workload.starts[i + 1]]
             scores = index.scores(prompt)
             assert sorted(w.worker_id for w, n in scores.items() if n == 64) == [i % 4, i % 4 + 4]
-    finally:
-        index.close()
 
 
 def test_a_reader_stops_when_told_or_when_its_array_is_full() -> None:

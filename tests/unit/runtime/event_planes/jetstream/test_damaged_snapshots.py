@@ -50,17 +50,15 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    server = JetStreamServer(tmp_path / "nats")
-    server.start()
-    address = NatsAddress(server.url)
-    connection = NatsConnection(address)
-    store = SnapshotStore(connection, address, NAMES)
-    try:
-        await store.save(POSITION, b"good" * 75_000)
-        yield Rig(connection, store)
-    finally:
-        await connection.close()
-        server.kill()
+    with JetStreamServer(tmp_path / "nats") as server:
+        address = NatsAddress(server.url)
+        connection = NatsConnection(address)
+        store = SnapshotStore(connection, address, NAMES)
+        try:
+            await store.save(POSITION, b"good" * 75_000)
+            yield Rig(connection, store)
+        finally:
+            await connection.close()
 
 
 async def refused_and_replaced(rig: Rig, why: str) -> None:

@@ -263,9 +263,7 @@ async def test_a_reader_that_died_makes_room_for_the_next(rig: Rig) -> None:
 
 
 async def test_a_server_without_streams_is_refused(rig: Rig, in_short: None) -> None:
-    server = EmbeddedNats(free_port())
-    rig.stack.push_async_callback(server.stop)
-    await server.start()
+    server = await rig.stack.enter_async_context(EmbeddedNats(free_port()))
     plane = JetStreamPlane(NatsPlane(server.url), rig.client(url=server.url), reader="r")
     rig.stack.push_async_callback(plane.close)
     with pytest.raises(ConfigError, match=r"durable_kv_events: NATS at .*JetStream"):
@@ -310,16 +308,12 @@ async def test_a_stream_that_never_gets_full_may_refuse_what_is_new_then(rig: Ri
 async def test_a_server_without_room_is_refused(tmp_path: Path, rig: Rig, in_short: None) -> None:
     settings = tmp_path / "small.conf"
     settings.write_text("jetstream { max_file_store: 1MB }\n")
-    small = JetStreamServer(tmp_path / "small", "--config", str(settings))
-    small.start()
-    try:
+    with JetStreamServer(tmp_path / "small", "--config", str(settings)) as small:
         plane = JetStreamPlane(NatsPlane(small.url), rig.client(url=small.url), reader="r")
         rig.stack.push_async_callback(plane.close)
         with pytest.raises(ConfigError, match=r"durable_kv_events: NATS refuses the stream"):
             await plane.start()
         await plane.close()
-    finally:
-        small.kill()
 
 
 @pytest.mark.usefixtures("silence_is_noticed_soon")

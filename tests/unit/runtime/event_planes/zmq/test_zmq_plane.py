@@ -13,7 +13,6 @@ from support.adversity.zmq_messages import CUT_SHORT
 from support.polling import until
 
 from dynamo_router.base.envelope import EventEnvelope, encode_envelope
-from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.event_planes import PlaneState, endpoint_subject
 from dynamo_router.runtime.event_planes.zmq import (
     EVENT_CHANNELS,
@@ -320,12 +319,3 @@ async def test_a_closed_plane_takes_nothing(planes: Planes) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         await plane.offer(SUBJECT, 7)
     assert not plane._channels and not plane._outlets
-
-
-def test_without_pyzmq_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(sockets_module.importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match="pip install pyzmq"):
-        sockets_module.import_zmq()

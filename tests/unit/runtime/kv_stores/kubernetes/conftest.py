@@ -10,10 +10,8 @@ from support.servers.kubernetes.clients import Clients
 
 @pytest.fixture
 async def server() -> AsyncIterator[KubernetesServer]:
-    running = KubernetesServer()
-    await running.start()
-    yield running
-    await running.stop()
+    async with KubernetesServer() as running:
+        yield running
 
 
 @pytest.fixture

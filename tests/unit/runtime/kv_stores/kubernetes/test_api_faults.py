@@ -195,20 +195,18 @@ async def test_what_is_no_event_ends_that_watch_only(
 @pytest.mark.parametrize("strict", [True, False])
 async def test_over_tls_only_a_known_server_is_believed(tmp_path: Path, strict: bool) -> None:
     authority = Authority(tmp_path, strict=strict)
-    server = KubernetesServer(authority=authority)
-    await server.start()
-    token = service_account(tmp_path, "first")
-    known = KubernetesStore(
-        KubernetesConfig(server=server.url, token_file=token, ca=authority.ca, namespace="test")
-    )
-    assert (await known.bucket(INSTANCES).entries()).entries == ()
-    await known.close()
-    stranger = Authority(tmp_path / "other", "stranger")
-    wary = KubernetesStore(
-        KubernetesConfig(server=server.url, token_file=token, ca=stranger.ca, namespace="test")
-    )
-    with pytest.raises(StoreError, match="(?i)certificate") as caught:
-        await wary.grant()
-    assert caught.value.transient is False
-    await wary.close()
-    await server.stop()
+    async with KubernetesServer(authority=authority) as server:
+        token = service_account(tmp_path, "first")
+        known = KubernetesStore(
+            KubernetesConfig(server=server.url, token_file=token, ca=authority.ca, namespace="test")
+        )
+        assert (await known.bucket(INSTANCES).entries()).entries == ()
+        await known.close()
+        stranger = Authority(tmp_path / "other", "stranger")
+        wary = KubernetesStore(
+            KubernetesConfig(server=server.url, token_file=token, ca=stranger.ca, namespace="test")
+        )
+        with pytest.raises(StoreError, match="(?i)certificate") as caught:
+            await wary.grant()
+        assert caught.value.transient is False
+        await wary.close()

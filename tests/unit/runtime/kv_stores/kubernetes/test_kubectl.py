@@ -25,10 +25,10 @@ KEY = f"dynamo/backend/generate/{instance_id_of('worker-0'):x}"
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[KubernetesServer]:
     # kubectl shows no token to a server without TLS.
-    running = KubernetesServer({"kubectl", "first"}, authority=Authority(tmp_path / "tls"))
-    await running.start()
-    yield running
-    await running.stop()
+    async with KubernetesServer(
+        {"kubectl", "first"}, authority=Authority(tmp_path / "tls")
+    ) as running:
+        yield running
 
 
 class Kubectl:
