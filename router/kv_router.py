@@ -20,7 +20,7 @@ from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
-from .placement import Computed, Placement
+from .placement import Computed, Placement, wanted_by
 from .policies import PolicyChoice, plain_decisions
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, all_busy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
@@ -254,22 +254,22 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         is bound to it. Raises what `decide` does."""
         if self._plain is not None and (plain := self._plain.place(placement)) is not None:
             return plain
-        session, allowed, preferred = placement.session, placement.allowed, None
-        pinned = placement.pinned
-        if session is not None and pinned is None:
-            bound = self.sessions.wanted(session, placement.excluded)
-            if bound is not None and (not allowed or bound.worker.worker_id in allowed):
-                pinned, preferred = bound.pinned, bound.preferred
+        pinned, preferred = wanted_by(placement, self.sessions)
         decision = self.decide(
-            placement.prompt, placement.request_id or None, allowed_workers=allowed or None,
+            placement.prompt, request_id := placement.request_id or None,
+            allowed_workers=placement.allowed or None,
             excluded_workers=placement.excluded, even_inhibited=placement.retried,
             pinned_worker=pinned, preferred_worker=preferred, computed=placement.computed,
             expected_output_tokens=placement.expected_output_tokens, tenant=placement.tenant,
             asked=placement.objectives, owner=placement.owner, runners_up=placement.runners_up,
             arrived=None if placement.retried else placement.arrived or None,
         )  # fmt: skip
-        if session is not None:
-            self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
+        try:
+            self.sessions.bind(placement.session, decision.worker, in_flight=placement.in_flight)
+        except BaseException:
+            if request_id is not None:
+                self.free(request_id)  # the caller does not know of the booking
+            raise
         return decision
 
     def place_pair(
@@ -318,8 +318,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 rule.note(verdict)
                 if runners_up:
                     decode = replace(decode, runners_up=runners_up)
-                if (session := placement.session) is not None:
-                    self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
+                session = placement.session
+                self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
                 return PairDecision(decode, first, *verdict[1:], landing)
             except BaseException:
                 if landing is not None:
@@ -495,11 +495,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             candidates.bound = limits.shed_bound(
                 placement.prompt.isl, placement.objectives, 0.0, placement.tenant, now
             )
-        pinned, preferred = placement.pinned, None
-        if pinned is None and placement.session is not None:
-            bound = self.sessions.wanted(placement.session, placement.excluded)
-            if bound is not None:
-                pinned, preferred = bound.pinned, bound.preferred
+        pinned, preferred = wanted_by(placement, self.sessions)
         wanted = source.preferred(preferred, self.config)
         if placement.computed is not None:
             wanted = source.count_computed(placement.computed, candidates) or wanted

@@ -10,6 +10,7 @@ from dynamo_router import KvRouter
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.disagg import DisaggConfig, PairRule
 from dynamo_router.router.placement import Placement
 
@@ -168,6 +169,17 @@ def test_thresholds_decide_by_what_is_cached_on_the_decode_worker(
     decode.index.flush()
     again = decode.place_pair(placement(decode, "b"), prefill, PairRule(config))
     assert again.prefill is None and again.decode.worker.worker_id == 11
+
+
+def test_a_sessions_worker_that_is_not_allowed_is_left(
+    prefill: KvRouter, clock: ManualClock
+) -> None:
+    sessions = AffinityConfig(session_affinity_ttl_secs=60.0, session_affinity_mode="hard")
+    with router_among(*DECODE, clock=clock, block_size=BLOCK, affinity=sessions) as decode:
+        decode.sessions.bind(Session("s"), WorkerWithDpRank(11, 0))
+        asked = Placement(decode.prompt(LONG), "a", session=Session("s"), allowed=(12,))
+        pair = decode.place_pair(asked, prefill, PairRule(ALWAYS))
+        assert pair.decode.worker.worker_id == 12
 
 
 def test_a_prompt_is_on_its_way_until_the_rule_hears_that_it_landed(
