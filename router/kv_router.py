@@ -279,8 +279,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
         A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
         `mark_prefill_complete` and `free` on each, and `rule.on_landed` with a decision's `landing`
-        once the decode worker has begun or will not. A session keeps its decode worker. Raises what
-        `decide` does; overloaded while no decode worker has room: no prefill should begin then.
+        once the decode worker has begun or will not; it expires as bookings do. A session keeps its
+        decode worker. Raises what `decide` does; overloaded while no decode worker has room.
         """
         from .pairs import PairDecision, choose_pair  # fleets without roles need none of it
 
@@ -299,7 +299,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 prefills = prefill._side(others)
             except NoWorkersError:
                 prefills = None
-            expected = placement.expected_output_tokens
+            expected, now = placement.expected_output_tokens, decodes.candidates.now
+            rule.expire(now)
             threshold = prefill.limits.config.queue_threshold
             verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
             runners_up = decodes.others(target, placement.runners_up)
@@ -314,7 +315,10 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     first = prefill._book(
                         request_id, at, found, prompt, found.eligible, prefill.config, 1, "", None
                     )
-                    landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
+                    landing = rule.on_remote(
+                        first.worker, decode.worker, target.uncached_tokens,
+                        now + self.config.active_request_expiry_secs,
+                    )  # fmt: skip
                 rule.note(verdict)
                 if runners_up:
                     decode = replace(decode, runners_up=runners_up)

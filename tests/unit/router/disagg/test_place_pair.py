@@ -1,5 +1,6 @@
 """KvRouter.place_pair: both legs are chosen and booked in one step, and released once each."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -196,3 +197,23 @@ def test_a_prompt_is_on_its_way_until_the_rule_hears_that_it_landed(
         assert each.landing is not None
         rule.on_landed(each.landing)
     assert not rule._sent and not rule._landing
+
+
+def test_prompts_that_nobody_says_have_landed_expire_as_bookings_do(
+    prefill: KvRouter, decode: KvRouter, clock: ManualClock
+) -> None:
+    rule = PairRule(ALWAYS)
+    landings = []
+    for at in range(40):
+        pair = decode.place_pair(placement(decode, f"{at}"), prefill, rule)
+        landings.append(pair.landing)
+        decode.free(f"{at}")
+        prefill.free(f"{at}")
+        clock.advance(100.0)
+    size = rule.handoff_bytes(len(LONG))
+    most = math.ceil(decode.config.active_request_expiry_secs / 100.0)
+    assert sum(rule._sent.values()) == sum(rule._landing.values()) == most * size
+    for landing in landings:
+        assert landing is not None
+        rule.on_landed(landing)  # of the first ones nothing is left to take away
+    assert not rule._sent and not rule._landing and not rule._on_way
