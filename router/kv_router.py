@@ -108,6 +108,11 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         return self._choice.failures
 
     @property
+    def slow_decisions(self) -> int:
+        """How many decisions of a policy that is not ours took longer than 5 ms."""
+        return self._choice.slow
+
+    @property
     def residuals(self) -> ResidualState | None:
         """How well the policy foresees, and whether that decides; None where it does not."""
         with self._lock:
@@ -322,8 +327,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 rule.note(verdict)
                 if runners_up:
                     decode = replace(decode, runners_up=runners_up)
-                session = placement.session
-                self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
+                self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
                 return PairDecision(decode, first, *verdict[1:], landing)
             except BaseException:
                 if landing is not None:
@@ -354,9 +358,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             return explain(self._source, policy, prompt, config, now, limits, asked, bound)
 
     def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
-        """Seconds to a booked request's first token, as the policy foresaw them when it was booked:
-        on its worker, and on the soonest that it might have gone to. None where the policy foresees
-        nothing, or is not trusted."""
+        """Seconds to a booked request's first token, as the policy foresaw them then: on its
+        worker, and on the soonest one. None where it foresees nothing, or is not trusted."""
         with self._lock:
             return self._policy.foreseen_ttft_s(request_id)
 
@@ -490,8 +493,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The workers that a leg of a request may go to; NoWorkersError if there are none."""
         from .pairs import Side
 
-        source, limits, now = self._source, self.limits, self._expire()
-        policy = self._policy
+        source, limits, policy, now = self._source, self.limits, self._policy, self._expire()
         candidates = source.candidates(
             placement.prompt, self.config, now, with_caches=policy.needs_overlaps
         )
@@ -511,9 +513,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if placement.allowed:
             eligible = eligible & source.mask(placement.allowed)
         if number is not None:
-            only = np.zeros_like(eligible)
-            only[number] = eligible[number]
-            eligible = only
+            eligible = eligible & (np.arange(len(eligible)) == number)
         if not eligible.any():
             raise NoWorkersError("no worker that the request may go to takes requests now")
         if limits.any_busy and (busy := limits.busy_of(takers, now)) is not None:

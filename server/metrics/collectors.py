@@ -153,6 +153,11 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
             router.policy_failures,
         ),
         (
+            "policy_slow_decisions",
+            "Decisions of an installed policy that took longer than 5 ms; all requests wait.",
+            router.slow_decisions,
+        ),
+        (
             "shed_requests",
             "Requests refused because no worker would meet their objective.",
             router.limits.requests_shed,
