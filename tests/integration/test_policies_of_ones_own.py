@@ -64,7 +64,7 @@ class Gone(Own):
 
 async def over_grpc(served: Served) -> tuple[grpc.StatusCode, int]:
     async with aio.insecure_channel(served.server.grpc_address) as channel:
-        call = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
+        call: Any = channel.unary_stream(f"/{SERVICE}/Generate", None, None)
         try:
             return grpc.StatusCode.OK, len(
                 await messages_of(call(prompt("one", 12).SerializeToString()))
@@ -75,7 +75,7 @@ async def over_grpc(served: Served) -> tuple[grpc.StatusCode, int]:
 
 async def over_http(served: Served) -> int:
     body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 3}
-    status, _ = await served.post("/v1/completions", body)
+    status: int = (await served.post("/v1/completions", body))[0]
     return status
 
 
