@@ -100,8 +100,7 @@ def test_times_of_a_record_become_ours() -> None:
     ],
 )
 def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, Any]) -> None:
-    """Before, an answer that took a million years dated all other requests before the window: that
-    was silence. A prompt of no tokens ended every plan of its window."""
+    """The other requests of its look have the times that they would have without it."""
     sight = Sight(600.0)
     sight.look(0.0, ENGINES, [look(READY)])
     good = RecordedRequest(1_000_000.0, 10, 5, e2e_ms=500.0)
@@ -116,7 +115,7 @@ def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, 
 
 
 def test_a_record_whose_clock_goes_both_ways_dates_its_requests_by_now() -> None:
-    """Before, requests after a clock had gone back were an hour old: that was silence."""
+    """Forwards by an hour, and back by one: all are of the last seconds."""
     sight = Sight(600.0)
     for now, clock_s in ((0.0, 5000.0), (5.0, 8605.0), (10.0, 5010.0), (15.0, 5015.0)):
         request = RecordedRequest(1e3 * clock_s - 500.0, 10, 5, e2e_ms=500.0)
