@@ -228,7 +228,7 @@ class Sight:
 
     def _last_end_s(self, now: float, record: str, requests: Sequence[RecordedRequest]) -> float:
         """When the newest of a look's requests can have ended, by their record's clock: one that
-        was stamped ahead of it, or after it jumped ahead, tells nothing of when the others came."""
+        was stamped ahead of it, or after it jumped ahead, cannot date the others."""
         ends = sorted(map(_end_s, requests))
         if (found := self._offsets.get(record)) is not None:
             offset, seen_at = found

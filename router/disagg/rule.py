@@ -108,7 +108,7 @@ class Landing(NamedTuple):
     """and of those that were on their way from that worker, or to that one, when it was decided:
     they share its network card"""
     until: float = math.inf
-    """when it is taken to have landed, though nobody has said so"""
+    """when it is taken to have landed, without a call of `on_landed`"""
 
 
 def _waited(wait_s: float) -> float:
@@ -301,7 +301,7 @@ class PairRule:
                 del sums[worker]
 
     def expire(self, now: float) -> None:
-        """Drop those that nobody has told of for as long as a booking lasts without a word."""
+        """Drop those whose `until` is over without a call of `on_landed`."""
         while self._on_way and (oldest := next(iter(self._on_way))).until <= now:
             self.on_landed(oldest)
 

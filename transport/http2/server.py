@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 OnRefused: TypeAlias = Callable[[str, str, Refusal], None]
-"""Told of each call that is refused for its headers: its path, empty if no method has it, its
+"""Called for each call that is refused for its headers: its path, empty if no method has it, its
 client, and why."""
 
 
@@ -154,7 +154,7 @@ class Http2Server:
         self._limit_log.hit(limit, who)
 
     def on_refused(self, path: bytes, who: str, refusal: Refusal) -> None:
-        """Tell of a call that was refused for its headers: for connections."""
+        """A call was refused for its headers: for connections."""
         if self._on_refused is not None:
             self._on_refused(path.decode() if path in self._methods else "", who, refusal)
 
