@@ -132,15 +132,27 @@ class PieceCache:
         size = len(ids) + OVERHEAD
         if key in self._shares or size + SHARE_OVERHEAD > self.most_bytes:
             return
-        share = self._root.part(tenant.account).part(tenant.namespace)
-        if not share.pieces:
-            size += SHARE_OVERHEAD
-        share.pieces[key] = ids
-        self._shares[key] = share
-        share.add(size)
-        self._use(share)
-        while self._root.size > self.most_bytes:
-            self._drop()
+        try:
+            share = self._root.part(tenant.account).part(tenant.namespace)
+            if not share.pieces:
+                size += SHARE_OVERHEAD
+            share.pieces[key] = ids
+            self._shares[key] = share
+            share.add(size)
+            self._use(share)
+            while self._root.size > self.most_bytes:
+                self._drop()
+        except BaseException:  # for want of memory: what is half kept would fail all that follow
+            self._forget_all()
+            raise
+
+    def _forget_all(self) -> None:
+        """Be empty. Takes no memory."""
+        root, self._last_used = self._root, None
+        root.parts.clear()
+        root.by_size.clear()
+        root.size = 0
+        self._shares.clear()
 
     def forget(self, key: bytes) -> None:
         """What is kept under a key is of no use any more."""
