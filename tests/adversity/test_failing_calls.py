@@ -39,6 +39,7 @@ FROM_THE_LOOP = frozenset(
         *("LoopTurns._on_next_turn", "HttpConnection._answer", "Connection.connection_made"),
         *("Dispatcher._begun", "Acceptor._accept", "HttpListener._opened"),
         "BoundedConnection.connection_made",
+        "NextTurn._call_all",
     )
 )
 """Called by the event loop, or with what was booked: no request ends by a failure of the call."""
