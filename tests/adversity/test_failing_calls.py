@@ -146,7 +146,11 @@ async def asked(chats: ChatServer, number: int, error: type[BaseException]) -> s
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError], ids=lambda e: e.__name__)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError, MemoryError, OSError, asyncio.CancelledError],
+    ids=lambda error: error.__name__,
+)
 async def test_a_call_of_ours_that_fails_ends_one_chat(
     error: type[BaseException], way: str
 ) -> None:

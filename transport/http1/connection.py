@@ -18,7 +18,7 @@ from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
-from .errors import ErrorForm, HttpError, plain_error
+from .errors import ErrorForm, HttpError, fault_of, plain_error
 from .exchange import Exchange, refusal
 from .limits import has_left
 from .open_connections import OpenConnections
@@ -428,7 +428,7 @@ class HttpConnection(asyncio.Protocol):
         task = self._task
         assert task is not None
         while (exchange := self._exchange) is not None:
-            await self._answer(exchange)
+            await self._answer(exchange, task)
             ends = self._closing or self._connections.are_ending or task.cancelling()
             if ends or self._task is not task:
                 return
@@ -436,18 +436,19 @@ class HttpConnection(asyncio.Protocol):
             self._rest = self._loop.create_future()
             await self._rest
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, task: "asyncio.Task[None]") -> None:
         record, failed = exchange.record, False
         try:
             set_record(record)
             set_account("")  # not that of the request before, until its access is checked
             self._connections.observer.on_request(record)
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                raise
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
             record.error = record.error or type(error).__name__
-            self._refusal = self._refusal or error.with_traceback(None)  # which holds us
-            failed = True
+            self._refusal, failed = self._refusal or fault_of(error), True
         finally:
             if exchange.ended:
                 if failed or self._exchange is exchange:
@@ -470,9 +471,7 @@ class HttpConnection(asyncio.Protocol):
         """What reads a request has failed: a fault of ours, and no word on the client's bytes."""
         log.error("a request could not be read", exc_info=error)
         self._reading = self._arriving is not None and not self._arriving.body_ended
-        if not isinstance(error, Exception):  # the task was not cancelled
-            error = RuntimeError(type(error).__name__)
-        self._refuse(error.with_traceback(None))  # which holds us
+        self._refuse(fault_of(error))
 
     def _refuse(self, error: BaseException) -> None:
         """Read nothing more, and say why once all that came before is answered."""
