@@ -234,7 +234,7 @@ class _Control:
             float(last_s - first_s) * 1e3 / (request.output_tokens - 1)
             if ended and request.output_tokens > 1
             else None,
-            None,
+            int(log.cached_tokens[place]) if begun else None,
             int(log.worker[place]),
         )
         if ended:

@@ -50,6 +50,8 @@ ALIKE = 1.1
 """times as fast, or as slow: plans with other engines than the model has by now do not count."""
 TRIED_S = 300.0
 """that a fleet has served, from when on what it was seen to miss says more than plans do."""
+SETTLED_MARGIN = 0.3
+"""of the misses that the target allows, at the rate of an hour: bursts of that hour miss more."""
 LEAST_BINS, KNOWN_BINS = 4, 8
 """Bins of arrivals that are known to a plan at least, and to one whose fleets count in a mean."""
 SPARE = 0.1, 0.5
@@ -268,9 +270,17 @@ class Planner:
         )
         search = Search(problem, seen, present, self._budget)
         chosen, why = search.choose()
-        self._learn_capacity(search, chosen)
+        unproven, modelled = not self._compared, self.model.speed
         self._compare(seen, search)
         self.planned_s += self._budget.spent_s
+        if chosen.cost(self.constraints.costs) > present.cost(self.constraints.costs):
+            unknown = not self._compared and self.forecast.seen < KNOWN_BINS
+            faster = unproven and self.model.speed > ALIKE * modelled
+            if (unknown or faster) and not alarmed and self._keeps_target(seen, SETTLED_S):
+                self._next_plan = seen.at + SOON_S
+                why.append("how fast engines are was not known: more are not started yet")
+                return present, search.scores(), False, why
+        self._learn_capacity(search, chosen)
         self._choices.append(chosen)
         self._dispersion = search.dispersion
         steady_s = self.forecast.steady_s(self._dispersion)
@@ -358,6 +368,8 @@ class Planner:
             if since < each.at <= seen.at and 1 / ALIKE < each.speed / self.model.speed < ALIKE
         ]
         costs, allowed = self.constraints.costs, 1 - self.objectives.target
+        # A burst is over before engines serve: one more is enough for what is too much for these.
+        wanted = wanted.lowest(Fleet(*(count + 1 for _, count in present)))
         if len(trials) < LEAST_TRIALS:
             return wanted if wanted.cost(costs) > present.cost(costs) else present
         missed = {
@@ -373,9 +385,12 @@ class Planner:
                 chance = missed[present] <= SHRINK_MARGIN * allowed
                 return wanted if 1 - share > (1 + chance) * allowed else present
             return wanted if missed[present] > allowed else present
-        if trials[-1].at - trials[0].at < ONE_RATE_S / 3 or len(trials) < self._agreeing:
+        # What a smaller fleet was seen to miss is not outvoted by the plans of before.
+        grown_at = max((each.at for each in self.changes if each.by > 0), default=-math.inf)
+        since_s = trials[-1].at - max(trials[0].at, grown_at)
+        if since_s < ONE_RATE_S / 3 or len(trials) < self._agreeing:
             return present
-        enough = [fleet for fleet in kept if missed[fleet] <= SHRINK_MARGIN * allowed]
+        enough = [fleet for fleet in kept if missed[fleet] <= SETTLED_MARGIN * allowed]
         return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
 
     def _plan_silence(
@@ -427,13 +442,24 @@ class Planner:
             # Remembered for a while: a fleet that is larger than needed shows less.
             self.capacity[role] = max(per_engine, 0.98 * known)
 
+    def _is_settled(self, seen: Observation) -> bool:
+        """Whether no backlog is left of a time with fewer engines: all have served for a while, or
+        answers of that time were good."""
+        settled_s = self.config.start_up_s + SETTLED_S
+        if all(each.state != "starting" and each.age_s >= settled_s for each in seen.workers):
+            return True
+        return self._keeps_target(seen, SETTLED_S)
+
+    def _keeps_target(self, seen: Observation, last_s: float) -> bool:
+        share, count = attainment(seen, self.objectives, last_s)
+        return share is not None and count >= LEAST_SAMPLES and share >= self.objectives.target
+
     def _compare(self, seen: Observation, search: Search) -> None:
         """How far the engine model is off: measured against simulated, of the same requests."""
         outcome = next(iter(search.outcomes.values()), None)
         if outcome is None or seen.requests is None:
             return
-        settled_s = self.config.start_up_s + SETTLED_S
-        if any(each.state == "starting" or each.age_s < settled_s for each in seen.workers):
+        if not self._is_settled(seen):
             return  # a backlog older than the lead is measured, and not simulated
         served = {each.worker_id: each.served for each in seen.workers}
         for each, itl in zip(search.lead, outcome.past_itl_ms.tolist(), strict=True):

@@ -19,6 +19,11 @@ class Tenant(NamedTuple):
     account: str = ""
     namespace: int | None = None
 
+    @property
+    def name(self) -> str | None:
+        """The namespace's, for hashes of blocks."""
+        return None if self.namespace is None else str(self.namespace)
+
 
 NO_TENANT = Tenant()
 

@@ -182,7 +182,11 @@ class ArrivalForecast:
             return False
         # Sessions are not always known by their prompts: what counts have varied by is chance too.
         dispersion = max(dispersion, dispersion_of(self._hour))
-        return is_one_rate([*self._hour, *self._season_ahead()], dispersion)
+        # The season's own counts: times how busy the last minute was, a burst would go on there.
+        season = self._predictors[-1]
+        trusted = self._seasonal and self._trusts_season(float(self.forecast().mean[0]))
+        ahead = season.then(self._bins) if trusted and isinstance(season, Seasonal) else []
+        return is_one_rate([*self._hour, *ahead], dispersion)
 
     def _season_ahead(self) -> list[float]:
         """What comes by the season, if there is one and today goes on as it did."""

@@ -2,7 +2,7 @@
 
 Sessions stay whole and follow each other as they did. What one session alone has of its prompts
 is made new in each copy, what sessions share stays: so the hit rate of a copy comes out of caches,
-as it did out of the requests.
+as it did out of the requests. What engines say they found in caches beyond that is found, too.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...bench.simulation import SampledRequest
 from ...bench.traces import TraceRequest, build_tree, columns_of, find_turns, mix_values
 from ..observation import ObservedRequest
+from .warmth import warmed
 
 MOST_TOKENS = 1 << 20
 """A record that says more is not believed."""
@@ -56,6 +57,7 @@ class RequestBodies:
         ]
         self._requests = requests
         self._ids = [_ids(each, block_size, place) for place, each in enumerate(requests)]
+        self._cached = [_cached_blocks(each, block_size) for each in requests]
         self._shared = self._shared_blocks(block_size)
 
     def __len__(self) -> int:
@@ -63,7 +65,8 @@ class RequestBodies:
 
     def as_seen(self, first: int) -> list[SampledRequest]:
         """The requests from that place on, as they were."""
-        return [self._request(place, self._ids[place]) for place in range(first, len(self))]
+        found = [self._request(place, self._ids[place]) for place in range(first, len(self))]
+        return warmed(found, self._cached[first:])
 
     def draw(self, count: int, seed: int) -> list[SampledRequest]:
         """`count` requests of new sessions, in the order of arrival, from a place of the window
@@ -74,11 +77,13 @@ class RequestBodies:
         for number in range(start, start + count):
             copy, place = divmod(number, size)
             ids, shared = self._ids[place].copy(), self._shared[place]
-            own = ids[shared:] ^ np.uint64((seed << 20 | copy) + 1)
+            salt = np.array([seed << 20 | copy], np.uint64)
+            mix_values(salt)  # small numbers would turn one small id into another
+            own = ids[shared:] ^ salt
             mix_values(own)
             ids[shared:] = own
             found.append(self._request(place, ids))
-        return found
+        return warmed(found, [self._cached[(start + n) % size] for n in range(count)])
 
     def _request(self, place: int, ids: NDArray[np.uint64]) -> SampledRequest:
         return SampledRequest(self._requests[place].prompt_tokens, self.outputs[place], ids)
@@ -108,6 +113,14 @@ class RequestBodies:
                 if first.setdefault(node, session) != session:
                     common[node] = True
         return [int(common[nodes[a:b]].sum()) for a, b in zip(offsets, offsets[1:], strict=False)]
+
+
+def _cached_blocks(request: ObservedRequest, block_size: int) -> int | None:
+    """Of a prompt, of which a token at least is computed; None: not reported."""
+    if request.cached_tokens is None:
+        return None
+    most = (request.prompt_tokens - 1) // block_size
+    return max(0, min(most, round(request.cached_tokens / block_size)))
 
 
 def _ids(request: ObservedRequest, block_size: int, place: int) -> NDArray[np.uint64]:

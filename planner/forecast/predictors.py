@@ -150,6 +150,13 @@ class Seasonal:
         ratio = self._ratio()
         return np.array([last if each is None else each * ratio for each in then])
 
+    def then(self, bins: int) -> list[float]:
+        """Counts of one period before the next bins, as far as they are known."""
+        if len(self._seen) < self._period:
+            return []
+        found = (self._before(len(self._seen) + place) for place in range(bins))
+        return [each for each in found if each is not None]
+
     def _before(self, place: int) -> float | None:
         """The count one period before a bin, or more periods where that bin is ahead as well."""
         while place >= len(self._seen):

@@ -11,7 +11,7 @@ SURE = 3.0
 
 SETTLED = 4.0
 """Standard deviations of chance, for the most different of some hundred ways to part an hour."""
-TOGETHER = 4
+TOGETHER = 8
 """Bins whose totals are compared with those before: sessions last for longer than a bin."""
 
 
@@ -23,7 +23,7 @@ def is_one_rate(counts: Sequence[float], dispersion: float) -> bool:
 
 
 def dispersion_of(counts: Sequence[float]) -> float:
-    """The variance of counts, of their mean, as those of a minute differ from the minute before: in
+    """The variance of counts, of their mean, as those of two minutes differ from the two before: in
     the median, which neither a jump nor a slope changes much. At least 1."""
     whole = np.array(counts, np.float64)[len(counts) % TOGETHER :].reshape(-1, TOGETHER).sum(axis=1)
     if len(whole) < 2 or not whole.any():

@@ -1,10 +1,13 @@
 """Arrivals ahead by quantiles, and more requests like those that were seen."""
 
 import math
+from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import pytest
 
+from dynamo_router.bench.simulation import SampledRequest
 from dynamo_router.planner import Observation, ObservedRequest
 from dynamo_router.planner.arrival_bins import ArrivalBins
 from dynamo_router.planner.forecast import ArrivalForecast, RequestBodies
@@ -139,6 +142,55 @@ def test_copies_share_what_sessions_share_and_nothing_else() -> None:
     assert bodies.draw(60, seed=4)[7].ids.tolist() != copies[7].ids.tolist()
 
 
+def found_in_cache(requests: list[SampledRequest]) -> list[int]:
+    """Leading blocks of each that requests before it have."""
+    seen, found = set[int](), list[int]()
+    for each in requests:
+        ids = each.ids.tolist()
+        found.append(sum(1 for _ in takewhile(seen.__contains__, ids)))
+        seen.update(ids)
+    return found
+
+
+def test_a_scenario_has_as_many_cached_blocks_as_engines_reported() -> None:
+    """Before, prompts that look new were simulated as new, whatever engines found in caches."""
+    alone = [ObservedRequest(float(n), 100, 5, tuple(range(50 * n, 50 * n + 10))) for n in range(9)]
+    warm = [replace(each, cached_tokens=58) for each in alone]
+    assert sum(found_in_cache(RequestBodies(alone, 10).draw(60, seed=3))) == 0
+    copies = RequestBodies(warm, 10).draw(60, seed=3)
+    assert found_in_cache(copies) == [0, *[6] * 59]
+    assert [len(each.ids) for each in copies] == [10] * 60
+    assert found_in_cache(RequestBodies(warm, 10).as_seen(0)) == [0, *[6] * 8]
+    whole = [replace(each, cached_tokens=100) for each in alone]
+    assert max(found_in_cache(RequestBodies(whole, 10).draw(60, seed=3))) == 9  # one is computed
+
+
+def test_what_a_scenario_brings_by_itself_is_not_made_warm_again() -> None:
+    turns = [
+        replace(each, cached_tokens=max(0, each.prompt_tokens - 10) if turn else 20)
+        for number in range(1, 6)
+        for turn, each in enumerate(session(number, 4, 10.0 * number))
+    ]
+    bodies, without = (
+        RequestBodies(turns, 10),
+        RequestBodies([replace(each, cached_tokens=None) for each in turns], 10),
+    )
+    measured = sum(each.cached_tokens or 0 for each in turns) // 10
+    by_itself = sum(found_in_cache(without.as_seen(0)))
+    assert measured - 2 <= by_itself <= measured
+    assert sum(found_in_cache(bodies.as_seen(0))) - by_itself <= 2
+    half = [replace(each, cached_tokens=0) for each in turns]
+    asked, kept = RequestBodies(half, 10).as_seen(0), without.as_seen(0)
+    assert [each.ids.tolist() for each in asked] == [each.ids.tolist() for each in kept]
+
+
+def test_copies_of_small_ids_have_none_in_common() -> None:
+    """Before, a copy's ids were those of another one in another order: 5 ^ 1 is 6 ^ 2."""
+    window = [ObservedRequest(float(n), 40, 5, tuple(range(4 * n, 4 * n + 4))) for n in range(16)]
+    ids = [n for each in RequestBodies(window, 10).draw(64, seed=3) for n in each.ids.tolist()]
+    assert len(set(ids)) == len(ids) == 256
+
+
 def test_requests_that_run_get_the_output_of_others() -> None:
     window = [ObservedRequest(0.0, 20, 7, (1, 2)), ObservedRequest(1.0, 20, None, (1, 3))]
     assert RequestBodies(window, 10).outputs == [7, 7]
@@ -236,6 +288,24 @@ def test_sessions_that_nothing_tells_make_counts_that_vary_as_they_were_seen_to(
     assert dispersion_of(rng.poisson(20, 240).tolist()) < 2
     assert dispersion_of([20.0] * 100 + [400.0] * 4 + [20.0] * 100) == 1.0
     assert dispersion_of([0.0] * 40) == dispersion_of([5.0]) == 1.0
+
+
+def test_a_burst_of_sessions_ends_no_hour_of_one_rate() -> None:
+    """Before, the season was taken times the last minute's rate, and a burst made it another."""
+    hour = (4.0 * np.random.default_rng(5).poisson(5, 240)).tolist()
+    forecast = fed(ArrivalForecast(15.0, 14, hour), hour[:60])
+    assert forecast.is_settled(4.0)
+    fed(forecast, [44.0] * 4)
+    assert forecast.is_settled(4.0)
+    fed(forecast, [60.0] * 8)
+    assert not forecast.is_settled(4.0)
+
+
+def test_sessions_of_some_minutes_make_counts_vary_by_more_than_a_minute_shows() -> None:
+    rng = np.random.default_rng(11)
+    begun = rng.poisson(0.9, 280)  # a session asks once a bin, for three minutes
+    counts = np.convolve(begun, np.ones(12), "valid")[:240]
+    assert dispersion_of(counts.tolist()) > 2.5
 
 
 def test_an_hour_of_one_rate_says_nothing_where_the_season_ends_it() -> None:

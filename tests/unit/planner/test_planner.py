@@ -352,12 +352,13 @@ def test_a_bad_setting_is_named(key: str, value: Any) -> None:
 
 def test_late_first_tokens_need_engines_though_throughput_does_not() -> None:
     """dynamo #11638: a floor of prefill by throughput keeps no TTFT."""
-    long = [replace(each, prompt_tokens=12_000) for each in requests(1000.0, 0.4, 90.0)]
+    long = [replace(each, prompt_tokens=12_000) for each in requests(1000.0, 0.4, 120.0)]
     fleets = []
     for ttft_ms in (20_000, 1_500):
         planner = new_planner()
         planner.objectives = Objectives(objective_ttft_ms=ttft_ms, objective_itl_ms=200)
-        fleets.append(planner.observe(observation(1000.0, 0.0, 1, requests=long)).after)
+        seen = observation(1000.0, 0.0, 1, requests=long, window_s=120.0)
+        fleets.append(planner.observe(seen).after)
     slow, fast = fleets
     assert slow.aggregated < fast.aggregated
 
@@ -396,12 +397,30 @@ def _draining() -> list[ObservedWorker]:
 
 def test_a_backlog_older_than_the_lead_says_nothing_of_the_model() -> None:
     planner = new_planner()
-    slow = requests(1000.0, 1.2, 90.0, itl_ms=150.0)
+    slow = requests(1000.0, 1.2, 90.0, itl_ms=150.0, ttft_ms=9000.0)
     fresh = [*workers(2), replace(workers(1, age_s=40.0)[0], worker_id=9)]
     planner.observe(observation(1000.0, 0.0, 0, requests=slow, workers=fresh))
     assert planner.model.speed == SPEED
     planner.observe(observation(1060.0, 0.0, 3, requests=requests(1060.0, 1.2, 90.0, itl_ms=150.0)))
     assert planner.model.speed < SPEED
+
+
+def test_engines_faster_than_their_model_are_not_added_to_before_that_is_known() -> None:
+    """Before, the first plan started engines for a model that was a quarter too slow, and answers
+    were compared with it once these had served for a minute: they stayed for half an hour."""
+    there = workers(1, age_s=60.0)
+    asked = requests(1000.0, 0.9, 60.0, itl_ms=28.0)
+    for known_s in (60.0, 120.0):
+        planner = new_planner(speed=SPEED / 2)
+        seen = observation(1000.0, 0.0, 0, requests=asked, workers=there, window_s=known_s)
+        first = planner.observe(seen)
+        assert first.scores[-1].fleet.aggregated > 1, "the model finds one too few"
+        assert not first.changes, first.reasons
+        assert first.reasons[-1] == "how fast engines are was not known: more are not started yet"
+        assert planner.model.speed > 1.3 * SPEED / 2
+    late = requests(1000.0, 0.9, 60.0, ttft_ms=9000.0)
+    seen = observation(1000.0, 0.0, 0, requests=late, workers=there, window_s=60.0)
+    assert new_planner(speed=SPEED / 2).observe(seen).changes, "late answers wait for nothing"
 
 
 def test_a_clock_that_jumps_by_a_year_costs_no_more_than_a_gap() -> None:

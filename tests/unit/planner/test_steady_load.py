@@ -1,6 +1,7 @@
 """Loads that stay as they are: fleets that are left alone, and what moves them all the same."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.planner.small_fleet import (
@@ -11,6 +12,9 @@ from support.planner.small_fleet import (
     observation,
     requests,
 )
+
+from dynamo_router.planner import search
+from dynamo_router.planner.what_if import Outcome
 
 
 def test_constant_load_is_left_alone() -> None:
@@ -51,6 +55,50 @@ def test_bursts_of_a_load_that_was_constant_for_an_hour_change_no_fleet() -> Non
         decision = planner.observe(observation(at, 0.0, there, requests=asked))
         there, changes = decision.after.aggregated, changes + decision.changes
     assert changes <= 1
+
+
+def test_a_burst_of_a_settled_load_adds_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, as many were started as the burst had needed: they served once it was over."""
+    planner = new_planner(season=[15.0] * 240)
+    judge_by(monkeypatch, (1.0,))
+    assert fleets_of(planner, 1, 1, [1.0]) == [2]
+    judge_by(monkeypatch, (0.0,))
+    keep = {1: 0.0, 2: 0.0, 3: 0.2, 4: 0.3}
+    judged = search.simulate_candidate
+
+    def burst(*arguments: Any) -> Outcome:
+        outcome, kept = judged(*arguments), keep.get(arguments[2].aggregated, 1.0)
+        return outcome._replace(attainment=kept, late=kept)
+
+    monkeypatch.setattr(search, "simulate_candidate", burst)
+    late = requests(1060.0, 1.0, 90.0, ttft_ms=9000.0)
+    decision = planner.observe(observation(1060.0, 0.0, 2, requests=late))
+    assert any("5 aggregated 100.0%" in each for each in decision.reasons), decision.reasons
+    assert decision.after.aggregated == 3
+
+
+def test_an_engine_that_late_answers_of_a_settled_load_called_for_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the plans that had found one less enough took it away again as soon as it served."""
+    judge_by(monkeypatch, (1.0,))
+    planner = new_planner(season=[15.0] * 240)
+    assert fleets_of(planner, 2, 30, [1.0]) == [2] * 30
+    late = requests(2800.0, 1.0, 90.0, ttft_ms=9000.0)
+    assert planner.observe(observation(2800.0, 0.0, 2, requests=late)).after.aggregated == 3
+    there = 3
+    for n in range(24):
+        there = planner.observe(observation(2860.0 + 60 * n, 1.0, there)).after.aggregated
+        assert there == (3 if n < 19 else 2), f"{n} plans later"
+
+
+@pytest.mark.parametrize(("two_keep", "there"), [(0.98, 3), (0.99, 2)])
+def test_a_settled_fleet_shrinks_where_bursts_have_room(
+    monkeypatch: pytest.MonkeyPatch, two_keep: float, there: int
+) -> None:
+    """Before, 2 % of misses at the rate of an hour were few enough: its bursts missed 8."""
+    judge_by(monkeypatch, (two_keep,))
+    assert fleets_of(new_planner(season=[15.0] * 240), 3, 30, [1.0])[-1] == there
 
 
 def test_late_answers_of_a_constant_load_are_not_outvoted(monkeypatch: pytest.MonkeyPatch) -> None:
