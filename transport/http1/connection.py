@@ -21,7 +21,7 @@ from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, fault_of, plain_error
 from .exchange import Exchange, refusal
 from .limits import has_left
-from .open_connections import OpenConnections
+from .open_connections import OpenConnections, address_of
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -90,8 +90,8 @@ class HttpConnection(asyncio.Protocol):
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "server": _address(transport.get_extra_info("sockname")),
-            "client": _address(transport.get_extra_info("peername")),
+            "server": address_of(transport.get_extra_info("sockname")),
+            "client": address_of(transport.get_extra_info("peername")),
             "scheme": "https" if tls else "http",
             "root_path": "",
         }
@@ -419,7 +419,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
             self._exchange = self.client.output = exchange
-            task.add_done_callback(self._connections.tasks.discard)
+            task.add_done_callback(self._on_task_end)
         self._record = None
         self._connections.tasks.add(task)
 
@@ -435,6 +435,11 @@ class HttpConnection(asyncio.Protocol):
             self._connections.tasks.discard(task)
             self._rest = self._loop.create_future()
             await self._rest
+
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
+        self._connections.tasks.discard(task)
+        if self._task is task and self._exchange is not None and not self._closing:
+            self.end_unanswered()  # it could not begin
 
     async def _answer(self, exchange: Exchange, task: "asyncio.Task[None]") -> None:
         record, failed = exchange.record, False
@@ -592,7 +597,3 @@ class HttpConnection(asyncio.Protocol):
     def _too_long(self) -> HttpError:
         most, count = self._limits.head_bytes, self._limits.headers
         return HttpError(431, f"the headers are more than {most} bytes or {count}")
-
-
-def _address(found: Any) -> tuple[str, int] | None:
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

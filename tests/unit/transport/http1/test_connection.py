@@ -23,6 +23,7 @@ from support.servers.http1_server import (
 
 from dynamo_router.base.account import current_account, set_account
 from dynamo_router.transport.http1 import Client, ClientLeftError, HttpLimits, Receive, Scope, Send
+from dynamo_router.transport.http1.connection import HttpConnection
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,23 @@ async def test_a_client_that_leaves_ends_the_work_behind_one_that_ends_late() ->
         await until(lambda: len(rig.connections.tasks) == 1)
         writer.close()
         await until(lambda: ended == ["/second"])
+
+
+async def test_a_task_that_could_not_begin_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its client waits for an answer that nobody makes."""
+
+    async def fails(connection: HttpConnection) -> None:
+        raise MemoryError
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    monkeypatch.setattr(HttpConnection, "_answer_each", fails)
+    async with serving() as rig:
+        with pytest.raises(ConnectionResetError):
+            await rig.send(post(b"x"))
+            raise ConnectionResetError
+        await until(lambda: not rig.connections.open and not rig.connections.tasks)
 
 
 async def test_a_cancellation_of_no_task_is_a_fault_like_others() -> None:
