@@ -419,6 +419,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
             self._exchange = self.client.output = exchange
+            task.add_done_callback(self._connections.tasks.discard)
             task.add_done_callback(self._on_task_end)
         self._record = None
         self._connections.tasks.add(task)
@@ -437,7 +438,6 @@ class HttpConnection(asyncio.Protocol):
             await self._rest
 
     def _on_task_end(self, task: "asyncio.Task[None]") -> None:
-        self._connections.tasks.discard(task)
         if self._task is task and self._exchange is not None and not self._closing:
             self.end_unanswered()  # it could not begin
 
