@@ -149,7 +149,7 @@ class _Wave:
     def __init__(self, frontend: str, planner: str, seed: int) -> None:
         import aiohttp  # by what runs alone: a command that prints its help needs no client
 
-        self._frontend, self._planner = frontend, planner
+        self._planner = planner
         self._random = random.Random(seed)
         self._chats = ChatClient(frontend, "tiny")
         self._ask = self._chats.asks(PROMPT_CHARS, OUTPUT_TOKENS)

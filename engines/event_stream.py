@@ -48,7 +48,6 @@ class PublisherStats:
     """requests for this worker"""
     replays: int = 0
     """of those, or of several at once, answered by what was sent before"""
-    replayed_messages: int = 0
     heartbeats: int = 0
     given_up: int = 0
     """times that changes were given up, for an announcement to say it all"""
@@ -171,7 +170,6 @@ class EventStream:
         self._announce_when_due(now)
         self._replay_when_due(now)
         if self._replay:
-            self._stats.replayed_messages += 1
             return Outgoing(KV_EVENTS, self._replay.popleft())
         return self.next_events() or self._next_heartbeat()
 

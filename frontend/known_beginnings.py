@@ -5,6 +5,7 @@ tokens as engines get them and hashes of blocks, is kept by a hash of the bytes 
 message, each turn behind the one that it goes on from; so it is neither read nor made again.
 """
 
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,16 +16,18 @@ from blake3 import blake3
 
 from ..base.errors import InvalidRequestError
 from ..indexer.hashing import block_hashes, sequence_hashes
-from ..router.prompt import Hashes, Prompt
+from ..router.prompt import Content, Hashes, Prompt
 from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
 from ..workers.dialects import pack_tokens
 from .engine_requests import SECONDS_PER_BYTE, HashedPrompt
 from .openai import BAD_BODY, LONG_BODY
 from .processor import (
+    FEW_MESSAGES,
     MAX_RENDERED_CHARS,
     MOST_MESSAGES,
     ModelText,
     Shape,
+    TemplatePieces,
     Tenant,
     TextPiece,
     taken_apart,
@@ -36,6 +39,8 @@ MOST_BYTES = 1 << 20
 MOST_STEPS = 64 << 10
 USUAL_TURN = 2
 """Messages that a turn adds: the answer to the one before, and a question."""
+SECONDS_PER_MESSAGE = 1e-5
+"""Of rendering a template with marks."""
 LEAST_NEW_CHARS = 1024
 """Behind a beginning that is kept: what adds less is made again with the next turn."""
 OVERHEAD, PIECE_OVERHEAD, MESSAGE_OVERHEAD = 1000, 200, 150
@@ -162,6 +167,8 @@ class KnownBeginnings:
     ) -> HashedPrompt | None:
         """The prompt of a chat of which only the messages matter. None: they are not plain, or it
         is too long; nothing was done. InvalidRequestError if the template refuses them."""
+        if tenant.name is not None and len(tenant.name) > self._reader.limits.max_id_bytes:
+            return None
         known, key = self._find(body, apart, tenant)
         found = await self._continued(body, apart, tenant, known, key)
         if found is None and known.messages:  # or the template has what is known at another place
@@ -195,6 +202,8 @@ class KnownBeginnings:
             if part.parent is None:
                 return _Known(count, key, tuple(parts[::-1]), parts[0])
             part = get(part.parent)
+        if parts:
+            self._text.pieces.forget(key)  # it would be in the way of what is made anew
         return None
 
     async def _read(self, body: bytes, apart: MessagesApart, known: int) -> Any:
@@ -222,15 +231,16 @@ class KnownBeginnings:
         if new is None or template is None or template.pieces is None:
             return None
         shape, contents = new
-        pieces = template.pieces.of_shape(known.shape + shape, True)
-        before, last = known.pieces, len(pieces) - 1  # that has no content
-        own = pieces[len(before) : last]
-        if pieces[: len(before)] != before or any(piece.nth < known.messages for piece in own):
+        pieces = await self._pieces(template.pieces, known, shape)
+        if pieces is None:
+            return None
+        own, last = pieces[:-1], pieces[-1]
+        if any(piece.nth < known.messages for piece in own):
             return None
         tail, chars = known.last.tail, known.last.chars
         parts = [tail, *written(own, contents, known.messages)]
         end = sum(map(len, parts))  # of what stays the same whatever turn comes next
-        whole = "".join((*parts, pieces[last].before))
+        whole = "".join((*parts, last.before))
         encoded = chars - len(tail)
         if self._is_too_long(encoded + len(whole)):
             return None
@@ -250,13 +260,30 @@ class KnownBeginnings:
         text.pieces.found_chars += encoded
         if not 0 < known.last.tokens + len(first) + len(rest) <= most:
             return None
-        made = _hashed(known, first, rest, self._block_size)
+        made = _hashed(known, first, rest, self._block_size, tenant)
         if not cut:
             return HashedPrompt(rest, made, known.packed, known.last.largest)
         kept = Beginning(known.key, shape, tuple(own), encoded + end, whole[cut:end])
         kept.add_ids(known.last, first, made, self._block_size)
         text.pieces.put(key, kept, tenant)
         return HashedPrompt(rest, made, (*known.packed, kept.packed), kept.largest)
+
+    async def _pieces(
+        self, template: TemplatePieces, known: _Known, shape: Shape
+    ) -> list[TextPiece] | None:
+        """Those behind what is known; None: the template writes that in another way now."""
+        before = known.shape
+        pieces = template.behind(before, shape, True)
+        if pieces is not None:
+            return pieces
+        work = partial(template.of_shape, before + shape, True)
+        if (count := len(before) + len(shape)) <= FEW_MESSAGES:
+            pieces = work()
+        else:
+            seconds = count * SECONDS_PER_MESSAGE
+            pieces = await self._reader.off_loop.run(work, size=0, seconds=seconds)
+        written = known.pieces
+        return pieces[len(written) :] if pieces[: len(written)] == written else None
 
     def _is_too_long(self, chars: int) -> bool:
         """Whether a text with this number of characters is refused whatever it is."""
@@ -266,14 +293,15 @@ class KnownBeginnings:
         return characters is not None and -(-chars // characters) > most
 
 
-def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int) -> Prompt:
+def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:
     """What is known of a prompt, and then these ids."""
     before = known.last
     ids = np.concatenate((before.left, first, rest))
-    local = block_hashes(ids, block_size)
+    local = block_hashes(ids, block_size, cache_namespace=tenant.name)
     sequence = sequence_hashes(local, before.last_hash)
     if known.parts:
         local = np.concatenate((*(part.local for part in known.parts), local))
         sequence = np.concatenate((*(part.sequence for part in known.parts), sequence))
     tokens = before.tokens + len(first) + len(rest)
-    return Prompt.of_hashes(tokens, block_size, local, sequence)
+    content = Content(cache_namespace=tenant.name)
+    return Prompt.of_hashes(tokens, block_size, local, sequence, content)

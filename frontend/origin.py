@@ -41,8 +41,9 @@ HANDOFF_KEYS = frozenset(
 """Headers by which other gateways name hosts that engines connect to: no client's to set."""
 _READ_KEYS = METADATA_KEYS | SLO_KEYS | ALL_SESSION_KEYS
 """Headers that say something of a request's way; most requests have none of them."""
-LOUD_HEADERS = _READ_KEYS | ALIASES.keys() | HANDOFF_KEYS | {TENANT_KEY, EXPLAIN_KEY}
-"""All headers that say something of a request or its answer beside who asks."""
+LOUD_HEADERS = _READ_KEYS | ALIASES.keys() | HANDOFF_KEYS | {EXPLAIN_KEY}
+"""All headers that say something of a request or its answer beside who asks, and in which cache
+namespace."""
 NOTHING_MORE: frozenset[str] = frozenset()
 _INT63 = (1 << 63) - 1
 
@@ -153,12 +154,17 @@ def tenant_of(headers: Mapping[str, str], request: Sampling | None = None) -> Te
 
 def _salt(headers: Mapping[str, str], request: Sampling | None) -> int | None:
     """The cache namespace as the engines' protocol has it: a number."""
-    text = headers.get(TENANT_KEY)
-    if not text and request is not None:
+    text: str | None = None
+    if request is not None:
         if request.nvext is not None:
             text = request.nvext.cache_salt
         text = text or request.cache_salt
-    return salt_of(text)
+    return salt_by(headers, text)
+
+
+def salt_by(headers: Mapping[str, str], salt: str | None) -> int | None:
+    """The same of a request with this salt, which a header beats."""
+    return salt_of(headers.get(TENANT_KEY) or salt)
 
 
 def salt_of(text: str | None) -> int | None:

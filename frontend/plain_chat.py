@@ -51,7 +51,7 @@ from .openai import (
     noted_error,
     read_request,
 )
-from .origin import LOUD_HEADERS, new_answer_id
+from .origin import LOUD_HEADERS, new_answer_id, salt_by
 from .parsers import ModelParsers
 from .processor import ByteText, ModelText, Tenant
 from .sse_writer import PlainEvents, SseWriter
@@ -84,6 +84,7 @@ class PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     n: Literal[1] | None = None
     ignore_eos: bool = False
+    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     user: Any = None
 
@@ -168,8 +169,11 @@ class PlainChats:
         options = chat.stream_options
         if options is not None and (options.continuous_usage_stats or not chat.stream):
             return None
+        salt = salt_by(call.headers, chat.cache_salt)
         if apart is not None:
-            return self._answer_long(call, chat, detokenizer)
+            return self._answer_long(call, chat, Tenant(current_account(), salt), detokenizer)
+        if salt is not None:  # no words are known of its namespace
+            return None
         for message in chat.messages:
             if "role" not in message:
                 return None
@@ -181,7 +185,7 @@ class PlainChats:
         if not 0 < size <= min(reader.limits.max_prompt_tokens, FEW_TOKENS):
             return None
         prompt = HashedPrompt(tokens, Prompt(tokens, reader.block_size))
-        return self._answer(call, chat, self._choice(chat, prompt), detokenizer)
+        return self._answer(call, chat, None, self._choice(chat, prompt), detokenizer)
 
     def _choice(self, chat: PlainChat, prompt: HashedPrompt) -> Choice:
         choice = Choice(0, prompt, self._about.output_limit(chat, prompt.prompt.isl))
@@ -189,8 +193,9 @@ class PlainChats:
             record.generation = partial(_generation, choice)
         return choice
 
-    async def _answer_long(self, call: HttpCall, chat: PlainChat, detokenizer: ByteText) -> None:
-        tenant = Tenant(current_account())
+    async def _answer_long(
+        self, call: HttpCall, chat: PlainChat, tenant: Tenant, detokenizer: ByteText
+    ) -> None:
         prompt = await self._beginnings.prompt(call.body, call.messages, tenant)
         if prompt is None or not self._monitor.any_ready:
             await self._otherwise(call)
@@ -198,17 +203,18 @@ class PlainChats:
         choice, seconds = self._choice(chat, prompt), prompt.prompt.isl * TOKEN_S
         if seconds > SMALL_S:
             await self._workers.turns.take(ANSWER_S + seconds)
-        await self._answer(call, chat, choice, detokenizer)
+        await self._answer(call, chat, tenant.namespace, choice, detokenizer)
 
     async def _answer(
         self,
         call: HttpCall,
         chat: PlainChat,
+        salt: int | None,
         choice: Choice,
         detokenizer: ByteText,
     ) -> None:
         answer_id, created = new_answer_id(CHAT.prefix, call.request_id), int(time.time())
-        request_id, settings = f"{answer_id}-0", self._settings_for(call, chat, choice)
+        request_id, settings = f"{answer_id}-0", self._settings_for(call, chat, salt, choice)
         asked = written_request(request_id, choice.max_tokens, settings, choice.prompt, chat.stream)
         if not chat.stream:
             await self._answer_whole(call, choice, asked, answer_id, created)
@@ -277,7 +283,11 @@ class PlainChats:
         except (InvalidRequestError, EngineCallError) as error:
             raise engine_refusal(error, {}) from None
 
-    def _settings_for(self, call: HttpCall, chat: PlainChat, choice: Choice) -> bytes:
+    def _settings_for(
+        self, call: HttpCall, chat: PlainChat, salt: int | None, choice: Choice
+    ) -> bytes:
+        if salt is not None:
+            return engine_settings(_request_of(call), choice, salt, chat.stream)
         key = chat.stream, *_settings_of(chat)
         settings = self._settings.get(key)
         if settings is None:

@@ -16,6 +16,11 @@ END_S = 0.0003
 """Ending a request that is under way, about: its worker gets an abort, its booking is freed."""
 
 
+CALLS_EACH = 64
+"""Calls of a turn for which the loop is asked once: where it could not begin them, as for want of
+memory, those that come next have it begin them all."""
+
+
 class _Waiter(NamedTuple):
     begin: Callable[[], object]
     seconds: float
@@ -90,22 +95,24 @@ class LoopTurns:
         self._queued = True
 
     def _on_next_turn(self) -> None:
-        self._begun_s, self._counts = 0.0, False  # if this fails, what comes next has it called
-        if self._queued:
-            self._begin_next()
-        self._counts = self._begun_s > 0
-        if self._counts:
-            asyncio.get_running_loop().call_soon(self._on_next_turn)
-        elif self._queued:
-            self._queued = False
-            self._turns.rest()
+        self._begun_s = 0.0
+        try:
+            if self._queued:
+                self._begin_next()
+        finally:  # also if that fails: what still waits has the next turn, though no work comes
+            self._counts = self._begun_s > 0 or (self._queued and len(self._turns) > 0)
+            if self._counts:
+                asyncio.get_running_loop().call_soon(self._on_next_turn)
+            elif self._queued:
+                self._queued = False
+                self._turns.rest()
 
     def _begin_next(self) -> None:
         while self._begun_s < self._most_s and (waiter := self._turns.take()) is not None:
             self._begun_s += waiter.seconds
             try:
                 waiter.begin()
-            except Exception as error:  # else no later turn would come
+            except (Exception, asyncio.CancelledError) as error:  # which is not the others'
                 text = "work failed as its turn came"
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": text, "exception": error}
@@ -121,7 +128,7 @@ class NextTurn:
 
     def call(self, function: Callable[[], object]) -> None:
         """Call it in the next turn, after those that were given before it."""
-        if not self._calls:
+        if not len(self._calls) % CALLS_EACH:
             asyncio.get_running_loop().call_soon(self._call_all)
         self._calls.append(function)
 
@@ -130,7 +137,7 @@ class NextTurn:
         for function in calls:
             try:
                 function()
-            except Exception as error:  # which is not the others'
+            except (Exception, asyncio.CancelledError) as error:  # which is not the others'
                 text = "a call of the next turn failed"
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": text, "exception": error}

@@ -20,7 +20,7 @@ from .affinity import BoundWorker, SessionAffinity
 from .candidates import CandidateSource, WorkerLike, decision_of, new_index, new_slots
 from .config import KvRouterConfig
 from .explain import explain
-from .placement import Computed, Placement
+from .placement import Computed, Placement, wanted_by
 from .policies import PolicyChoice, plain_decisions
 from .policy import Candidates, Decision, Explanation, Mask, Policy, ResidualState, all_busy, choose
 from .prompt import Content, ContentFields, Prompt, Tokens, prompt_of
@@ -106,6 +106,11 @@ class KvRouter(AbstractContextManager["KvRouter"]):
     def policy_failures(self) -> int:
         """How often a policy that is not ours has raised, or answered nonsense."""
         return self._choice.failures
+
+    @property
+    def slow_decisions(self) -> int:
+        """How many decisions of a policy that is not ours took longer than 5 ms."""
+        return self._choice.slow
 
     @property
     def residuals(self) -> ResidualState | None:
@@ -254,22 +259,22 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         is bound to it. Raises what `decide` does."""
         if self._plain is not None and (plain := self._plain.place(placement)) is not None:
             return plain
-        session, allowed, preferred = placement.session, placement.allowed, None
-        pinned = placement.pinned
-        if session is not None and pinned is None:
-            bound = self.sessions.wanted(session, placement.excluded)
-            if bound is not None and (not allowed or bound.worker.worker_id in allowed):
-                pinned, preferred = bound.pinned, bound.preferred
+        pinned, preferred = wanted_by(placement, self.sessions)
         decision = self.decide(
-            placement.prompt, placement.request_id or None, allowed_workers=allowed or None,
+            placement.prompt, request_id := placement.request_id or None,
+            allowed_workers=placement.allowed or None,
             excluded_workers=placement.excluded, even_inhibited=placement.retried,
             pinned_worker=pinned, preferred_worker=preferred, computed=placement.computed,
             expected_output_tokens=placement.expected_output_tokens, tenant=placement.tenant,
             asked=placement.objectives, owner=placement.owner, runners_up=placement.runners_up,
             arrived=None if placement.retried else placement.arrived or None,
         )  # fmt: skip
-        if session is not None:
-            self.sessions.bind(session, decision.worker, in_flight=placement.in_flight)
+        try:
+            self.sessions.bind(placement.session, decision.worker, in_flight=placement.in_flight)
+        except BaseException:
+            if request_id is not None:
+                self.free(request_id)  # the caller does not know of the booking
+            raise
         return decision
 
     def place_pair(
@@ -279,8 +284,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
 
         A worker for each leg, or one for both, as `rule` says, booked at once in both routers: call
         `mark_prefill_complete` and `free` on each, and `rule.on_landed` with a decision's `landing`
-        once the decode worker has begun or will not. A session keeps its decode worker. Raises what
-        `decide` does; overloaded while no decode worker has room: no prefill should begin then.
+        once the decode worker has begun or will not; it expires as bookings do. A session keeps its
+        decode worker. Raises what `decide` does; overloaded while no decode worker has room.
         """
         from .pairs import PairDecision, choose_pair  # fleets without roles need none of it
 
@@ -299,7 +304,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                 prefills = prefill._side(others)
             except NoWorkersError:
                 prefills = None
-            expected = placement.expected_output_tokens
+            expected, now = placement.expected_output_tokens, decodes.candidates.now
+            rule.expire(now)
             threshold = prefill.limits.config.queue_threshold
             verdict, target, source = choose_pair(rule, decodes, prefills, expected, threshold)
             runners_up = decodes.others(target, placement.runners_up)
@@ -314,12 +320,14 @@ class KvRouter(AbstractContextManager["KvRouter"]):
                     first = prefill._book(
                         request_id, at, found, prompt, found.eligible, prefill.config, 1, "", None
                     )
-                    landing = rule.on_remote(first.worker, decode.worker, target.uncached_tokens)
+                    landing = rule.on_remote(
+                        first.worker, decode.worker, target.uncached_tokens,
+                        now + self.config.active_request_expiry_secs,
+                    )  # fmt: skip
                 rule.note(verdict)
                 if runners_up:
                     decode = replace(decode, runners_up=runners_up)
-                if (session := placement.session) is not None:
-                    self.sessions.bind(session, decode.worker, in_flight=placement.in_flight)
+                self.sessions.bind(placement.session, decode.worker, in_flight=placement.in_flight)
                 return PairDecision(decode, first, *verdict[1:], landing)
             except BaseException:
                 if landing is not None:
@@ -350,9 +358,8 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             return explain(self._source, policy, prompt, config, now, limits, asked, bound)
 
     def foreseen_ttft_s(self, request_id: str) -> tuple[float, float] | None:
-        """Seconds to a booked request's first token, as the policy foresaw them when it was booked:
-        on its worker, and on the soonest that it might have gone to. None where the policy foresees
-        nothing, or is not trusted."""
+        """Seconds to a booked request's first token, as the policy foresaw them then: on its
+        worker, and on the soonest one. None where it foresees nothing, or is not trusted."""
         with self._lock:
             return self._policy.foreseen_ttft_s(request_id)
 
@@ -486,8 +493,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         """The workers that a leg of a request may go to; NoWorkersError if there are none."""
         from .pairs import Side
 
-        source, limits, now = self._source, self.limits, self._expire()
-        policy = self._policy
+        source, limits, policy, now = self._source, self.limits, self._policy, self._expire()
         candidates = source.candidates(
             placement.prompt, self.config, now, with_caches=policy.needs_overlaps
         )
@@ -495,11 +501,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
             candidates.bound = limits.shed_bound(
                 placement.prompt.isl, placement.objectives, 0.0, placement.tenant, now
             )
-        pinned, preferred = placement.pinned, None
-        if pinned is None and placement.session is not None:
-            bound = self.sessions.wanted(placement.session, placement.excluded)
-            if bound is not None:
-                pinned, preferred = bound.pinned, bound.preferred
+        pinned, preferred = wanted_by(placement, self.sessions)
         wanted = source.preferred(preferred, self.config)
         if placement.computed is not None:
             wanted = source.count_computed(placement.computed, candidates) or wanted
@@ -511,9 +513,7 @@ class KvRouter(AbstractContextManager["KvRouter"]):
         if placement.allowed:
             eligible = eligible & source.mask(placement.allowed)
         if number is not None:
-            only = np.zeros_like(eligible)
-            only[number] = eligible[number]
-            eligible = only
+            eligible = eligible & (np.arange(len(eligible)) == number)
         if not eligible.any():
             raise NoWorkersError("no worker that the request may go to takes requests now")
         if limits.any_busy and (busy := limits.busy_of(takers, now)) is not None:

@@ -7,7 +7,7 @@ import msgspec
 
 from ..base.identity import WorkerWithDpRank
 from .admission import NO_OBJECTIVES, NORMAL, Objectives, Urgency
-from .affinity import Session
+from .affinity import Session, SessionAffinity
 from .prompt import Prompt
 
 
@@ -47,3 +47,16 @@ class Placement(msgspec.Struct, frozen=True):
     """the end of its session's request is reported to `KvRouter.sessions`"""
     runners_up: int = 0
     """how many other workers the decision is to name, should the chosen one not be reached"""
+
+
+def wanted_by(
+    placement: Placement, sessions: SessionAffinity
+) -> tuple[WorkerWithDpRank | None, WorkerWithDpRank | None]:
+    """The only worker that a request may go to, and the one that it had better: its session's."""
+    session, allowed = placement.session, placement.allowed
+    if placement.pinned is not None or session is None:
+        return placement.pinned, None
+    bound = sessions.wanted(session, placement.excluded)
+    if bound is None or (allowed and bound.worker.worker_id not in allowed):
+        return None, None
+    return bound.pinned, bound.preferred

@@ -127,6 +127,11 @@ class PolicyChoice:
         """How often a policy that is not ours has raised, or answered nonsense."""
         return self.policy.failures if isinstance(self.policy, GuardedPolicy) else 0
 
+    @property
+    def slow(self) -> int:
+        """How many decisions of a policy that is not ours took longer than SLOW_S."""
+        return self.policy.slow if isinstance(self.policy, GuardedPolicy) else 0
+
     def of_request(
         self, overrides: Mapping[str, Any] | None
     ) -> tuple[KvRouterConfig, Policy, float | None]:

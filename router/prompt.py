@@ -63,9 +63,14 @@ class Prompt:
 
     @classmethod
     def of_hashes(
-        cls, isl: int, block_size: int, local_hashes: Hashes, sequence_hashes: Hashes
+        cls,
+        isl: int,
+        block_size: int,
+        local_hashes: Hashes,
+        sequence_hashes: Hashes,
+        content: Content = NO_CONTENT,
     ) -> Self:
-        """A prompt of `isl` tokens whose full blocks have been hashed already.
+        """A prompt of `isl` tokens whose full blocks have been hashed already, with that content.
 
         ValueError if these are not as many hashes as it has full blocks.
         """
@@ -74,7 +79,7 @@ class Prompt:
                 f"{len(local_hashes)} and {len(sequence_hashes)} hashes for {isl} tokens in blocks"
                 f" of {block_size}"
             )
-        prompt = cls(range(isl), block_size)
+        prompt = cls(range(isl), block_size, content)
         prompt._token_ids = ()
         prompt._local_hashes, prompt._sequence_hashes = local_hashes, sequence_hashes
         return prompt

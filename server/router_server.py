@@ -89,6 +89,7 @@ def grpc_server(parts: ServerParts, pool: ConfiguredPool, changes: SharedChanges
         max_message_bytes=config.connection.max_message_bytes,
         tls=None if tls is None else tls.http2_context(),
         reuse_port=parts.shares_ports,
+        access_log=config.observability.access_log,
     )
     workers.monitor.listeners.append(server.update)
     parts.on_draining.append(server.update)

@@ -69,7 +69,6 @@ class SlotTable:
     ) -> None:
         self._book = SequenceBook(block_size, expiry_s, max_entries)
         self.block_size = block_size
-        self.overlaps_clamped = 0  # bookings whose overlap was longer than their prompt
         self.over_share = 0  # bookings refused because their owner has its share
         self.max_entries_each = max(1, int(max_entries * owner_share))
         self._owned = OwnedBookings()
@@ -134,10 +133,7 @@ class SlotTable:
             return False
         prefill_tokens = 0
         if track_prefill:
-            prefill_tokens = isl - overlap_blocks * self.block_size
-            if prefill_tokens < 0:
-                prefill_tokens = 0
-                self.overlaps_clamped += 1
+            prefill_tokens = max(0, isl - overlap_blocks * self.block_size)
         booked = self._book.add_request(
             request_id, number, seq_hashes, isl, prefill_tokens, expected_output_tokens or 0, now
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.errors import RouterError
 from ...engines.mocker import Emitted, Handoff, VirtualFleet
 from ...process.setting_checks import require_at_least, require_finite, require_positive
 from ...process.settings import bad_setting, option
@@ -183,15 +184,30 @@ class Handoffs:
         pair = self._decode.place_pair(placement, self.prefill, self.rule)
         if pair.prefill is None:
             return pair.decode
-        self._fleet.check_lengths(
-            self._trace.requests[place].input_length, self._trace.output_tokens(place)
-        )
-        source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
-        self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
         assert pair.landing is not None
+        source, target = pair.prefill.worker.worker_id, pair.decode.worker.worker_id
+        try:
+            self._fleet.check_lengths(
+                self._trace.requests[place].input_length, self._trace.output_tokens(place)
+            )
+            if self._is_whole(place):
+                self._submit(place, source, now, 1, Handoff.NONE, self._delay_after(place))
+            else:
+                self._submit(place, source, now, 1, Handoff.HANDS_OVER, None)
+        except RouterError:
+            self.rule.on_landed(pair.landing)
+            raise
         self._computing[place] = _Legs(source, target, pair.landing)
         self.remote[place] = True
         return None
+
+    def _is_whole(self, place: int) -> bool:
+        """Whether the prefill engine's token, the client's first, is the whole answer."""
+        return self.is_ahead and self._trace.output_tokens(place) == 1
+
+    def _delay_after(self, place: int) -> float | None:
+        """Seconds from its end to its session's next turn."""
+        return self._trace.followers[place][1] if place in self._trace.followers else None
 
     def target_of(self, place: int) -> int:
         return self._computing[place].target
@@ -207,9 +223,14 @@ class Handoffs:
             )
             return True
         if place in self._computing:
-            self._legs[place] = self._computing.pop(place)
+            legs = self._computing.pop(place)
             self.prefill.mark_prefill_complete(str(place), cached_tokens=cached_tokens)
             self.cached[place], self.prefilled_s[place] = cached_tokens, time
+            if self._is_whole(place):
+                self.prefill.free(str(place), output_tokens=1)
+                self.rule.on_landed(legs.landing)
+                return False
+            self._legs[place] = legs
             heapq.heappush(self._dispatches, (time + self._latency_s, place))
             return True
         if kind & Emitted.FIRST and place in self._legs:
@@ -234,16 +255,15 @@ class Handoffs:
         """Send on what is due: requests to decode workers, prompts that have come."""
         while self._dispatches and self._dispatches[0][0] <= now:
             place = heapq.heappop(self._dispatches)[1]
-            delay = self._trace.followers[place][1] if place in self._trace.followers else None
-            # What goes on from a first token makes one less; an answer has one of its own at least.
-            output = max(1, self._trace.output_tokens(place) - self.is_ahead)
+            # What goes on from a first token makes one less.
+            output = self._trace.output_tokens(place) - self.is_ahead
             self._submit(
                 place,
                 self._legs[place].target,
                 now,
                 output,
                 Handoff.HANDED_OVER,
-                delay,
+                self._delay_after(place),
             )
         for place in self._network.finish(now):
             legs = self._legs[place]

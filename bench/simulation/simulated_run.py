@@ -82,6 +82,7 @@ def summarise_run(
     gaps, counts = log.gaps
     remote = served & log.remote if log.remote is not None else np.zeros(len(trace), np.bool_)
     none = np.zeros(0)
+    handed = none if log.handoff_s is None else remote & np.isfinite(log.handoff_s)
     engine_seconds = log.end_s * len(log.engines)
     return SimulatedRun(
         mode=mode,
@@ -114,8 +115,8 @@ def summarise_run(
         queue_max=log.queue_max,
         preemptions=int(log.preemptions.sum()),
         remote_prefill_share=_ratio(remote.sum(), served.sum()) or 0.0,
-        handoff_ms=summarise(none if log.handoff_s is None else log.handoff_s[remote] * 1e3),
-        transfer_ms=summarise(none if log.transfer_s is None else log.transfer_s[remote] * 1e3),
+        handoff_ms=summarise(none if log.handoff_s is None else log.handoff_s[handed] * 1e3),
+        transfer_ms=summarise(none if log.transfer_s is None else log.transfer_s[handed] * 1e3),
         details={
             **details,
             "first_failure": log.first_failure or None,

@@ -136,7 +136,7 @@ def read_record(files: Sequence[str]) -> Record:
     headers: dict[str, Header] = {}
     requests: list[RecordedRequest] = []
     decoder = msgspec.json.Decoder(RecordedRequest)
-    for path, lines, first in _opened(files):
+    for path, first, lines in _in_turn(files):
         if first is None:
             raise TraceError(path, None, "holds no request")
         header = header_of(first)
@@ -153,24 +153,55 @@ def read_record(files: Sequence[str]) -> Record:
     return Record(headers, requests)
 
 
-def _opened(files: Sequence[str]) -> list[tuple[str, Iterator[Line], Line | None]]:
-    """Each file with its first line. All are opened before any is read on, and again where they
-    were rotated meanwhile: a file is read once."""
+def _in_turn(files: Sequence[str]) -> Iterator[tuple[str, Line | None, Iterator[Line]]]:
+    """Each file with its first line and the others, opened once the one before was read. A file
+    that is rotated meanwhile is read once, under its new name."""
+    found = [_identity(path) for path in files]
     for _ in range(MOST_TRIES):
-        before = [_identity(path) for path in files]
-        readers = [(path, read_lines(path)) for path in files]
-        opened = [(path, lines, next(lines, None)) for path, lines in readers]
-        if [_identity(path) for path in files] == before:
+        before, found = found, [_identity(path) for path in files]
+        if before == found:
             break
-    return opened
+    # The next one that is rotated away is the oldest.
+    for identity, path in sorted(zip(found, files, strict=True), key=lambda each: each[0].written):
+        lines = _lines_of(identity, path)
+        yield path, next(lines, None), lines
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+class _Identity(NamedTuple):
+    """Of a file, whatever its name; zeros: it cannot be read."""
+
+    device: int = 0
+    inode: int = 0
+    written: int = 0
+
+    def is_at(self, path: str) -> bool:
+        return _identity(path)[:2] == self[:2]
+
+
+def _identity(path: str) -> _Identity:
     try:
         found = os.stat(path)
     except OSError:  # read_lines says so
-        return None
-    return found.st_dev, found.st_ino
+        return _Identity()
+    return _Identity(found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def _lines_of(identity: _Identity, path: str) -> Iterator[Line]:
+    """Those of the file that had this path; TraceError if it is gone."""
+    for _ in range(MOST_TRIES):
+        folder, at = Path(path).parent, path
+        if not identity.is_at(path):
+            at = next((str(each) for each in folder.iterdir() if identity.is_at(str(each))), "")
+        if not at:
+            break
+        lines = read_lines(at)
+        first = next(lines, None)
+        if identity.is_at(at):  # else another one had that name by then
+            if first is not None:
+                yield first
+            yield from lines
+            return
+    raise TraceError(path, None, "was rotated away before it was read")
 
 
 def _check_alike(header: Header, path: str, others: Mapping[str, Header]) -> None:

@@ -39,8 +39,6 @@ class MirrorStats:
     """blocks that are not full: prompts cannot be looked up by them"""
     orphans: int = 0
     """chains behind a block of which no event came"""
-    keyed: int = 0
-    """chains with blocks that are of more than their tokens (images)"""
     elsewhere: int = 0
     """events about blocks outside of the engine"""
 
@@ -173,8 +171,7 @@ class CacheMirror:
                 self.stats.partial += 1
                 break
             if any(not isinstance(key, str | int) for key in own_keys or ()):
-                self.stats.keyed += 1
-                break
+                break  # a block of more than its tokens (images)
             found.append((_number(block_hash), own))
         return found
 

@@ -61,6 +61,7 @@ class EnvoyListeners:
                 max_message_bytes=parts.config.connection.max_message_bytes,
                 tls=tls,
                 reuse_port=parts.shares_ports,
+                access_log=parts.config.observability.access_log,
             )
             on_ready_changed.append(server.update)
             parts.on_draining.append(server.update)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from ...base import unreadable
 from ...workers.records import DiscoveredWorker
 from ...workers.worker_url import OPENAI, WorkerUrl
 from ..pods_config import DECODE, MOST_PORTS, PREFILL, PodsConfig
@@ -53,8 +54,6 @@ class PodView:
         self.workers: dict[str, dict[int, DiscoveredWorker]] = {PREFILL: {}, DECODE: {}}
         """by role and id: those of each role"""
         self.aggregated: set[int] = set()
-        self.malformed = 0
-        """objects so far that could not be read"""
 
     def on_pool(self, found: Any | None) -> None:
         """The pool as it is now; None: it is gone."""
@@ -64,7 +63,7 @@ class PodView:
             try:
                 self.spec = read_pool(found)
             except ValueError as error:
-                self.malformed += 1
+                unreadable.counts["pods"] += 1
                 log.warning("the InferencePool cannot be read", error=str(error)[:200])
         self._settle()
 
@@ -88,7 +87,7 @@ class PodView:
         try:
             pod = read_pod(found)
         except ValueError as error:
-            self.malformed += 1
+            unreadable.counts["pods"] += 1
             log.warning("a pod cannot be read", pod=name[:253], error=str(error)[:200])
             pod = before.get(name)
         if pod is not None:

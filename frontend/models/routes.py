@@ -23,7 +23,7 @@ from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
 from ..completions import CHAT_ROUTE, IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..engine_requests import ANSWER_S, CALL_S
 from ..known_beginnings import messages_apart
-from ..openai import ApiError, unknown_model
+from ..openai import LONG_BODY, ApiError, unknown_model
 
 
 class _Named(msgspec.Struct):
@@ -186,8 +186,9 @@ class ModelRoutes:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
             outline = call.body
-            if route == CHAT_ROUTE and (apart := messages_apart(outline)) is not None:
-                call, outline = replace(call, messages=apart), apart.rest
+            if route == CHAT_ROUTE and len(outline) > LONG_BODY:
+                if (apart := messages_apart(outline)) is not None:
+                    call, outline = replace(call, messages=apart), apart.rest
             if len(outline) > LONG_BYTES:
                 most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
                 outline = await self._reader.check_json(outline, most)

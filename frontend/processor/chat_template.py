@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from secrets import token_hex
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2 import nodes as jinja_nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
@@ -18,7 +19,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...base.errors import ConfigError, InvalidRequestError
-from .template_pieces import EDGES, TemplatePieces, passes_contents_on
+from .message_pieces import MessagePieces
+from .template_pieces import TemplatePieces, message_loop, passes_contents_on
+from .template_text import EDGES
 
 MAX_RENDERED_CHARS = 16 << 20
 """A template is a program of the model's author; its output is bounded."""
@@ -34,9 +37,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = text
         try:
-            self._template = _environment().from_string(text)
-            # Copied for each rendering, which takes long of the chain of tables that it comes as.
-            self._template.globals = dict(self._template.globals)
+            self._template = _compiled(text)
             tree = _environment().parse(text)
         except TemplateError as error:
             raise ConfigError(f"the chat template does not parse: {error}") from None
@@ -48,7 +49,7 @@ class ChatTemplate:
         """what it writes around contents; None: it does more with them than to write them"""
         all_text = "".join((text, *self._special_tokens.values()))
         if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
-            self.pieces = TemplatePieces(self._rendered_plain)
+            self.pieces = TemplatePieces(self._rendered_plain, self._message_pieces(tree))
 
     def render(
         self,
@@ -66,8 +67,25 @@ class ChatTemplate:
                 return text
         return self._rendered(messages, add_generation_prompt, tools, variables)
 
-    def _rendered_plain(self, messages: Sequence[Mapping[str, Any]], prompted: bool) -> str:
-        return self._rendered(messages, prompted, None, None)
+    def _message_pieces(self, tree: jinja_nodes.Template) -> MessagePieces | None:
+        """None: the template may write more of a message than it makes of that alone."""
+        loop = message_loop(tree)
+        if loop is None:
+            return None
+        mark = token_hex(16)
+        text = jinja_nodes.Output([jinja_nodes.TemplateData(mark)], lineno=1)
+        loop.node.body.insert(0, text)
+        tree.body.insert(tree.body.index(loop.node) + 1, text)
+        template = _compiled(tree)
+        return MessagePieces(loop, mark, partial(self._rendered_plain, template=template))
+
+    def _rendered_plain(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        prompted: bool,
+        template: Template | None = None,
+    ) -> str:
+        return self._rendered(messages, prompted, None, None, template)
 
     def _rendered(
         self,
@@ -75,6 +93,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        template: Template | None = None,
     ) -> str:
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
@@ -88,7 +107,7 @@ class ChatTemplate:
         }
         pieces: list[str] = []
         length = 0
-        template = self._template
+        template = template or self._template
         try:  # as Template.generate does, without a generator around the template's own
             for piece in template.root_render_func(template.new_context(context)):
                 pieces.append(piece)
@@ -124,6 +143,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _compiled(source: str | jinja_nodes.Template) -> Template:
+    template = _environment().from_string(source)
+    # Copied for each rendering, which takes long of the chain of tables that it comes as.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _to_json(

@@ -19,6 +19,11 @@ class Tenant(NamedTuple):
     account: str = ""
     namespace: int | None = None
 
+    @property
+    def name(self) -> str | None:
+        """The namespace's, for hashes of blocks."""
+        return None if self.namespace is None else str(self.namespace)
+
 
 NO_TENANT = Tenant()
 
@@ -127,15 +132,34 @@ class PieceCache:
         size = len(ids) + OVERHEAD
         if key in self._shares or size + SHARE_OVERHEAD > self.most_bytes:
             return
-        share = self._root.part(tenant.account).part(tenant.namespace)
-        if not share.pieces:
-            size += SHARE_OVERHEAD
-        share.pieces[key] = ids
-        self._shares[key] = share
-        share.add(size)
-        self._use(share)
-        while self._root.size > self.most_bytes:
-            self._drop()
+        try:
+            share = self._root.part(tenant.account).part(tenant.namespace)
+            if not share.pieces:
+                size += SHARE_OVERHEAD
+            share.pieces[key] = ids
+            self._shares[key] = share
+            share.add(size)
+            self._use(share)
+            while self._root.size > self.most_bytes:
+                self._drop()
+        except BaseException:  # for want of memory: what is half kept would fail all that follow
+            self._forget_all()
+            raise
+
+    def _forget_all(self) -> None:
+        """Be empty. Takes no memory."""
+        root, self._last_used = self._root, None
+        root.parts.clear()
+        root.by_size.clear()
+        root.size = 0
+        self._shares.clear()
+
+    def forget(self, key: bytes) -> None:
+        """What is kept under a key is of no use any more."""
+        share = self._shares.pop(key)
+        size = len(share.pieces.pop(key)) + OVERHEAD
+        share.add(-size - (0 if share.pieces else SHARE_OVERHEAD))
+        self._last_used = None  # it lost its place
 
     def _use(self, share: _Share) -> None:
         self._last_used = share
@@ -143,8 +167,5 @@ class PieceCache:
         share.use(self._uses)
 
     def _drop(self) -> None:
-        share = self._root.loser()
-        key, ids = share.pieces.popitem(last=False)
-        del self._shares[key]
-        share.add(-len(ids) - OVERHEAD - (0 if share.pieces else SHARE_OVERHEAD))
+        self.forget(next(iter(self._root.loser().pieces)))
         self.dropped += 1

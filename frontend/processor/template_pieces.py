@@ -5,18 +5,21 @@ Where its syntax tree proves that (`passes_contents_on`), one rendering shows th
 conversations of the same roles are put together from them.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import nodes
 
-EDGES = LEFT, RIGHT = "\x1e", "\x1f"
-"""White space as far as `strip` goes, which no template writes: it shows what was stripped."""
-MOST_SHAPES, MOST_MESSAGES = 128, 64
-_NAME = "content"
+from .message_pieces import MOST_ROLE_CHARS, MessageLoop, MessagePieces, loop_of
+from .template_text import CONTENT, Shape, TextPiece, marked, pieces_of, taken_apart, written
+
+MOST_MESSAGES = 1024
+"""Of a conversation: a template takes some 10 us for each. It has no pieces beyond."""
+MOST_KEPT = 8192
+"""Messages of all shapes whose pieces are kept."""
+FEW_MESSAGES = 64
+"""Of a shape whose pieces are made at once: more take a turn of their own."""
 _METHODS = frozenset(dir(dict))
 
 
@@ -46,7 +49,7 @@ _SHAPE_FILTERS = frozenset(("length", "count"))
 _SHAPE_TESTS = frozenset(
     ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number")
 )
-_REFUSED_NAMES = frozenset(("self", "loop"))
+_REFUSEDCONTENTS = frozenset(("self", "loop"))
 _REFUSED_FILTERS = frozenset(("random", "attr"))
 _REFUSED_FIELDS = frozenset(("previtem", "nextitem", "changed"))
 
@@ -58,6 +61,14 @@ def passes_contents_on(tree: nodes.Template) -> bool:
     while proof.learns(tree):
         pass
     return proof.is_consistent and proof.holds(tree, _Use.ANY)
+
+
+def message_loop(tree: nodes.Template) -> MessageLoop | None:
+    """The loop of a template that passes contents on in which it writes each message by itself."""
+    proof = _Proof()
+    while proof.learns(tree):
+        pass
+    return loop_of(tree, proof.is_messages)
 
 
 class _Proof:
@@ -81,6 +92,10 @@ class _Proof:
                 self._note(assign.target, kind)
         return len(self._kinds) > known and self.is_consistent
 
+    def is_messages(self, node: nodes.Node) -> bool:
+        """Whether an expression stands for the list of messages, or a part of it."""
+        return self._kind(node) is _Kind.MESSAGES
+
     def _note(self, target: nodes.Node, kind: _Kind) -> None:
         if not isinstance(target, nodes.Name):
             self.is_consistent = False
@@ -99,7 +114,7 @@ class _Proof:
             base, field = self._kind(node.node), _field_of(node)
             if base is _Kind.MESSAGES and isinstance(node, nodes.Getitem):
                 return base if isinstance(node.arg, nodes.Slice) else _Kind.MESSAGE
-            if field == _NAME:
+            if field == CONTENT:
                 return _Kind.CONTENT
         return _Kind.OTHER
 
@@ -109,7 +124,7 @@ class _Proof:
         if kind is not _Kind.OTHER:
             return self._may_be(node, kind, use)
         if isinstance(node, nodes.Name):
-            return node.name not in _REFUSED_NAMES
+            return node.name not in _REFUSEDCONTENTS
         if isinstance(node, nodes.Getattr | nodes.Getitem):
             field = _field_of(node)
             if field in _REFUSED_FIELDS:
@@ -209,31 +224,22 @@ def _field_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
     return str(node.arg.value) if isinstance(node.arg, nodes.Const) else None
 
 
-class TextPiece(NamedTuple):
-    """What is written before a content, and which one that is; `left` and `right`: whether it is
-    stripped there. The last piece has none."""
-
-    before: str
-    nth: int = -1
-    left: bool = False
-    right: bool = False
-
-
-Shape = tuple[tuple[str, bool], ...]
-"""Of messages: the role of each, and whether it has a content."""
-
-
 class TemplatePieces:
     """Of a template that passes contents on, by its full rendering."""
 
-    def __init__(self, render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> None:
-        self._render = render
+    def __init__(
+        self,
+        render: Callable[[Sequence[Mapping[str, Any]], bool], str],
+        messages: MessagePieces | None = None,
+    ) -> None:
+        """`messages`: of one that writes each by itself."""
+        self._render, self._messages = render, messages
         self._kept: dict[tuple[Shape, bool], list[TextPiece]] = {}
+        self._count = 0
 
     def put_together(self, messages: Sequence[Mapping[str, Any]], prompted: bool) -> str | None:
         """The text of plain messages; None: they are not plain. Raises what the rendering does."""
-        found = taken_apart(messages)
-        if found is None or len(messages) > MOST_MESSAGES:
+        if len(messages) > MOST_MESSAGES or (found := taken_apart(messages)) is None:
             return None
         shape, contents = found
         return "".join(written(self.of_shape(shape, prompted), contents))
@@ -243,51 +249,31 @@ class TemplatePieces:
         rendering does."""
         key = shape, prompted
         pieces = self._kept.get(key)
+        if pieces is None and self._messages is not None:
+            pieces = self._messages.of_shape(shape, prompted)
+            if pieces is not None:
+                return pieces
         if pieces is None:
             pieces = self._pieces(shape, prompted)
-            if len(self._kept) >= MOST_SHAPES:
-                self._kept.clear()
-            self._kept[key] = pieces
+            self._keep(key, pieces)
         return pieces
 
+    def behind(self, known: Shape, shape: Shape, prompted: bool) -> list[TextPiece] | None:
+        """Of `known` and `shape`, the pieces behind the last content in `known`, which do not
+        change those before; None: `of_shape` has to say it."""
+        messages = self._messages
+        return None if messages is None else messages.behind(known, shape, prompted)
+
+    def _keep(self, key: tuple[Shape, bool], pieces: list[TextPiece]) -> None:
+        shape = key[0]
+        if any(len(role) > MOST_ROLE_CHARS for role, _ in shape):
+            return
+        if self._count + len(shape) > MOST_KEPT or key in self._kept:
+            self._kept.clear()
+            self._count = 0
+        self._kept[key] = pieces
+        self._count += len(shape)
+
     def _pieces(self, shape: Shape, prompted: bool) -> list[TextPiece]:
-        mark = token_hex(16)  # nothing else in the text is like it
-        marked = [
-            {"role": role, _NAME: f"{LEFT}{mark}{nth}-{RIGHT}" if has_content else ""}
-            for nth, (role, has_content) in enumerate(shape)
-        ]
-        found = re.split(f"({LEFT}?){mark}(\\d+)-({RIGHT}?)", self._render(marked, prompted))
-        *most, last = found
-        pieces = [
-            TextPiece(before, int(nth), not left, not right)
-            for before, left, nth, right in zip(*[iter(most)] * 4, strict=True)
-        ]
-        return [*pieces, TextPiece(last)]
-
-
-def taken_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[Shape, list[str]] | None:
-    """The shape of messages, and their contents; None: they have more than roles and texts."""
-    contents: list[str] = []
-    shape: list[tuple[str, bool]] = []
-    for message in messages:
-        role, content = message.get("role"), message.get(_NAME)
-        if len(message) != 2 or not isinstance(role, str) or not isinstance(content, str):
-            return None
-        if content and content.isspace():
-            return None  # stripped it would be empty
-        contents.append(content)
-        shape.append((role, bool(content)))
-    return tuple(shape), contents
-
-
-def written(pieces: Sequence[TextPiece], contents: Sequence[str], first: int = 0) -> list[str]:
-    """The parts of a text; the contents begin with that of message `first`."""
-    text: list[str] = []
-    for before, nth, left, right in pieces:
-        text.append(before)
-        if nth >= 0:
-            content = contents[nth - first]
-            if left:
-                content = content.lstrip()
-            text.append(content.rstrip() if right else content)
-    return text
+        messages, mark = marked(shape)
+        return pieces_of(self._render(messages, prompted), mark)

@@ -19,6 +19,8 @@ MAX_REQUESTS = 20_000
 CLOCK_SLACK_S = 30.0
 """by which a record's requests may be seen later than those before: more, and its clock went back.
 """
+FAR_AHEAD_S = 86_400.0
+"""A record that ends so long after most others of its look has another clock than they."""
 _STATES: dict[EngineState, WorkerState] = {
     EngineState.STARTING: "starting",
     EngineState.READY: "serving",
@@ -143,7 +145,6 @@ class Sight:
         self._requests: deque[ArrivedRequest] = deque(maxlen=MAX_REQUESTS)
         self._offsets: dict[str, tuple[float, float]] = {}
         """by records: from its clock to ours, and when that was seen last"""
-        self._recorded = True
         self._complete_since: float | None = None
         self._idle_since: float | None = None
         self._record = ""
@@ -210,7 +211,9 @@ class Sight:
         requests = [each for each in look.requests or () if each.makes_sense]
         if not requests:
             return len(look.requests or ())
-        offset = min(now - (each.timestamp + (each.e2e_ms or 0.0)) / 1e3 for each in requests)
+        last_s = self._last_end_s(now, look.record, requests)
+        requests = [each for each in requests if _end_s(each) <= last_s]
+        offset = now - max(map(_end_s, requests))
         known, seen_at = self._offsets.get(look.record, (offset, now))
         # The looks' least delay is the nearest; a record that begins anew has its own clock, and
         # one whose clock went back is later than what was missed in between.
@@ -222,6 +225,17 @@ class Sight:
             if (worker_id := request.worker_id) is not None and request.status == "ok":
                 self._served[worker_id] += 1
         return len(look.requests or ()) - len(requests)
+
+    def _last_end_s(self, now: float, record: str, requests: Sequence[RecordedRequest]) -> float:
+        """When the newest of a look's requests can have ended, by their record's clock: one that
+        was stamped ahead of it, or after it jumped ahead, cannot date the others."""
+        ends = sorted(map(_end_s, requests))
+        if (found := self._offsets.get(record)) is not None:
+            offset, seen_at = found
+            last_s = now + CLOCK_SLACK_S - offset
+            if any(seen_at - CLOCK_SLACK_S - offset <= end <= last_s for end in ends):
+                return last_s
+        return ends[(len(ends) - 1) // 2] + FAR_AHEAD_S  # the clock is new, or all of it jumped
 
     def _engine(
         self,
@@ -263,6 +277,11 @@ class Sight:
             requests if complete else None,
             sum(row.active_blocks for row in known),
         )
+
+
+def _end_s(request: RecordedRequest) -> float:
+    """When it ended, by its record's clock."""
+    return (request.timestamp + (request.e2e_ms or 0.0)) / 1e3
 
 
 def _since(since: float | None, now: float, holds: bool) -> float | None:

@@ -107,6 +107,8 @@ class Landing(NamedTuple):
     shared: int
     """and of those that were on their way from that worker, or to that one, when it was decided:
     they share its network card"""
+    until: float = math.inf
+    """when it is taken to have landed, without a call of `on_landed`"""
 
 
 def _waited(wait_s: float) -> float:
@@ -210,6 +212,8 @@ class PairRule:
         """by prefill worker: bytes on their way, or to be computed before"""
         self._landing: Counter[int] = Counter()
         """the same by decode worker"""
+        self._on_way: Counter[Landing] = Counter()
+        """those that these are the sums of, by `until`"""
         self.decisions: Counter[str] = Counter()
         """by `remote` or `local` and the reason: remote_faster, local_short, ..."""
 
@@ -248,40 +252,64 @@ class PairRule:
         self._prompts_s[worker] = self._prompts_of(worker, now) + prefill_s, now
         self._busy_until[worker] = max(self._busy_until.get(worker, now), now) + prefill_s
 
-    def landing(self, source: int, target: WorkerWithDpRank, uncached_tokens: int) -> Landing:
+    def landing(
+        self,
+        source: int,
+        target: WorkerWithDpRank,
+        uncached_tokens: int,
+        until: float = math.inf,
+    ) -> Landing:
         """A prompt that would be handed over now."""
         size = self.handoff_bytes(uncached_tokens)
         beside = max(self._sent[source], self._landing[target.worker_id])
-        return Landing(source, target, size, size + beside)
+        return Landing(source, target, size, size + beside, until)
 
     def handoff_s(self, landing: Landing, computed_at: float) -> float:
         """Seconds from the end of its prefill to its first token: the transfer, and what is left
         by then of prompts that the decode worker computes."""
         left_s = max(0.0, self._busy_until.get(landing.target, -math.inf) - computed_at)
-        source, target, _, shared = landing
+        source, target, _, shared, _ = landing
         return left_s + self.links.seconds(source, target.worker_id, shared)
 
     def on_remote(
-        self, source: WorkerWithDpRank, target: WorkerWithDpRank, uncached_tokens: int
+        self,
+        source: WorkerWithDpRank,
+        target: WorkerWithDpRank,
+        uncached_tokens: int,
+        until: float,
     ) -> Landing:
-        """A prompt will be handed over; `on_landed` must follow, once."""
-        landing = self.landing(source.worker_id, target, uncached_tokens)
+        """A prompt will be handed over; `on_landed` must follow, once. If it does not, `expire`
+        drops it from `until` on."""
+        landing = self.landing(source.worker_id, target, uncached_tokens, until)
+        self._on_way[landing] += 1
         self._sent[landing.source] += landing.size
         self._landing[target.worker_id] += landing.size
         return landing
 
     def on_landed(self, landing: Landing) -> None:
-        """It was, or will not be."""
+        """It was, or will not be. Nothing if it has expired."""
+        left = self._on_way[landing]
+        if left > 1:
+            self._on_way[landing] = left - 1
+        elif left:
+            del self._on_way[landing]
+        else:
+            return
         for sums, worker in ((self._sent, landing.source), (self._landing, landing.target[0])):
             sums[worker] -= landing.size
             if sums[worker] <= 0:
                 del sums[worker]
 
+    def expire(self, now: float) -> None:
+        """Drop those whose `until` is over without a call of `on_landed`."""
+        while self._on_way and (oldest := next(iter(self._on_way))).until <= now:
+            self.on_landed(oldest)
+
     def on_handed_over(self, landing: Landing, took_s: float, now: float) -> None:
         """A hand-off ends now with its first token. One to a worker that computed a prompt
         meanwhile has waited for that, and says nothing of hand-offs."""
         if self._busy_until.get(landing.target, -math.inf) <= now - took_s:
-            source, target, _, shared = landing
+            source, target, _, shared, _ = landing
             self.links.observe(source, target.worker_id, shared, took_s)
 
     def note(self, verdict: Verdict) -> Verdict:

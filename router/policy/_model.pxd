@@ -283,7 +283,8 @@ cdef inline void learn_decode(
     model.answer += RECENT * (min(took, LONG_ANSWER * model.answer) - model.answer)
     if tokens < MIN_OUTPUT_TOKENS:
         return
-    model.missed += MISSED_RECENT * ((took > (tokens - 1) * model.itl_objective) - model.missed)
+    if output_tokens > 0:
+        model.missed += MISSED_RECENT * ((took > (tokens - 1) * model.itl_objective) - model.missed)
     if stalled > 0.9 * took:
         return
     x[0] = 1.0

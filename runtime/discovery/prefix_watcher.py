@@ -7,6 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from structlog import get_logger
 
+from ...base import unreadable
 from ...process.supervised import stopped, supervise
 from ..kv_stores import (
     MAX_KEYS,
@@ -73,8 +74,6 @@ class PrefixWatcher(Generic[K, V]):
         self._refusal: StoreError | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: list[Callable[[K, V | None], None]] = []
-        self.malformed = 0
-        """entries so far that could not be read"""
 
     @property
     def values(self) -> Mapping[K, V]:
@@ -127,7 +126,7 @@ class PrefixWatcher(Generic[K, V]):
             key = self._key_of(self._bucket, self._prefix, entry)
             value = self._decode(entry)
         except ValueError as error:
-            self.malformed += 1
+            unreadable.counts["store"] += 1
             log.warning("a key is passed over", bucket=self._bucket.name, key=entry.key[:200],
                         error=str(error)[:200])  # fmt: skip
             self._forget(entry.key)

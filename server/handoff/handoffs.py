@@ -98,15 +98,27 @@ class Handoffs:
         rule = self.rule if self._runs_whole(pool) else self.rule.for_pairs_alone()
         if is_first:
             rule = rule.for_first_ahead()
+        request_id = placement.request_id
         pair = self._decider.decide_pair(placement, pool.router, rule)
-        for note in self.outcomes.on_pair:
-            note(placement.request_id, pair)
-        if pair.prefill is None:
-            return pair, None
-        return pair, PrefillLeg(
-            pool, pair.prefill, pair.landing, placement.request_id, self._decider, self.rule,
-            self._clock, is_first,
-        )  # fmt: skip
+        try:
+            leg = None
+            if pair.prefill is not None:
+                leg = PrefillLeg(
+                    pool, pair.prefill, pair.landing, request_id, self._decider, self.rule,
+                    self._clock, is_first,
+                )  # fmt: skip
+            for note in self.outcomes.on_pair:
+                note(request_id, pair)
+        except BaseException:  # the caller does not know of the bookings
+            self._decider.router.free(request_id)
+            if leg is not None:
+                leg.end()
+            elif pair.prefill is not None:
+                pool.router.free(request_id)
+                if pair.landing is not None:
+                    self.rule.on_landed(pair.landing)
+            raise
+        return pair, leg
 
     def is_full(self, pool: PrefillWorkers) -> bool:
         """Whether these workers may keep no more prompts of this pool, none of which was read."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...base import unreadable
 from ...base.limit_hits import LIMITS, LimitHits
 from ...indexer.event_index import EventIndex
 from ...indexer.prefix_index import PrefixIndex
@@ -153,6 +154,11 @@ def fault_metrics(router: KvRouter, dispatcher: Dispatcher) -> Iterator[Metric]:
             router.policy_failures,
         ),
         (
+            "policy_slow_decisions",
+            "Decisions of an installed policy that took longer than 5 ms; all requests wait.",
+            router.slow_decisions,
+        ),
+        (
             "shed_requests",
             "Requests refused because no worker would meet their objective.",
             router.limits.requests_shed,
@@ -206,6 +212,16 @@ def limit_metrics(hits: LimitHits) -> Iterator[Metric]:
         "dynamo_router_limits_hit",
         "Times that a limit was hit, by the name of the setting or bound.",
         dict.fromkeys(LIMITS, 0) | hits.counts(),
+    )
+
+
+def unreadable_metrics() -> Iterator[Metric]:
+    """What others wrote for all to read, and this process could not."""
+    yield counter_by(
+        "source",
+        "dynamo_router_unreadable_entries",
+        "Keys of stores and objects of Kubernetes that could not be read, and were passed over.",
+        dict.fromkeys(unreadable.SOURCES, 0) | unreadable.counts,
     )
 
 

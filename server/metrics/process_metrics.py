@@ -7,7 +7,7 @@ from ...base.limit_hits import LimitHits
 from ...process.logs import LogOutput
 from ...process.off_loop import OffLoop
 from ..access import Security
-from .collectors import limit_metrics, loop_metrics, security_metrics
+from .collectors import limit_metrics, loop_metrics, security_metrics, unreadable_metrics
 from .http_answers import HttpAnswers
 from .loop_lag import LoopLagProbe
 from .page import MetricsPage, Source
@@ -44,6 +44,7 @@ class ProcessMetrics:
             log_metrics(log),
             limit_metrics(hits),
             loop_metrics,
+            unreadable_metrics,
             off_loop_metrics(off_loop),
             self.http_answers.collect,
         )

@@ -9,9 +9,10 @@ from grpc_health.v1 import health
 
 from ...base.errors import ConfigError
 from ...base.limit_hits import LimitHits
+from ...process.logs import UNLIMITED
 from ...process.system import why_cannot_listen
 from ...transport.grpc_methods import Method, Methods
-from ...transport.http2 import Http2Server, ServerLimits
+from ...transport.http2 import Http2Server, Refusal, ServerLimits
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ..access import Access, GrpcGuard
 from ..call_limits import CallLimits
@@ -48,11 +49,13 @@ class GrpcServer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
+        access_log: bool = False,
     ) -> None:
         """`services`: their methods, by their names. Those in `ready`, and the empty name, are
         healthy while `is_ready`, whether a request can be served now; `update` says that it may
         have changed. `name` is that of the ready line, `key` the setting of the port; 0 takes a
-        free one. `reuse_port`: other processes of ours listen there too."""
+        free one. `reuse_port`: other processes of ours listen there too. `access_log`: a line for
+        each call that is refused for its headers, as requests have one that get further."""
         self._host, self._wanted_port, self._is_ready = host, port, is_ready
         calls = calls or CallLimits(CallerLimits(), LimitHits())
         limits = calls.limits
@@ -70,7 +73,9 @@ class GrpcServer:
             on_limit=calls.hits.hit,
             input_bound=calls.bytes,
             output_bound=calls.answer_bytes,
+            on_refused=self._on_refused,
         )
+        self._hits, self._logs = calls.hits, access_log
         self._health = HealthService()
         self._serving: bool | None = None
         self.port = 0
@@ -132,6 +137,12 @@ class GrpcServer:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         await self.drain(0.0)
+
+    def _on_refused(self, path: str, who: str, refusal: Refusal) -> None:
+        self._hits.hit("client_violations")
+        if self._logs:
+            fields = {"status": refusal.status, "route": path, "client": who, "error": refusal.why}
+            log.info("request ended", **fields, **{UNLIMITED: True})
 
     def _report(self, serving: bool) -> None:
         self._serving = serving

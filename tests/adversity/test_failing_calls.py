@@ -39,6 +39,7 @@ FROM_THE_LOOP = frozenset(
         *("LoopTurns._on_next_turn", "HttpConnection._answer", "Connection.connection_made"),
         *("Dispatcher._begun", "Acceptor._accept", "HttpListener._opened"),
         "BoundedConnection.connection_made",
+        "NextTurn._call_all",
     )
 )
 """Called by the event loop, or with what was booked: no request ends by a failure of the call."""
@@ -145,7 +146,11 @@ async def asked(chats: ChatServer, number: int, error: type[BaseException]) -> s
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError], ids=lambda e: e.__name__)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError, MemoryError, OSError, asyncio.CancelledError],
+    ids=lambda error: error.__name__,
+)
 async def test_a_call_of_ours_that_fails_ends_one_chat(
     error: type[BaseException], way: str
 ) -> None:

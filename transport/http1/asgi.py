@@ -185,7 +185,8 @@ class Client:
                 raise  # the task was cancelled from outside
             raise ClientLeftError from None
         finally:
-            self._task = None
+            if self._task is task:  # else that of the next request, which has begun meanwhile
+                self._task = None
             if self._gone:
                 self.on_drained()
 

@@ -18,10 +18,10 @@ from ...base.account import network_of, set_account
 from ...base.request_record import RequestRecord, set_record
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
-from .errors import ErrorForm, HttpError, plain_error
+from .errors import ErrorForm, HttpError, fault_of, plain_error
 from .exchange import Exchange, refusal
 from .limits import has_left
-from .open_connections import OpenConnections
+from .open_connections import OpenConnections, address_of
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -90,8 +90,8 @@ class HttpConnection(asyncio.Protocol):
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "server": _address(transport.get_extra_info("sockname")),
-            "client": _address(transport.get_extra_info("peername")),
+            "server": address_of(transport.get_extra_info("sockname")),
+            "client": address_of(transport.get_extra_info("peername")),
             "scheme": "https" if tls else "http",
             "root_path": "",
         }
@@ -420,6 +420,7 @@ class HttpConnection(asyncio.Protocol):
             task = self._task = self.client.answering = self._loop.create_task(self._answer_each())
             self._exchange = self.client.output = exchange
             task.add_done_callback(self._connections.tasks.discard)
+            task.add_done_callback(self._on_task_end)
         self._record = None
         self._connections.tasks.add(task)
 
@@ -428,7 +429,7 @@ class HttpConnection(asyncio.Protocol):
         task = self._task
         assert task is not None
         while (exchange := self._exchange) is not None:
-            await self._answer(exchange)
+            await self._answer(exchange, task)
             ends = self._closing or self._connections.are_ending or task.cancelling()
             if ends or self._task is not task:
                 return
@@ -436,18 +437,23 @@ class HttpConnection(asyncio.Protocol):
             self._rest = self._loop.create_future()
             await self._rest
 
-    async def _answer(self, exchange: Exchange) -> None:
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
+        if self._task is task and self._exchange is not None and not self._closing:
+            self.end_unanswered()  # it could not begin
+
+    async def _answer(self, exchange: Exchange, task: "asyncio.Task[None]") -> None:
         record, failed = exchange.record, False
         try:
             set_record(record)
             set_account("")  # not that of the request before, until its access is checked
             self._connections.observer.on_request(record)
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                raise
             log.error("a request ended in an error", path=exchange.scope["path"], exc_info=error)
             record.error = record.error or type(error).__name__
-            self._refusal = self._refusal or error.with_traceback(None)  # which holds us
-            failed = True
+            self._refusal, failed = self._refusal or fault_of(error), True
         finally:
             if exchange.ended:
                 if failed or self._exchange is exchange:
@@ -470,9 +476,7 @@ class HttpConnection(asyncio.Protocol):
         """What reads a request has failed: a fault of ours, and no word on the client's bytes."""
         log.error("a request could not be read", exc_info=error)
         self._reading = self._arriving is not None and not self._arriving.body_ended
-        if not isinstance(error, Exception):  # the task was not cancelled
-            error = RuntimeError(type(error).__name__)
-        self._refuse(error.with_traceback(None))  # which holds us
+        self._refuse(fault_of(error))
 
     def _refuse(self, error: BaseException) -> None:
         """Read nothing more, and say why once all that came before is answered."""
@@ -593,7 +597,3 @@ class HttpConnection(asyncio.Protocol):
     def _too_long(self) -> HttpError:
         most, count = self._limits.head_bytes, self._limits.headers
         return HttpError(431, f"the headers are more than {most} bytes or {count}")
-
-
-def _address(found: Any) -> tuple[str, int] | None:
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

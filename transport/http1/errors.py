@@ -39,3 +39,11 @@ def plain_error(error: BaseException) -> ErrorAnswer:
     if not isinstance(error, HttpError):
         return ErrorAnswer(500, b'{"error":"internal error"}', foreseen=False)
     return ErrorAnswer(error.status, msgspec.json.encode({"error": str(error)}), error.headers)
+
+
+def fault_of(error: BaseException) -> Exception:
+    """What the error of a request is answered as, without the traceback, which holds all that it
+    has passed. A cancellation is a fault like others: for one of a task that was not cancelled."""
+    if not isinstance(error, Exception):
+        error = RuntimeError(type(error).__name__)
+    return error.with_traceback(None)

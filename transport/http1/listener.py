@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -106,16 +106,17 @@ class HttpListener:
     async def close(self) -> None:
         """End what is left. Idempotent."""
         self._listen_no_more()
-        under_way: tuple[Iterable[asyncio.Task[Any]], ...] = (
-            self._opening.values(),
-            self._connections.tasks,
-        )
-        while tasks := [task for task in chain(*under_way) if not task.done()]:
+        while tasks := self._under_way():
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections.open):
             connection.end_unanswered()
+
+    def _under_way(self) -> list[asyncio.Task[Any]]:
+        """Tasks that have not ended."""
+        tasks = chain[asyncio.Task[Any]](self._opening.values(), self._connections.tasks)
+        return [task for task in tasks if not task.done()]
 
     def _listen_no_more(self) -> None:
         acceptors, self._acceptors = self._acceptors, []

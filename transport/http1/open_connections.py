@@ -37,3 +37,8 @@ class OpenConnections:
     next_turn: NextTurn = field(default_factory=NextTurn)
     are_ending: bool = False
     """a connection that is made now has one request"""
+
+
+def address_of(found: Any) -> tuple[str, int] | None:
+    """Host and port of what a transport calls an end of it; None: it has none."""
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

@@ -21,9 +21,11 @@ class RequestHead(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The headers of an answer that is nothing else."""
+    """The headers of an answer that is nothing else; its status, of gRPC or HTTP, and why."""
 
     headers: tuple[Header, ...]
+    status: str
+    why: str
 
 
 def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
@@ -41,16 +43,17 @@ def read_head(headers: Sequence[Header]) -> RequestHead | Refusal:
         elif name == b"grpc-timeout":
             timeout_s = decode_timeout(value)
             if timeout_s is None:
-                return Refusal(status_head(StatusCode.INTERNAL, "grpc-timeout is no time"))
+                return _refusal(StatusCode.INTERNAL, "grpc-timeout is no time")
         elif name == b"authorization":
             if authorized:
                 text = "a call has authorization once at most"
-                return Refusal(status_head(StatusCode.INVALID_ARGUMENT, text))
+                return _refusal(StatusCode.INVALID_ARGUMENT, text)
             authorized = True
     if method != b"POST":
-        return Refusal(((b":status", b"405"), (b"allow", b"POST")))
+        return Refusal(((b":status", b"405"), (b"allow", b"POST")), "405", "a call is a POST")
     if kind != GRPC_TYPE and not kind.startswith((b"application/grpc+", b"application/grpc;")):
-        return Refusal(((b":status", b"415"), (b"accept", GRPC_TYPE)))
+        unread: tuple[Header, ...] = ((b":status", b"415"), (b"accept", GRPC_TYPE))
+        return Refusal(unread, "415", "a call is application/grpc")
     return RequestHead(path, timeout_s, decode_metadata(headers))
 
 
@@ -69,6 +72,10 @@ class HeadReader:
             self._read = read_head(headers)
             self._headers = headers
         return self._read
+
+
+def _refusal(code: StatusCode, why: str) -> Refusal:
+    return Refusal(status_head(code, why), code.name, why)
 
 
 def status_head(code: int, text: str, more: tuple[Header, ...] = ()) -> tuple[Header, ...]:

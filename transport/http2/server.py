@@ -5,14 +5,16 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
+from typing import TypeAlias
 
 from ...base.errors import StatusCode
 from ...base.limit_hits import LimitLog
 from ..acceptor import Acceptor
 from .library import make_session, require_library
+from .request_head import Refusal
 from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
@@ -22,6 +24,11 @@ CLOSE_S = 2.0
 AGE_SPREAD = 0.1
 
 log = logging.getLogger(__name__)
+
+
+OnRefused: TypeAlias = Callable[[str, str, Refusal], None]
+"""Called for each call that is refused for its headers: its path, empty if no method has it, its
+client, and why."""
 
 
 def _count_nothing(limit: str) -> None:
@@ -43,8 +50,10 @@ class Http2Server:
         on_limit: OnLimit = _count_nothing,
         input_bound: ByteBound | None = None,
         output_bound: ByteBound | None = None,
+        on_refused: OnRefused | None = None,
     ) -> None:
         """ConfigError if there is no nghttp2."""
+        self._on_refused = on_refused
         require_library()
         self.limits = limits or ServerLimits()
         self._limit_log = LimitLog(on_limit)
@@ -143,6 +152,11 @@ class Http2Server:
     def on_limit(self, limit: str, who: str) -> None:
         """Count a limit that a client has hit: for connections."""
         self._limit_log.hit(limit, who)
+
+    def on_refused(self, path: bytes, who: str, refusal: Refusal) -> None:
+        """A call was refused for its headers: for connections."""
+        if self._on_refused is not None:
+            self._on_refused(path.decode() if path in self._methods else "", who, refusal)
 
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it: for connections."""

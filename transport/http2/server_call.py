@@ -17,7 +17,7 @@ from ...process.loop_turns import end_in_turn
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
 from .flood_guard import FloodGuard
-from .request_head import ANSWER_HEAD, DONE, RequestHead, status_head, status_trailers
+from .request_head import ANSWER_HEAD, DONE, Refusal, RequestHead, status_head, status_trailers
 from .server_limits import ByteBound, ServerLimits
 from .wire import Header, Metadata, encode_metadata
 
@@ -67,6 +67,10 @@ class Host(Protocol):
 
     def on_limit(self, limit: str, who: str) -> None:
         """A client has hit it."""
+        ...
+
+    def on_refused(self, path: bytes, who: str, refusal: Refusal) -> None:
+        """A client's call was refused for its headers."""
         ...
 
     def begin(self, call: "ServerCall", path: bytes) -> None:

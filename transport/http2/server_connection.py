@@ -302,6 +302,8 @@ class ServerConnection(Connection):
         head = self._heads.read(stream.headers)
         if isinstance(head, Refusal):
             self.session.refuse(stream, head.headers)
+            path = next((value for name, value in stream.headers if name == b":path"), b"")
+            self._host.on_refused(path, self._client, head)
             self.on_refused()
             return
         call = stream.owner = ServerCall(self, stream, head)

@@ -10,6 +10,7 @@ from typing import Any
 
 from structlog import get_logger
 
+from ....base import unreadable
 from ..store import Deleted, Entry
 from .pod_identity import instance_id_of
 from .worker_metadata import MAPS, WorkerMetadata, name_and_uid, read_metadata
@@ -36,8 +37,6 @@ class ClusterView:
         self._entries: dict[str, dict[str, Entry]] = {bucket: {} for bucket in MAPS}
         self.revision = 0
         """how many changes there were so far: a count of ours, not one of the API server"""
-        self.malformed = 0
-        """objects so far that could not be read"""
 
     def entries(self, bucket: str) -> dict[str, Entry]:
         """The keys of a bucket that are visible now."""
@@ -53,7 +52,7 @@ class ClusterView:
         try:
             name, _ = name_and_uid(found)
         except ValueError:
-            self.malformed += 1
+            unreadable.counts["kubernetes"] += 1
             return {}
         if deleted:
             self._metadata.pop(name, None)
@@ -75,12 +74,12 @@ class ClusterView:
         try:
             name, uid = name_and_uid(found)
         except ValueError:
-            self.malformed += 1
+            unreadable.counts["kubernetes"] += 1
             return
         try:
             self._metadata[name] = read_metadata(found)
         except ValueError as error:
-            self.malformed += 1
+            unreadable.counts["kubernetes"] += 1
             log.warning("worker metadata cannot be read", name=name[:200], error=str(error)[:200])
             last = before.get(name)
             if last is not None and last.uid == uid:
@@ -93,7 +92,7 @@ class ClusterView:
             name, _ = name_and_uid(found)
             ready = frozenset() if deleted else self._readiness(found)
         except ValueError as error:
-            self.malformed += 1
+            unreadable.counts["kubernetes"] += 1
             log.warning("readiness cannot be read", error=str(error)[:200])
             return
         if ready:

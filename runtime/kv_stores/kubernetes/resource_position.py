@@ -63,8 +63,6 @@ class ResourcePosition:
         self._objects: list[Any] = []
         self._token = ""
         self._limit = PAGE
-        self.relists = 0
-        """times that changes were missed for good"""
 
     @property
     def request(self) -> Request:
@@ -118,8 +116,6 @@ class ResourcePosition:
         if self._version is None:
             # The list took so long that its moment was forgotten: it is asked for in one piece.
             self._limit = 0
-        else:
-            self.relists += 1
         self._version, self._objects, self._token = None, [], ""
 
     def on_malformed(self) -> None:

@@ -16,6 +16,7 @@ from dynamo_router.process.logs import UNLIMITED
 from dynamo_router.server.dispatch import AccessLog
 from dynamo_router.server.dispatch.observers import NoObserver
 from dynamo_router.server.observability import ObservabilityConfig
+from dynamo_router.workers.trtllm_proto import SERVICE
 
 Code = grpc.StatusCode
 
@@ -107,6 +108,24 @@ async def test_the_access_log_is_off_unless_asked_for() -> None:
         lines = [line["route"] for line in named(logs, "request ended")]
         assert lines.count("/trtllm.TrtllmService/Generate") == wanted
         assert set(lines) <= {"/trtllm.TrtllmService/Generate", "/metrics"}
+
+
+async def test_a_call_that_is_refused_for_its_headers_has_a_line_and_is_counted() -> None:
+    route = f"/{SERVICE}/Generate"
+    twice = (("authorization", "Bearer one"), ("authorization", "Bearer two"))
+    async with serving(FakeEngine(), observability=ObservabilityConfig(access_log=True)) as ports:
+        with capture_logs() as logs:
+            for path in (route, "/no.Such/Method"):
+                call = ports.channel.unary_stream(path, None, None)(b"", metadata=twice)
+                assert await call.code() is Code.INVALID_ARGUMENT
+        hits = await ports.metrics()
+    first, other = named(logs, "request ended")
+    assert (first["status"], first["route"], first["client"]) == (
+        "INVALID_ARGUMENT", route, "127.0.0.1",
+    )  # fmt: skip
+    assert first["error"] == "a call has authorization once at most" and first[UNLIMITED]
+    assert other["route"] == "", "what a client has written is in no line"
+    assert hits['dynamo_router_limits_hit_total{limit="client_violations"}'] == 2
 
 
 ENDED = 'dynamo_component_router_requests_total{status="ok"}'

@@ -22,9 +22,9 @@ from dynamo_router.frontend.known_beginnings import (
     messages_apart,
 )
 from dynamo_router.frontend.openai import LONG_BODY
-from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
+from dynamo_router.frontend.processor import MOST_MESSAGES, NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop
-from dynamo_router.router.prompt import Prompt
+from dynamo_router.router.prompt import Content, Prompt
 from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch import RequestReader, cut_messages
 from dynamo_router.workers.trtllm_proto import pb
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def apart(body: bytes) -> MessagesApart:
-    found = cut_messages(body, 64, 1 << 20)
+    found = cut_messages(body, MOST_MESSAGES, 1 << 20)
     assert found is not None
     return MessagesApart(*found)
 
@@ -102,7 +102,8 @@ async def check(text: ModelText, body: bytes, tenant: Tenant = NO_TENANT) -> Non
     message = pb.GenerateRequest.FromString(asked.body)
     assert list(message.tokenized.input_token_ids) == tokens.tolist()
     assert asked.facts.largest_token == tokens.max() and asked.facts.prompt.isl == len(tokens)
-    whole = Prompt(tokens, BLOCK)
+    whole = Prompt(tokens, BLOCK, Content(cache_namespace=tenant.name))
+    assert asked.facts.prompt.cache_namespace == whole.cache_namespace
     assert asked.facts.prompt.local_hashes.tolist() == whole.local_hashes.tolist()
     assert asked.facts.prompt.sequence_hashes.tolist() == whole.sequence_hashes.tolist()
 
@@ -211,6 +212,37 @@ async def test_a_turn_costs_what_is_new(
         assert sum(found) < 5_500 + 8_000 * (changed == 8)
 
 
+@pytest.mark.parametrize("name", ["stripped", "no marks", "its length"])
+async def test_a_turn_of_many_messages_costs_what_is_new(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A template that writes each message by itself is not asked again."""
+    text, talk = texts[name], conversation(120)
+    assert text.template is not None and text.template.pieces is not None
+    each = text.template.pieces._messages
+    rendered: list[int] = []
+    if each is not None:
+        render = each._render
+
+        def noted(messages: Any, prompted: bool) -> str:
+            rendered.append(len(messages))
+            return render(messages, prompted)
+
+        monkeypatch.setattr(each, "_render", noted)
+    while len(text.pieces):
+        text.pieces._drop()
+    await check(text, body_of(talk[:200]))
+    rendered.clear()
+    found = seen(text, monkeypatch)
+    for count in range(202, len(talk) + 1, 4):
+        found.clear()
+        await check(text, body_of(talk[:count]))
+        assert sum(found) < 11_000 and not rendered
+    assert (each is None) == (name == "its length")
+    talk[150] = {"role": "user", "content": "other words " * 300}
+    await check(text, body_of(talk))
+
+
 async def test_no_other_namespace_or_block_size_finds_it(
     texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +333,30 @@ async def test_a_repeated_turn_that_was_dropped_meanwhile_is_no_circle(
         await check(text, body)
 
 
+async def test_what_goes_on_from_one_that_was_dropped_is_kept_anew(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk, found = texts["plain"], conversation(3), seen(texts["plain"], monkeypatch)
+    cache = text.pieces
+    while len(cache):
+        cache._drop()
+    for count in (3, 5):
+        await check(text, body_of(talk[:count]))
+    first = next(key for key, share in cache._shares.items() if is_first(share.pieces[key]))
+    cache.forget(first)
+    for most in (100_000, 2_000):
+        found.clear()
+        await check(text, body_of(talk[:5]))
+        assert sum(found) < most
+    while len(cache):
+        cache._drop()
+    assert cache.size == 0
+
+
+def is_first(part: object) -> bool:
+    return isinstance(part, known_beginnings.Beginning) and part.parent is None
+
+
 async def test_what_is_not_plain_is_for_others_to_say(texts: dict[str, ModelText]) -> None:
     text = texts["plain"]
     plain = {"role": "user", "content": "a the of " * 40}
@@ -313,6 +369,7 @@ async def test_what_is_not_plain_is_for_others_to_say(texts: dict[str, ModelText
         {"role": "user", "content": "a", "name": "b"},
         {"role": "tool", "content": "a", "tool_call_id": "1"},
         {"role": 1, "content": "a"},
+        {"role": "a\x1e", "content": "a"},
     ):
         for talk in ([plain, other], [other, plain], [other]):
             assert await known(text, body_of(talk)) is None  # type: ignore[arg-type]
@@ -329,6 +386,9 @@ async def test_what_is_too_long_is_for_others_to_say(texts: dict[str, ModelText]
         most = a_reader(text, found.prompt.isl - 1)
         assert await known(text, body, reader=most) is None
         assert await known(text, body, reader=a_reader(text, 5)) is None
+    short = RequestReader(BLOCK, CallerLimits(max_id_bytes=3), off_loop=text._off_loop)
+    assert await known(text, body, Tenant("", 123), short) is not None
+    assert await known(text, body, Tenant("", 1234), short) is None
 
 
 def test_only_long_bodies_are_taken_apart() -> None:
@@ -338,7 +398,10 @@ def test_only_long_bodies_are_taken_apart() -> None:
     found = messages_apart(long)
     assert found is not None and json.loads(found.rest) == {"model": "m", "messages": []}
     assert messages_apart(body_of(conversation(1, 6000), user="x" * LONG_BODY)) is None
-    assert messages_apart(body_of(conversation(40, 6000))) is None
+    many = [{"role": "user", "content": "a" * 40}] * (MOST_MESSAGES + 1)
+    assert messages_apart(body_of(many)) is None
+    assert messages_apart(body_of(many[1:])) is not None
+    assert messages_apart(body_of([{"role": "user", "content": ""}] * 25_000)) is None
     assert messages_apart(body_of(conversation(1, 400_000))) is None
 
 

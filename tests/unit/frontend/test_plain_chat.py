@@ -50,7 +50,7 @@ class Engine:
     async def generate(self, request: Any, respond: Any, *, put: Any, **more: Any) -> PairDecision:
         body, facts = request.body, request.facts
         self.asked.append(
-            (body, replace(facts, prompt=facts.prompt.local_hashes.tolist()))
+            (body, replace(facts, prompt=self._hashes(facts.prompt)), facts.prompt.cache_namespace)
             + tuple(more.get(name) or None for name in ("metadata", "pinned", "session", "timeout"))
             + tuple(more[name] for name in ("call_metadata", "caller", "stops_held"))
         )
@@ -62,6 +62,10 @@ class Engine:
         if self._fails:
             raise EngineCallError(Origin.ENGINE, StatusCode.INTERNAL, "it broke")
         return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 1, 0))
+
+    @staticmethod
+    def _hashes(prompt: Any) -> Any:
+        return prompt.local_hashes.tolist(), prompt.sequence_hashes.tolist()
 
     async def abort(self, request_id: str, caller: Any) -> None: ...
 
@@ -197,6 +201,7 @@ OPTIONS |= {
     ),
     "ignore_eos": st.booleans(),
     "user": st.sampled_from([None, "me", 3]),
+    "cache_salt": st.sampled_from([None, "", "s", "a"]),
     "unknown": st.just(1),
     "stop": st.sampled_from([None, "ab", []]),
     "logprobs": st.booleans(),
@@ -285,6 +290,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         {"temperature": 0, "top_p": 1, "ignore_eos": True},
         {"stream_options": {"include_usage": True}},
         {"n": 1, "user": "me"},
+        {"cache_salt": ""},
     ],
 )
 async def test_usual_chats_are_plain(monkeypatch: pytest.MonkeyPatch, some: Any) -> None:
@@ -300,6 +306,8 @@ async def test_usual_chats_are_plain(monkeypatch: pytest.MonkeyPatch, some: Any)
         *(({name: value}, {}) for name, value in [("seed", 2), ("n", 2), ("stop", "x")]),
         *(({name: value}, {}) for name, value in [("tools", []), ("seed", 1), ("nvext", {})]),
         *(({}, {name: "1"}) for name in sorted(LOUD_HEADERS)),
+        ({"cache_salt": "s"}, {}),
+        ({}, {"x-tenant-id": "t"}),
     ],
 )
 async def test_what_asks_for_more_is_not_plain(
@@ -312,6 +320,16 @@ async def test_what_asks_for_more_is_not_plain(
         patched.setattr(Completions, "_answer_chat", nothing)
         await told(body, headers, [])
     assert found == [False]
+
+
+async def test_a_long_chat_of_a_namespace_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = spied(monkeypatch)
+    for some, headers in (({"cache_salt": "s"}, {}), ({}, {"x-tenant-id": "t"})):
+        body = json.dumps({**BODY, **some}).encode()
+        long = await told(body, headers, [], is_plain=False, apart=True)
+        assert await told(body, headers, [], apart=True) == long
+        assert long.asked[0][2] is not None
+    assert found == [True, True]
 
 
 async def nothing(*given: object) -> None: ...

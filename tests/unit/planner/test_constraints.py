@@ -162,7 +162,7 @@ def test_the_last_old_worker_stays_until_a_new_one_has_served() -> None:
 
 
 def test_an_absurd_number_of_engines_is_the_budget() -> None:
-    """Before, a profile of hardly any throughput kept the planner busy for years."""
+    """As a profile of hardly any throughput asks for; in no more time than any other."""
     allowed = constrain(Fleet(1, 10**300, 10**200), Observation(at=0.0), Constraints(engines_max=9))
     assert allowed.fleet.engines == 9
     assert allowed.fleet.prefill and allowed.fleet.decode

@@ -177,7 +177,7 @@ def test_what_is_no_kept_run_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children on Linux alone")
 def test_cells_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
-    """Before, a command that was stopped left its cells to run on."""
+    """No cell runs on once its command was stopped or killed."""
     given = [*FAST, "--requests=20000", f"--out={tmp_path / 'grid.jsonl'}", "--jobs=2"]
     code = [sys.executable, "-P", "-m", "dynamo_router", "bench", "plan", *given]
     with subprocess.Popen(code, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as command:

@@ -221,7 +221,7 @@ class SimulationClock:
 def test_cpu_holds_at_any_load_and_cost_of_a_request(
     monkeypatch: pytest.MonkeyPatch, rate: float, each_s: float
 ) -> None:
-    """Before, two whole simulations were run whatever they took."""
+    """Simulations end soon after half a second of it, whatever a request costs."""
     clock = SimulationClock(monkeypatch, each_s)
     planner = new_planner(engines_max=64, planning={"start_up_s": 300.0}, cpu=lambda: clock.now)
     for n in range(3):
@@ -274,7 +274,7 @@ def test_many_engines_too_many_are_found_in_a_few_steps() -> None:
 
 
 def test_the_first_requests_after_a_silence_are_planned_for_soon() -> None:
-    """Before, the first plan was a whole `plan_every_s` after an empty fleet's first look."""
+    """Sooner than `plan_every_s` after an empty fleet's first look."""
     planner = new_planner()
     planner.observe(observation(1000.0, 0.0, 1, requests=(), window_s=60.0))
     begun = requests(1015.0, 3.0, 15.0)
@@ -283,8 +283,7 @@ def test_the_first_requests_after_a_silence_are_planned_for_soon() -> None:
 
 
 def test_a_few_seconds_of_arrivals_start_no_engines() -> None:
-    """Before, a day's first 15 s could ask for thrice the engines that it needed, as so few
-    arrivals say little of their rate. Late answers are planned for at once."""
+    """So few arrivals say little of their rate. Late answers are planned for at once."""
     planner, late = new_planner(), new_planner()
     for n in range(1, 4):
         begun = requests(1000.0 + 15 * n, 3.0, 15.0 * n)
@@ -300,7 +299,7 @@ def test_a_few_seconds_of_arrivals_start_no_engines() -> None:
 
 
 def test_engines_are_there_when_the_season_ends_a_silence() -> None:
-    """Before, silence was left once requests had come, a start-up late."""
+    """They are started a start-up before the first requests are foreseen."""
     yesterday = [0.0] * 40 + [45.0] * 40
     planner = new_planner(season=yesterday)
     planner.capacity["aggregated"] = 1.5
@@ -406,8 +405,7 @@ def test_a_backlog_older_than_the_lead_says_nothing_of_the_model() -> None:
 
 
 def test_engines_faster_than_their_model_are_not_added_to_before_that_is_known() -> None:
-    """Before, the first plan started engines for a model that was a quarter too slow, and answers
-    were compared with it once these had served for a minute: they stayed for half an hour."""
+    """Answers are compared with the model before a plan adds engines by it."""
     there = workers(1, age_s=60.0)
     asked = requests(1000.0, 0.9, 60.0, itl_ms=28.0)
     for known_s in (60.0, 120.0):
@@ -424,7 +422,7 @@ def test_engines_faster_than_their_model_are_not_added_to_before_that_is_known()
 
 
 def test_a_clock_that_jumps_by_a_year_costs_no_more_than_a_gap() -> None:
-    """Before, each bin of the year was counted and skipped: a minute of CPU."""
+    """The bins of the year are not gone through one by one."""
     planner = new_planner()
     decide(planner, 0.8, 2, plans=1)
     skipped = []
@@ -437,7 +435,7 @@ def test_a_clock_that_jumps_by_a_year_costs_no_more_than_a_gap() -> None:
 
 @pytest.mark.parametrize("facts", [{"output_tokens": 10**12}, {"prompt_tokens": 10**12}])
 def test_a_record_of_absurd_lengths_is_not_believed(facts: dict[str, int]) -> None:
-    """Before, a simulation of such an answer had no end."""
+    """A simulation of such an answer would have no end."""
     absurd = [*requests(1000.0, 0.8, 90.0)]
     absurd[5] = replace(absurd[5], **facts)
     decision = new_planner().observe(observation(1000.0, 0.0, 2, requests=absurd))
@@ -461,7 +459,7 @@ def test_an_engine_missed_after_its_removal_makes_the_next_removal_slower() -> N
 
 
 def test_a_window_whose_requests_are_over_is_planned_for() -> None:
-    """Before, a scenario without requests, a forecast of none after the last ones, was no trace."""
+    """With a forecast of none after them: a scenario may be without requests."""
     planner = new_planner()
     old = requests(1000.0, 0.8, 100.0)
     for n in range(8):
@@ -473,7 +471,7 @@ def test_a_window_whose_requests_are_over_is_planned_for() -> None:
 def test_where_no_fleet_keeps_the_target_no_more_are_asked_for_than_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, a backlog that no fleet can mend asked for the whole budget."""
+    """A backlog that no fleet can mend does not ask for the whole budget."""
 
     def judged(_model: Any, _workers: Any, fleet: Fleet, scenario: Scenario, *_: Any) -> Outcome:
         kept = 0.9 if fleet.aggregated >= 5 else 0.2
@@ -494,7 +492,7 @@ def test_what_chance_explains_of_arrivals_of_sessions_is_no_alarm() -> None:
 
 
 def test_a_jump_of_arrivals_is_planned_for_at_once() -> None:
-    """Before, the next plan came within a minute, and late answers as late."""
+    """In the look that sees it."""
     planner = new_planner()
     decide(planner, 0.6, 2, plans=4)
     begun = [*requests(1180.0, 0.6, 90.0), *requests(1195.0, 5.0, 15.0)]

@@ -41,7 +41,7 @@ def test_an_observation_of_no_time_is_refused() -> None:
     ],
 )
 def test_a_request_that_makes_no_sense_is_none(facts: dict[str, Any]) -> None:
-    """Before, a negative ITL made the engine model's speed a complex number."""
+    """Of a negative ITL, the engine model's speed would be a complex number."""
     fine: dict[str, Any] = {"arrival_s": 1.0, "prompt_tokens": 8, "output_tokens": 2}
     ObservedRequest(**fine)
     with pytest.raises(ValueError, match="makes no sense"):

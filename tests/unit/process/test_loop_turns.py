@@ -10,7 +10,14 @@ import pytest
 from support.polling import until
 
 from dynamo_router.base.account import set_account
-from dynamo_router.process.loop_turns import END_S, MOST_S, LoopTurns, NextTurn, end_in_turn
+from dynamo_router.process.loop_turns import (
+    CALLS_EACH,
+    END_S,
+    MOST_S,
+    LoopTurns,
+    NextTurn,
+    end_in_turn,
+)
 
 AT_A_TIME = 4
 
@@ -181,3 +188,64 @@ async def test_what_is_for_the_next_turn_is_called_then_in_its_order() -> None:
     assert [str(each["exception"]) for each in errors] == ["one of them"]
     await asyncio.sleep(0)
     assert seen == ["again", "last", "behind"]
+
+
+async def test_a_cancellation_that_a_call_raises_is_its_own() -> None:
+    """As a future's that the call looks at: others of the same turn are called."""
+    loop, turn, turns = asyncio.get_running_loop(), NextTurn(), LoopTurns(AT_A_TIME)
+    loop.set_exception_handler(lambda loop, context: None)
+    seen: list[str] = []
+
+    def fails() -> None:
+        raise asyncio.CancelledError
+
+    turns.call(AT_A_TIME, lambda: None)
+    for put in turn.call, partial(turns.call, 1.0):
+        for call in fails, partial(seen.append, "next"):
+            put(call)
+    await until(lambda: seen == ["next", "next"])
+
+
+async def test_what_waits_is_called_though_a_turn_could_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop calls what fails itself, as for want of memory."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    seen: list[int] = []
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    turn, turns = NextTurn(), LoopTurns(AT_A_TIME)
+    with monkeypatch.context() as patch:
+        patch.setattr(NextTurn, "_call_all", fails)
+        patch.setattr(LoopTurns, "_begin_next", fails)
+        turns.call(AT_A_TIME, lambda: None)
+        turns.call(1.0, partial(seen.append, -1))
+        turn.call(partial(seen.append, 0))
+        await asyncio.sleep(0)
+    await until(lambda: seen == [-1])
+    for number in range(1, CALLS_EACH + 1):
+        turn.call(partial(seen.append, number))
+    await until(lambda: len(seen) > CALLS_EACH)
+    assert seen == list(range(-1, CALLS_EACH + 1))
+
+
+async def test_what_begins_in_its_turn_and_has_more_begun_makes_no_second_turn() -> None:
+    turns = LoopTurns(AT_A_TIME)
+    begun: list[int] = []
+
+    def begin() -> None:
+        begun.append(watch.turn)
+        if turns.begins_now(1.0):
+            begun.append(watch.turn)
+
+    watch = Watch()
+    turns.call(AT_A_TIME, lambda: None)
+    for _ in range(40):
+        turns.call(1.0, partial(begin))
+    stop = watch.count_turns()
+    await until(lambda: not turns.waiting)
+    stop()
+    assert max(Counter(begun).values()) <= AT_A_TIME + 1

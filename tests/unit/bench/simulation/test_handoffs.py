@@ -221,3 +221,21 @@ def test_the_prefill_engines_token_comes_before_the_hand_off_which_is_a_gap(trac
     assert prefill.e2e_ms.mean == pytest.approx(decode.e2e_ms.mean, rel=0.1), "it is no faster"
     with pytest.raises(ConfigError, match="first_token"):
         RoleConfig(first_token="both")
+
+
+def test_an_answer_of_one_token_ends_with_the_prefill_engines(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {i * 500}, "input_length": 512, "output_length": 1,'
+            f' "hash_ids": [{i}]}}\n'
+            for i in range(20)
+        )
+    )
+    roles = RoleConfig(prefill_workers=1, decode_workers=1, first_token="prefill")
+    config = SimulationConfig(roles=roles, disagg=DisaggConfig(disagg="always"))
+    (run,) = compare_policies(config, Load(trace=str(path)), workers=0, names="kv")
+    assert (run.errors, run.rejected, run.remote_prefill_share) == (0, 0, 1.0)
+    assert run.details["output_tokens"] == 20
+    assert run.ttft_ms.mean is not None and run.e2e_ms == run.ttft_ms, "no second token is made"
+    assert run.itl_ms.mean is None and run.handoff_ms.mean is None

@@ -158,4 +158,39 @@ def test_files_that_are_rotated_while_they_are_opened_are_read_once(
 
     monkeypatch.setattr(trace, "read_lines", rotate_before)
     found = read_record([str(new), str(old)]).requests
-    assert [each.timestamp_ms for each in found] == [200.0, 300.0, 400.0]
+    assert [each.timestamp_ms for each in found] == [line["timestamp"] for line in LINES]
+
+
+def test_a_record_of_many_files_is_opened_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [str(tmp_path / f"a.jsonl.{number}") for number in range(8)]
+    for name, line in zip(names, LINES * 2, strict=True):
+        Path(name).write_bytes(content(HEADER, line))
+    opened = set[str]()
+
+    def count(path: str) -> Iterator[Line]:
+        opened.add(path)
+        assert opened == {path}, "one file handle is enough"
+        yield from read_lines(path)
+        opened.remove(path)
+
+    monkeypatch.setattr(trace, "read_lines", count)
+    assert len(read_record(names).requests) == 8
+
+
+def test_a_file_that_is_rotated_away_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [tmp_path / "a.jsonl.1", tmp_path / "a.jsonl"]
+    for name in names:
+        name.write_bytes(content(HEADER, LINES[0]))
+
+    def remove(line: Line) -> Header | None:
+        names[1].unlink()
+        return header_of(line)
+
+    monkeypatch.setattr(trace, "header_of", remove)
+    with pytest.raises(TraceError, match="rotated away") as caught:
+        read_record([str(each) for each in names])
+    assert str(names[1]) in str(caught.value)

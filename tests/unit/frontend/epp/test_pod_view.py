@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.epp.pool import endpoints_of, objective_of, pod_of, pool_of
 
+from dynamo_router.base import unreadable
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.frontend.epp.control_headers import read_control
 from dynamo_router.frontend.epp.objectives import ObjectiveView
@@ -89,6 +90,7 @@ def test_roles_are_those_of_a_label() -> None:
 
 
 def test_what_cannot_be_read_stands_for_what_could() -> None:
+    unreadable.counts.clear()
     view = PodView(PodsConfig(pool="qwen"))
     view.on_pool(pool_of())
     view.on_pod(pod_of("a", "10.0.0.1"), deleted=False)
@@ -96,7 +98,7 @@ def test_what_cannot_be_read_stands_for_what_could() -> None:
     view.on_pod(pod_of("a", "not an address"), deleted=False)
     view.on_pods_listed([pod_of("a") | {"status": []}, pod_of("b", "x"), None])
     assert decode(view) == ["10.0.0.1:8000"]
-    assert view.malformed == 5
+    assert unreadable.counts["pods"] == 5
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import ChatTemplate
 from dynamo_router.frontend.processor.template_pieces import (
-    LEFT,
+    MOST_KEPT,
     MOST_MESSAGES,
-    MOST_SHAPES,
-    RIGHT,
     TemplatePieces,
 )
+from dynamo_router.frontend.processor.template_text import LEFT, RIGHT, taken_apart
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 BY_ROLE = (
@@ -49,6 +48,10 @@ TURNS = (
     "{% else %}{% set role = message['role'] %}{% endif %}"
     "{{ '<turn>' + role + '\\n' + message['content'] | trim + '</turn>\\n' }}{% endfor %}"
 )
+TOUCHING = (
+    "{% for m in messages %}{{ m.role }}{{ m.content | trim }}{{ m.role }}"
+    "{{ m.content or 'none' }}{{ (m.role ~ m.content) | trim }}{% endfor %}"
+)
 OFFSET = (
     "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}"
     "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}"
@@ -58,11 +61,90 @@ OFFSET = (
     "{{ (' ' ~ m.content ~ ' ') | trim }}"
     "{% endfor %}{{ messages | length }}{{ messages[-1].content }}"
 )
-PASS_ON = {
+NEAR = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or (messages[loop.index0 - 1].role != 'tool') %}<tools>{% endif %}"
+    "{{ m.content }};"
+    "{% if loop.last or (messages[loop.index0 + 1]['role'] != 'tool') %}</tools>{% endif %}"
+    "{% else %}{{ m.role }}{{ m.content }}{% endif %}{% endfor %}"
+)
+BEFORE_THE_FIRST = (
+    "{% for m in messages %}{{ messages[loop.index0 - 1].role }}:{{ m.content }}{% endfor %}"
+)
+REST = (
+    "{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim %}"
+    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}"
+    "{% endif %}{% for m in rest %}"
+    "{% if m.role == 'user' %}{% set seen = m.role %}{% endif %}{{ seen }}{{ first }}"
+    "{% if (loop.index0 % 2 == 0) and loop.index0 == 0 %}[{{ first }}]{% endif %}"
+    "{% if loop.index % 2 == 0 %}even{% endif %}{% if loop.index > 1 %}, {% endif %}"
+    "{% if m.role == 'odd' %}{% continue %}{% endif %}{% if not loop.last %}{{ m.content | trim }}"
+    "{% else %}last:{{ m.content }}{{ messages_seen }}{% endif %}"
+    "{% endfor %}{{ messages[0].content }}{% if messages %}.{% endif %}"
+)
+EACH = {
     "by role": BY_ROLE,
     "joined": JOINED,
     "stripped": STRIPPED,
     "turns": TURNS,
+    "touching": TOUCHING,
+    "rest": REST,
+    "near": NEAR,
+    "the one before": BEFORE_THE_FIRST,
+    "constants": "{% for m in messages %}{% for k in [1, 2] %}{% if loop.index0 % 2 == 1 %}"
+    "{{ m.content }}{% endif %}{% endfor %}{{ m.role if loop.first else '' }}{% endfor %}",
+    "no name": "{% if messages[0].role == 'odd' %}{% set r = messages %}{% endif %}"
+    "{% for m in r %}{{ m.content }}{% endfor %}x",
+    "few": "{% for m in messages %}{% if m.role != 'tool' %}{{ m.role }}{% endif %}{% endfor %}",
+}
+"""What these write of a message depends on no other but the first."""
+TOGETHER = {
+    "a number": "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}",
+    "of three": "{% for m in messages %}{{ loop.index0 % 3 }}{{ m.content }}{% endfor %}",
+    "the third": "{% for m in messages %}{% if loop.index0 == 2 %}x{% endif %}{{ m.content }}"
+    "{% endfor %}",
+    "how many": "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}",
+    "how many, by filter": "{{ messages | length }}{% for m in messages %}{{ m.role }}{% endfor %}",
+    "in turn": "{% for m in messages %}{{ loop.cycle('a', 'b') }}{{ m.content }}{% endfor %}",
+    "kept": "{% set ns = namespace(n=0) %}{% for m in messages %}{{ ns.n }}{{ m.content }}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}",
+    "kept before": "{% set ns = namespace(n=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ ns.n }}{{ m.content }}{% endfor %}",
+    "two before": "{% for m in messages %}{{ messages[loop.index0 - 2].role }}{{ m.content }}"
+    "{% endfor %}",
+    "the number before": "{% for m in messages %}{{ loop.index0 - 1 }}{{ m.content }}{% endfor %}",
+    "what was before": "{% for m in messages %}{{ messages[loop.index0 - 1].content }}{% endfor %}",
+    "before the rest": "{% for m in messages[1:] %}{{ messages[loop.index0 - 1].role }}"
+    "{{ m.content }}{% endfor %}",
+    "another number": "{% for m in messages %}{% for k in [1, 2, 3] %}"
+    "{{ messages[loop.index0 + 1].role }}{% endfor %}{{ m.content }}{% endfor %}",
+    "the last": "{% for m in messages %}{{ messages[-1].role }}{{ m.content }}{% endfor %}",
+    "the second": "{{ messages[1].role }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "the second by a name": "{% set rest = messages[1:] %}{{ rest[0].role }}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "all but two": "{% for m in messages[2:] %}{{ m.content }}{% endfor %}",
+    "all but the last": "{% for m in messages[:-1] %}{{ m.content }}{% endfor %}",
+    "stops": "{% for m in messages %}{% if m.role == 'odd' %}{% break %}{% endif %}"
+    "{{ m.content }}{% endfor %}",
+    "filtered": "{% for m in messages if m.role != 'odd' %}{{ loop.first }}{{ m.content }}"
+    "{% endfor %}",
+    "not always": "{% if messages[0].role == 'odd' %}{% for m in messages %}{{ m.content }}"
+    "{% endfor %}{% endif %}",
+    "within": "{% for m in messages %}{% for other in messages %}{{ other.role }}{% endfor %}"
+    "{% endfor %}",
+    "within, chosen": "{% for m in messages %}{{ m.content }}"
+    "{% for other in (messages if m.role == 'odd' else []) %}{{ other.role }}{% endfor %}"
+    "{% endfor %}",
+    "another name": "{% set messages = messages[1:] %}{% for m in messages %}{{ m.content }}"
+    "{% endfor %}{{ messages[0].role }}",
+    "one name for two": "{% if messages[0].role == 'odd' %}{% set r = messages %}{% else %}"
+    "{% set r = [] %}{% endif %}{% for m in r %}{{ m.content }}{% endfor %}",
+}
+"""What these write of a message may depend on others."""
+PASS_ON = {
+    **EACH,
+    **TOGETHER,
     "set": OFFSET,
 }
 
@@ -104,7 +186,9 @@ CONTENT = st.one_of(
         ["", " ", " a ", "\n", "b\n", "<s>", "{{ x }}", LEFT, f"{LEFT}c{RIGHT}", RIGHT, "\xa0d"]
     ),
 )
-ROLES = st.sampled_from(["user", "assistant", "system", "tool", "odd"])
+ROLES = st.sampled_from(
+    ["user", "assistant", "system", "tool", "odd", "", " ", LEFT, f"a{LEFT}", RIGHT, f"{RIGHT}b"]
+)
 PLAIN = st.fixed_dictionaries({"role": ROLES, "content": CONTENT})
 OTHERS = st.one_of(
     st.fixed_dictionaries({"role": ROLES}),
@@ -113,7 +197,16 @@ OTHERS = st.one_of(
     st.builds(lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]},
               ROLES, CONTENT),
 )  # fmt: skip
-CHATS = st.lists(st.one_of(PLAIN, PLAIN, PLAIN, PLAIN, OTHERS), min_size=1, max_size=5)
+CHATS = st.one_of(
+    st.lists(st.one_of(PLAIN, PLAIN, PLAIN, PLAIN, OTHERS), min_size=1, max_size=5),
+    st.lists(PLAIN, min_size=3, max_size=9),
+    st.lists(PLAIN, min_size=1, max_size=3).map(
+        lambda chat: [
+            {**chat[nth % len(chat)], "role": "assistant" if nth % 2 else "user"}
+            for nth in range(8)
+        ]
+    ),
+)
 
 
 def text_of(template: ChatTemplate, messages: Any, prompted: bool, *, pieces: bool) -> str:
@@ -129,7 +222,20 @@ def text_of(template: ChatTemplate, messages: Any, prompted: bool, *, pieces: bo
 TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in PASS_ON.items()}
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("role", ["a", "", " ", f"a{LEFT}", f"{RIGHT}b", LEFT, "a" * 10_000])
+def test_roles_are_written_as_they_are(role: str) -> None:
+    template = ChatTemplate(TOUCHING, TOKENS)
+    for content in ("q", " q ", ""):
+        messages = [{"role": role, "content": content}]
+        together = text_of(template, messages, True, pieces=True)
+        assert together == text_of(template, messages, True, pieces=False)
+    assert template.pieces is not None
+    assert (
+        max((len(each) for shape, _ in template.pieces._kept for each, _ in shape), default=0) < 100
+    )
+
+
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(CHATS, st.booleans()), min_size=1, max_size=4))
 @pytest.mark.parametrize("name", PASS_ON)
 def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> None:
@@ -138,6 +244,71 @@ def test_pieces_make_what_the_template_makes(name: str, chats: list[Any]) -> Non
     for messages, prompted in chats:
         together = text_of(template, messages, prompted, pieces=True)
         assert together == text_of(template, messages, prompted, pieces=False)
+
+
+@pytest.mark.parametrize("name", PASS_ON)
+def test_which_templates_write_each_message_by_itself(name: str) -> None:
+    pieces = TEMPLATES[name].pieces
+    assert pieces is not None and (pieces._messages is not None) == (name in EACH)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(PLAIN, min_size=1, max_size=9), st.integers(0, 8), st.booleans())
+@pytest.mark.parametrize("name", PASS_ON)
+def test_pieces_behind_those_that_are_known(
+    name: str, chat: list[Any], count: int, prompted: bool
+) -> None:
+    """They are the last ones of all, and those before are the same without the new messages."""
+    pieces, found = TEMPLATES[name].pieces, taken_apart(chat)
+    assert pieces is not None
+    if found is None or "refused" in text_of(TEMPLATES[name], chat, prompted, pieces=False):
+        return
+    shape, _ = found
+    known = shape[:count]
+    whole = pieces._pieces(shape, prompted)
+    assert pieces.of_shape(shape, prompted) == whole
+    behind = pieces.behind(known, shape[count:], prompted)
+    if behind is None:
+        return
+    before = pieces._pieces(known, prompted)[:-1]
+    assert whole == before + behind
+
+
+def test_a_long_chat_of_known_messages_renders_no_template() -> None:
+    rendered: list[int] = []
+    template = ChatTemplate(JOINED, TOKENS)
+    pieces = template.pieces
+    assert pieces is not None and pieces._messages is not None
+    render = pieces._messages._render
+
+    def noted(messages: Any, prompted: bool) -> str:
+        rendered.append(len(messages))
+        return render(messages, prompted)
+
+    pieces._messages._render = noted
+    roles = ["system", *["user", "assistant"] * 400]
+    chat = [{"role": role, "content": f"{nth}"} for nth, role in enumerate(roles)]
+    for count in (5, 6, 7, 400, 801):
+        text = template.render(chat[:count])
+        assert text == template._rendered(chat[:count], True, None, None)
+    assert rendered == [5]
+    shape = taken_apart(chat)
+    assert shape is not None and pieces.behind(shape[0][:799], shape[0][799:], True) is not None
+    for number in range(300):  # and what it keeps is bounded
+        odd = [
+            {"role": f"r{number}", "content": "a"},
+            *chat[:4],
+            {"role": f"{number}", "content": ""},
+        ]
+        assert template.render(odd) == template._rendered(odd, True, None, None)
+        assert template.render(chat[:5] + odd) == template._rendered(
+            chat[:5] + odd, True, None, None
+        )
+    heads = pieces._messages._heads
+    assert len(heads) <= 64 and all(len(head.kinds) <= 128 for head in heads.values())
+    long = [{"role": "r" * 99, "content": "a"}] * 4
+    assert template.render(long) == template._rendered(long, True, None, None)
+    assert not any(len(role) > 64 for role, _, _ in heads)
 
 
 @pytest.mark.parametrize("text", LOOK_INSIDE.values(), ids=LOOK_INSIDE)
@@ -176,9 +347,12 @@ def test_the_template_is_rendered_once_for_a_shape_and_shapes_are_bounded() -> N
         chat = [{"role": "user", "content": text}, {"role": "x", "content": text}]
         assert pieces.put_together(chat, True) == f"user:{text};x:{text};"
     assert len(rendered) == 1
-    for number in range(3 * MOST_SHAPES):
-        one = [{"role": f"r{number}", "content": "a"}]
-        assert pieces.put_together(one, True) == f"r{number}:a;"
-        assert len(pieces._kept) <= MOST_SHAPES
+    for number in range(MOST_KEPT):
+        two = [{"role": f"r{number}", "content": "a"}, {"role": "b", "content": "c"}]
+        assert pieces.put_together(two, True) == f"r{number}:a;b:c;"
+    assert sum(len(shape) for shape, _ in pieces._kept) <= MOST_KEPT
+    long = [{"role": "r" * 99, "content": "a"}]
+    assert pieces.put_together(long, True) == "r" * 99 + ":a;"
+    assert not any(len(role) > 64 for shape, _ in pieces._kept for role, _ in shape)
     many = [{"role": "user", "content": "a"}] * (MOST_MESSAGES + 1)
     assert pieces.put_together(many, True) is None

@@ -100,8 +100,7 @@ def test_times_of_a_record_become_ours() -> None:
     ],
 )
 def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, Any]) -> None:
-    """Before, an answer that took a million years dated all other requests before the window: that
-    was silence. A prompt of no tokens ended every plan of its window."""
+    """The other requests of its look have the times that they would have without it."""
     sight = Sight(600.0)
     sight.look(0.0, ENGINES, [look(READY)])
     good = RecordedRequest(1_000_000.0, 10, 5, e2e_ms=500.0)
@@ -116,13 +115,41 @@ def test_a_record_that_makes_no_sense_is_left_out_and_counted(absurd: dict[str, 
 
 
 def test_a_record_whose_clock_goes_both_ways_dates_its_requests_by_now() -> None:
-    """Before, requests after a clock had gone back were an hour old: that was silence."""
+    """Forwards by an hour, and back by one: all are of the last seconds."""
     sight = Sight(600.0)
     for now, clock_s in ((0.0, 5000.0), (5.0, 8605.0), (10.0, 5010.0), (15.0, 5015.0)):
         request = RecordedRequest(1e3 * clock_s - 500.0, 10, 5, e2e_ms=500.0)
         seen = sight.look(now, ENGINES, [look(READY, request)])
         assert seen.requests is not None
         assert [each.at for each in seen.requests if each.request is request] == [now - 0.5]
+
+
+@pytest.mark.parametrize(("ahead_s", "is_known"), [(3600.0, True), (3e8, True), (3e8, False)])
+def test_a_record_that_is_stamped_ahead_does_not_date_the_others(
+    ahead_s: float, is_known: bool
+) -> None:
+    """An hour tells only where the record's clock is known: a first look may be of hours."""
+    sight = Sight(600.0)
+    if is_known:
+        sight.look(0.0, ENGINES, [look(READY, RecordedRequest(1e9, 10, 5, e2e_ms=0.0))])
+    good = RecordedRequest(1e9 + 3500.0, 10, 5, e2e_ms=500.0)
+    bad = RecordedRequest(1e9 + 3500.0 + 1e3 * ahead_s, 10, 5, e2e_ms=500.0)
+    seen = sight.look(5.0, ENGINES, [look(READY, bad, good)])
+    assert seen.requests is not None and seen.senseless == 1
+    assert [each.at for each in seen.requests if each.request is good] == [3.5 if is_known else 4.5]
+    assert bad not in [each.request for each in seen.requests]
+    seen = sight.look(10.0, ENGINES, [look(READY, bad)])
+    assert seen.senseless == 0, "all of a look: its clock was set"
+    assert seen.requests is not None and seen.requests[-1].at == 9.5
+
+
+def test_a_record_from_the_past_puts_no_others_ahead() -> None:
+    sight = Sight(600.0)
+    sight.look(0.0, ENGINES, [look(READY, RecordedRequest(1e9, 10, 5, e2e_ms=0.0))])
+    good, old = RecordedRequest(1e9 + 4500.0, 10, 5, e2e_ms=500.0), RecordedRequest(0.0, 10, 5)
+    seen = sight.look(5.0, ENGINES, [look(READY, old, good)])
+    assert seen.requests is not None and seen.senseless == 0
+    assert [each.at for each in seen.requests if each.request is good] == [4.5]
 
 
 def test_what_was_missed_for_a_while_is_no_other_clock() -> None:

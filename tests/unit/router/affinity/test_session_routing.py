@@ -8,6 +8,7 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.router.affinity import AffinityConfig, Session, SessionAffinity
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.kv_router import KvRouter
+from dynamo_router.router.placement import Placement
 from dynamo_router.router.policy import MODES
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
@@ -123,3 +124,17 @@ def test_the_view_of_a_worker_counts_its_sessions() -> None:
         for key in ("a", "b"):
             made.sessions.bind(Session(key), WorkerWithDpRank(3, 0))
         assert [view.sessions for view in made.workers()] == [0, 0, 2]
+
+
+def test_nothing_is_booked_where_a_session_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with router() as made:
+        placement = Placement(made.prompt(PROMPT), "a", session=SESSION)
+        with monkeypatch.context() as patched:
+            patched.setattr(SessionAffinity, "bind", fails)
+            with pytest.raises(MemoryError):
+                made.place(placement)
+        assert made.slots.total_requests == 0
+        assert made.place(placement).request_id == "a", "its id is free"

@@ -1,5 +1,6 @@
 """KvRouter.place_pair: both legs are chosen and booked in one step, and released once each."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from dynamo_router import KvRouter
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import InvalidRequestError, NoWorkersError
 from dynamo_router.base.identity import WorkerWithDpRank
+from dynamo_router.router.affinity import AffinityConfig, Session
 from dynamo_router.router.disagg import DisaggConfig, PairRule
 from dynamo_router.router.placement import Placement
 
@@ -170,6 +172,17 @@ def test_thresholds_decide_by_what_is_cached_on_the_decode_worker(
     assert again.prefill is None and again.decode.worker.worker_id == 11
 
 
+def test_a_sessions_worker_that_is_not_allowed_is_left(
+    prefill: KvRouter, clock: ManualClock
+) -> None:
+    sessions = AffinityConfig(session_affinity_ttl_secs=60.0, session_affinity_mode="hard")
+    with router_among(*DECODE, clock=clock, block_size=BLOCK, affinity=sessions) as decode:
+        decode.sessions.bind(Session("s"), WorkerWithDpRank(11, 0))
+        asked = Placement(decode.prompt(LONG), "a", session=Session("s"), allowed=(12,))
+        pair = decode.place_pair(asked, prefill, PairRule(ALWAYS))
+        assert pair.decode.worker.worker_id == 12
+
+
 def test_a_prompt_is_on_its_way_until_the_rule_hears_that_it_landed(
     prefill: KvRouter, decode: KvRouter
 ) -> None:
@@ -184,3 +197,23 @@ def test_a_prompt_is_on_its_way_until_the_rule_hears_that_it_landed(
         assert each.landing is not None
         rule.on_landed(each.landing)
     assert not rule._sent and not rule._landing
+
+
+def test_prompts_that_nobody_says_have_landed_expire_as_bookings_do(
+    prefill: KvRouter, decode: KvRouter, clock: ManualClock
+) -> None:
+    rule = PairRule(ALWAYS)
+    landings = []
+    for at in range(40):
+        pair = decode.place_pair(placement(decode, f"{at}"), prefill, rule)
+        landings.append(pair.landing)
+        decode.free(f"{at}")
+        prefill.free(f"{at}")
+        clock.advance(100.0)
+    size = rule.handoff_bytes(len(LONG))
+    most = math.ceil(decode.config.active_request_expiry_secs / 100.0)
+    assert sum(rule._sent.values()) == sum(rule._landing.values()) == most * size
+    for landing in landings:
+        assert landing is not None
+        rule.on_landed(landing)  # of the first ones nothing is left to take away
+    assert not rule._sent and not rule._landing and not rule._on_way

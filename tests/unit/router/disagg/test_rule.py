@@ -187,8 +187,8 @@ def test_hand_offs_that_share_a_card_take_longer_until_they_have_landed() -> Non
     alone_s = rule.handoff_s(rule.landing(9, workers[0], 10_000), 0.0)
     there = WorkerWithDpRank(9), WorkerWithDpRank(8)
     sent = [
-        rule.on_remote(there[0], workers[1], 10_000),
-        rule.on_remote(there[1], workers[0], 5_000),
+        rule.on_remote(there[0], workers[1], 10_000, 300.0),
+        rule.on_remote(there[1], workers[0], 5_000, 300.0),
     ]
     from_there, to_there, apart = (
         rule.handoff_s(rule.landing(source, target, 10_000), 0.0)

@@ -13,6 +13,7 @@ from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.router.decider import new_queue, ticket_of
 from dynamo_router.router.kv_router import KvRouter
 from dynamo_router.router.placement import Placement
+from dynamo_router.router.policy import ForecastPolicy
 
 BLOCK = 16
 TOKENS = list(range(10 * BLOCK))
@@ -260,3 +261,24 @@ def test_busy_workers_say_when_one_has_computed_its_prompts() -> None:
     foreseen = router.foreseen_ttft_s("1")
     assert foreseen is not None
     assert pinned.value.retry_after_s == pytest.approx(max(foreseen[0], answer_s))
+
+
+def late_share(router: KvRouter) -> float:
+    policy = router._policy
+    assert isinstance(policy, ForecastPolicy)
+    return policy.parts[0].late_share
+
+
+def test_answers_are_late_whose_tokens_are_counted() -> None:
+    """How fast the tokens came of one that expired, or whose tokens nobody counted, is not
+    known."""
+    late, in_time = (taught(sheds=True, itl_s=itl_s)[0] for itl_s in (0.04, 0.01))
+    assert late_share(late) > 0.6 and late_share(in_time) == 0.0
+    router, clock = taught(sheds=True, itl_s=0.01)
+    for turn in range(60):
+        router.decide(TOKENS, f"not counted {turn}")
+        clock.advance(0.02)
+        router.mark_prefill_complete(f"not counted {turn}")
+        clock.advance(10.0)
+        router.free(f"not counted {turn}")
+    assert late_share(router) == 0.0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.polling import until
 
+from dynamo_router.base import unreadable
 from dynamo_router.runtime.discovery import (
     PrefixWatcher,
     full_key_string,
@@ -51,6 +52,7 @@ def test_the_three_kinds_of_key(extractor: Callable[..., Any], wanted: list[Any]
 
 
 async def test_it_follows_the_store(store: KeyValueStore, other: KeyValueStore, name: str) -> None:
+    unreadable.counts.clear()
     theirs = other.bucket(name)
     await theirs.put("a/1", b"1")
     watcher = PrefixWatcher(store.bucket(name), key_string, value_of, prefix="a/")
@@ -67,7 +69,7 @@ async def test_it_follows_the_store(store: KeyValueStore, other: KeyValueStore, 
     await theirs.delete("a/2")
     await until(lambda: watcher.values == {"1": 11})
     assert heard == [("1", 1), ("2", 2), ("1", None), ("1", 11), ("2", None)]
-    assert watcher.malformed == 1
+    assert unreadable.counts["store"] == 1
     await watcher.close()
 
 
@@ -82,10 +84,11 @@ async def test_a_store_that_refuses_us_says_so_at_once(tmp_path: Path) -> None:
 
 
 def test_keys_without_a_lease_or_of_strangers_are_passed_over() -> None:
+    unreadable.counts.clear()
     watcher = PrefixWatcher(MemoryStore().bucket("b"), lease_id, value_of)
     watcher.take_in(Entry("some/name", b"1", 1))
     watcher.take_in(Entry("some/1f", b"\xff", 2))
-    assert watcher.values == {} and watcher.malformed == 2
+    assert watcher.values == {} and unreadable.counts["store"] == 2
 
 
 def test_of_entries_with_one_key_the_latest_counts() -> None:
@@ -142,6 +145,7 @@ def test_a_listing_stands_for_all_that_was_missed(
 def test_values_and_keys_beyond_what_there_is_room_for_are_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    unreadable.counts.clear()
     monkeypatch.setattr(prefix_watcher, "MAX_VALUE_BYTES", 100)
     monkeypatch.setattr(prefix_watcher, "MAX_BYTES", 250)
     monkeypatch.setattr(prefix_watcher, "MAX_KEYS", 4)
@@ -152,7 +156,7 @@ def test_values_and_keys_beyond_what_there_is_room_for_are_passed_over(
     watcher.take_in(Listing((Entry("a", bytes(90), 1), Entry("b", bytes(101), 2)), 2))
     watcher.take_in(Entry("c", bytes(90), 3))
     watcher.take_in(Entry("d", bytes(90), 4))
-    assert watcher.values == {"a": 90, "c": 90} and watcher.malformed == 2
+    assert watcher.values == {"a": 90, "c": 90} and unreadable.counts["store"] == 2
     watcher.take_in(Entry("a", bytes(10), 5))
     watcher.take_in(Entry("d", bytes(90), 6))
     assert watcher.values == {"a": 10, "c": 90, "d": 90}

@@ -3,6 +3,7 @@
 import pytest
 from support.polling import DEADLINE_S, until
 
+from dynamo_router.base import unreadable
 from dynamo_router.runtime.components import Instance, decode_instance
 from dynamo_router.runtime.discovery import PrefixWatcher, Registrations, full_key_string
 from dynamo_router.runtime.kv_stores import Bucket, KeyValueStore
@@ -70,6 +71,7 @@ async def test_who_is_left_of_two_with_one_key_is_seen_again(
 async def test_strangers_below_our_prefix_hide_nobody(
     store: KeyValueStore, other: KeyValueStore, name: str
 ) -> None:
+    unreadable.counts.clear()
     for key, value in STRANGE.items():
         await other.bucket(name).put(key, value)
     watcher = PrefixWatcher[str, Instance](store.bucket(name), full_key_string, decode_instance)
@@ -81,5 +83,5 @@ async def test_strangers_below_our_prefix_hide_nobody(
     await other.bucket(name).put("dynamo/backend/generate/80", GOOD)
     await until(lambda: len(watcher.values) >= 2)
     assert {value.instance_id for value in watcher.values.values()} == {0x7F, 0x80}
-    assert watcher.malformed >= len(STRANGE)
+    assert unreadable.counts["store"] >= len(STRANGE)
     await watcher.close()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.fake_engine import prompt
 from support.polling import until
 
@@ -121,6 +122,43 @@ def test_who_waits_is_asked_once_a_prefill_worker_has_computed_a_prompt() -> Non
     assert leg is not None and not decider.polls
     leg.on_computed(0)
     assert decider.polls == 1
+
+
+@pytest.mark.parametrize("fails", ["note", "leg"])
+def test_what_fails_behind_a_pairs_booking_leaves_none(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decider = OneAtATime()
+    decider.release()
+    decider.leg = Decision(WorkerWithDpRank(9, 0), 0, 0, 2, 0)
+    handoffs = handoffs_of(decider)
+    freed: list[tuple[str, str]] = []
+    landed: list[object] = []
+
+    def fail(*args: object) -> None:
+        raise MemoryError
+
+    def free_at(role: str) -> Any:
+        return lambda request_id, **more: freed.append((role, request_id))
+
+    decider.router.free = free_at("decode")
+    reports = SimpleNamespace(given_up=lambda worker_id: None)
+    monitor = SimpleNamespace(engine=lambda worker_id: None, reports=reports)
+    router = SimpleNamespace(free=free_at("prefill"))
+    pool: Any = type("Pool", (), {"router": router, "monitor": monitor, "prefills": 0})()
+    monkeypatch.setattr(handoffs, "_runs_whole", lambda pool: True)
+    monkeypatch.setattr(handoffs.rule, "on_landed", landed.append)
+    decide = decider.decide_pair
+    landing = lambda *how: replace(decide(*how), landing="there")  # noqa: E731
+    monkeypatch.setattr(decider, "decide_pair", landing)
+    if fails == "note":
+        handoffs.outcomes.on_pair.append(fail)
+    else:
+        monitor.engine = fail
+    with pytest.raises(MemoryError):
+        handoffs.decide_pair(Placement(Prompt(range(32), 16), "r1"), pool)
+    assert sorted(freed) == [("decode", "r1"), ("prefill", "r1")]
+    assert landed == ["there"] and pool.prefills == 0
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from support.servers.http1_server import (
 
 from dynamo_router.base.account import current_account, set_account
 from dynamo_router.transport.http1 import Client, ClientLeftError, HttpLimits, Receive, Scope, Send
+from dynamo_router.transport.http1.connection import HttpConnection
 
 
 @pytest.mark.parametrize(
@@ -297,6 +298,67 @@ async def test_a_client_that_leaves_ends_the_work(body: bytes, behind: bytes) ->
         await begun.wait()
         writer.close()
         await until(lambda: ended == ["/left"] and not rig.connections.open)
+
+
+async def test_a_client_that_leaves_ends_the_work_behind_one_that_ends_late() -> None:
+    """The request before it is answered, and its task has something to do yet."""
+    released, begun = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def works(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        async def work() -> None:
+            if scope["path"] == "/first":
+                await echo(scope, receive, send, client)
+                await released.wait()
+            else:
+                begun.set()
+                await for_ever()
+
+        try:
+            await client.unless_gone(work())
+        except ClientLeftError:
+            ended.append(scope["path"])
+
+    async with serving(works) as rig:
+        _, writer = await rig.open()
+        writer.write(post(b"1", "/first") + post(b"2", "/second"))
+        await begun.wait()
+        released.set()
+        await until(lambda: len(rig.connections.tasks) == 1)
+        writer.close()
+        await until(lambda: ended == ["/second"])
+
+
+async def test_a_task_that_could_not_begin_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its client waits for an answer that nobody makes."""
+
+    async def fails(connection: HttpConnection) -> None:
+        raise MemoryError
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    monkeypatch.setattr(HttpConnection, "_answer_each", fails)
+    async with serving() as rig:
+        with pytest.raises(ConnectionResetError):
+            await rig.send(post(b"x"))
+            raise ConnectionResetError
+        await until(lambda: not rig.connections.open and not rig.connections.tasks)
+
+
+async def test_a_cancellation_of_no_task_is_a_fault_like_others() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        if scope["path"] == "/late":
+            await echo(scope, receive, send, client)
+        raise asyncio.CancelledError
+
+    async with serving(fails) as rig:
+        found = await rig.send(post(b"x", "/early"))
+        assert found.startswith(b"HTTP/1.1 500 ") and b"internal error" in found
+        with pytest.raises(ConnectionResetError):
+            await rig.send(post(b"x", "/late"))
+            raise ConnectionResetError
+        await until(lambda: not rig.connections.open)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what is behind bytes")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.base import unreadable
 from dynamo_router.base.errors import ConfigError
 from dynamo_router.runtime.kv_stores import Deleted, Entry
 from dynamo_router.runtime.kv_stores.kubernetes import (
@@ -55,19 +56,20 @@ def test_ids_are_those_that_dynamo_gives(name: str, id: int) -> None:
 
 
 def test_a_null_stands_for_what_the_same_object_said_last() -> None:
+    unreadable.counts.clear()
     view = ClusterView(ready_in_slice)
     view.on_readiness(slice_of("a"), False)
     view.on_metadata(metadata("a", says("x:1")), False)
     before = dict(view.entries(INSTANCES))
     assert before
-    for unreadable in (None, [], {"endpoints": 7}):
-        assert view.on_metadata(metadata("a", unreadable), False) == {}
-        assert view.on_metadata_listed([metadata("a", unreadable)]) == {}
+    for said in (None, [], {"endpoints": 7}):
+        assert view.on_metadata(metadata("a", said), False) == {}
+        assert view.on_metadata_listed([metadata("a", said)]) == {}
         assert view.entries(INSTANCES) == before
     assert view.on_metadata(metadata("a", None, "another"), False) == {
         INSTANCES: [Deleted("n/c/e/1", 2)]
     }
-    assert view.malformed == 7
+    assert unreadable.counts["kubernetes"] == 7
 
 
 def test_null_maps_are_empty() -> None:
