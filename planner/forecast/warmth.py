@@ -32,7 +32,8 @@ def continued(
     ends: dict[tuple[Hashable, int], list[int]] = {}
     gone_on, found = set[int](), list[NDArray[np.uint64]]()
     for place, (whole, cached, engine) in enumerate(zip(ids, cached_blocks, engines, strict=True)):
-        own: list[int] = [renamed.get(each, each) for each in whole.tolist()]
+        own: list[int] = whole.tolist()
+        own = [renamed.get(each, each) for each in own]
         known = sum(1 for _ in takewhile(seen.__contains__, own))
         if cached is not None and engine is not None and known < cached <= len(own):
             alike = ends.get((engine, cached), [])
