@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...bench.simulation import SampledRequest
 from ...bench.traces import TraceRequest, build_tree, columns_of, find_turns, mix_values
 from ..observation import ObservedRequest
-from .warmth import warmed
+from .warmth import continued, warmed
 
 MOST_TOKENS = 1 << 20
 """A record that says more is not believed."""
@@ -56,8 +56,16 @@ class RequestBodies:
             for place, each in enumerate(requests)
         ]
         self._requests = requests
-        self._ids = [_ids(each, block_size, place) for place, each in enumerate(requests)]
         self._cached = [_cached_blocks(each, block_size) for each in requests]
+        self._ids = continued(
+            [_ids(each, block_size, place) for place, each in enumerate(requests)],
+            self._cached,
+            [each.worker_id for each in requests],
+            [
+                (each.prompt_tokens // block_size, (each.prompt_tokens + output) // block_size)
+                for each, output in zip(requests, self.outputs, strict=True)
+            ],
+        )
         self._shared = self._shared_blocks(block_size)
 
     def __len__(self) -> int:

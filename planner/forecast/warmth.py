@@ -1,12 +1,55 @@
-"""Prefixes that engines held and a scenario does not bring: taken to be in every cache."""
+"""What engines found in their caches, where the ids of prompts do not say where that came from.
 
-from collections.abc import Sequence
+A prompt that begins as an earlier one of its engine has to goes on with that: it is in that cache,
+and in no other. What the earlier requests do not explain is taken to be in every cache.
+"""
+
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...bench.simulation import SampledRequest
+
+LOOKED_AT = 8
+"""Earlier prompts of an engine and a length, the newest first: more cost more than they say."""
+
+
+def continued(
+    ids: Sequence[NDArray[np.uint64]],
+    cached_blocks: Sequence[int | None],
+    engines: Sequence[Hashable],
+    lengths: Sequence[tuple[int, int]],
+) -> list[NDArray[np.uint64]]:
+    """The ids of prompts, in the order of arrival, of which as much as was found in a cache, and
+    not brought by earlier ones, begins as an earlier prompt of the same engine does.
+
+    `lengths`: whole blocks of each prompt, and with its answer: that is what a next turn finds.
+    Each prompt goes on once. `engines`: None where it is unknown.
+    """
+    seen, renamed = set[int](), dict[int, int]()
+    ends: dict[tuple[Hashable, int], list[int]] = {}
+    gone_on, found = set[int](), list[NDArray[np.uint64]]()
+    for place, (whole, cached, engine) in enumerate(zip(ids, cached_blocks, engines, strict=True)):
+        own: list[int] = [renamed.get(each, each) for each in whole.tolist()]
+        known = sum(1 for _ in takewhile(seen.__contains__, own))
+        if cached is not None and engine is not None and known < cached <= len(own):
+            alike = ends.get((engine, cached), [])
+            while alike and alike[-1] in gone_on:
+                alike.pop()
+            for earlier in alike[: -LOOKED_AT - 1 : -1]:
+                begins = found[earlier][:cached].tolist()
+                if earlier not in gone_on and begins[:known] == own[:known]:
+                    gone_on.add(earlier)
+                    renamed.update(zip(own[known:cached], begins[known:], strict=False))
+                    own[: len(begins)] = begins
+                    break
+        seen.update(own)
+        found.append(np.array(own, np.uint64))
+        for length in {*lengths[place]}:
+            ends.setdefault((engine, length), []).append(place)
+    return found
 
 
 def warmed(

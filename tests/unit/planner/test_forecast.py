@@ -184,6 +184,52 @@ def test_what_a_scenario_brings_by_itself_is_not_made_warm_again() -> None:
     assert [each.ids.tolist() for each in asked] == [each.ids.tolist() for each in kept]
 
 
+def test_a_prompt_goes_on_with_what_its_engine_had_in_cache() -> None:
+    """Before, what was cached was one beginning of all prompts, warm wherever one of them had been
+    served, and each request a session of its own: bursts of sessions were jumps of the load."""
+    engines, sessions = 2, 6
+    turns = [
+        replace(
+            each,
+            prompt_tokens=10 * len(blocks),
+            block_ids=blocks,
+            cached_tokens=10 * (len(blocks) - 2) if turn else 0,
+            worker_id=number % engines,
+        )
+        for number in range(1, sessions + 1)
+        for turn, each in enumerate(session(number, 4, 5.0 * number))
+        if (blocks := tuple(range(1000 * number, 1000 * number + 20 * number + 2 * turn)))
+    ]
+    hidden = [
+        replace(each, block_ids=tuple(range(place << 20, (place << 20) + len(each.block_ids))))
+        for place, each in enumerate(turns, 1)
+    ]
+    known, guessed = RequestBodies(turns, 10), RequestBodies(hidden, 10)
+    assert found_in_cache(guessed.as_seen(0)) == found_in_cache(known.as_seen(0))
+    assert guessed.dispersion == known.dispersion == 4.0
+    ids = [set(each.ids.tolist()) for each in guessed.as_seen(0)]
+    of_sessions = [ids[4 * n] | ids[4 * n + 3] for n in range(sessions)]
+    assert sum(map(len, of_sessions)) == len(set[int]().union(*of_sessions))
+    # Another engine's prompt is in no cache that was read: its length alone says nothing.
+    elsewhere = [replace(each, worker_id=place) for place, each in enumerate(hidden)]
+    assert RequestBodies(elsewhere, 10).dispersion == 1.0
+    unknown = [replace(each, worker_id=None) for each in hidden]
+    assert RequestBodies(unknown, 10).dispersion == 1.0
+
+
+def test_a_prompt_whose_beginning_is_known_goes_on_with_no_other() -> None:
+    first, later = (1, 2, 3, 4, 5), (1, 2, 30, 31, 32, 33)
+    asked = [
+        ObservedRequest(float(n), 10 * len(ids), 5, ids, cached_tokens=cached, worker_id=1)
+        for n, (ids, cached) in enumerate([((8, 9, 10, 11, 12), 0), (first, 0), (later, 50)])
+    ]
+    kept = [each.ids.tolist() for each in RequestBodies(asked, 10).as_seen(0)]
+    assert kept == [[8, 9, 10, 11, 12], [*first], [*first, 33]]
+    # What follows a renamed prompt follows it still.
+    asked.append(ObservedRequest(4.0, 70, 5, (*later, 34), cached_tokens=60, worker_id=1))
+    assert RequestBodies(asked, 10).as_seen(0)[3].ids.tolist() == [*first, 33, 34]
+
+
 def test_copies_of_small_ids_have_none_in_common() -> None:
     """Before, a copy's ids were those of another one in another order: 5 ^ 1 is 6 ^ 2."""
     window = [ObservedRequest(float(n), 40, 5, tuple(range(4 * n, 4 * n + 4))) for n in range(16)]
