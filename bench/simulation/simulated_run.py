@@ -82,7 +82,7 @@ def summarise_run(
     gaps, counts = log.gaps
     remote = served & log.remote if log.remote is not None else np.zeros(len(trace), np.bool_)
     none = np.zeros(0)
-    handed = none if log.handoff_s is None else remote & np.isfinite(log.handoff_s)
+    handed = remote if log.handoff_s is None else remote & np.isfinite(log.handoff_s)
     engine_seconds = log.end_s * len(log.engines)
     return SimulatedRun(
         mode=mode,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+from support.places import ROOT
 from support.polling import closed_after
 
 from dynamo_router.engines.transfer import (
@@ -65,11 +66,11 @@ class OtherProcess:
 
     def __init__(self, kind: str, folder: Path, ours: bytes) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, kind, str(folder), ours.hex()],
+            [sys.executable, "-m", __name__, kind, str(folder), ours.hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=None,
+            cwd=ROOT / "tests",
         )
         self.pid = self._process.pid
 
