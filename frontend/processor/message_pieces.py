@@ -149,7 +149,7 @@ def _is_number(node: nodes.Node | None, number: int) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Of a message, as far as it matters for what is written of it."""
+    """The facts of a message by which a template writes it in one way or another."""
 
     role: str
     has_content: bool

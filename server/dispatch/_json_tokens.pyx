@@ -50,23 +50,43 @@ cdef inline const uint8_t* skip_string(const uint8_t* at, const uint8_t* end) no
     return end
 
 
-cdef const uint8_t* skip_value(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """The comma or brace behind the value that begins here, inner ones left aside."""
+cdef const uint8_t* skip_brackets(
+    const uint8_t* at, const uint8_t* end, uint64_t* steps
+) noexcept nogil:
+    """One past the closing bracket of the list or object that begins here; NULL if that takes more
+    steps, or there is none. A step is a byte, or a string however long."""
     cdef int64_t depth = 0
-    while at < end:
+    while at < end and steps[0]:
+        steps[0] -= 1
         if at[0] == 34:
             at = skip_string(at, end)
             continue
         if at[0] in (91, 123):  # [ {
             depth += 1
         elif at[0] in (93, 125):  # ] }
-            if depth == 0:
-                return at
             depth -= 1
-        elif at[0] == 44 and depth == 0:
-            return at
+            if depth == 0:
+                return at + 1
         at += 1
-    return end
+    return NULL
+
+
+cdef const uint8_t* skip_value(
+    const uint8_t* at, const uint8_t* end, uint64_t* steps
+) noexcept nogil:
+    """The comma or bracket behind the value that begins here; the end if that takes more steps, or
+    there is none."""
+    while at < end and at[0] not in (44, 93, 125):  # , ] }
+        if not steps[0]:
+            return end
+        if at[0] in (91, 123):  # [ {
+            at = skip_brackets(at, end, steps)
+            if at == NULL:
+                return end
+        else:
+            steps[0] -= 1
+            at = skip_string(at, end) if at[0] == 34 else at + 1
+    return at
 
 
 cdef bint find_list(TokenList* list, const uint8_t* end) noexcept nogil:
@@ -125,6 +145,7 @@ cdef Found find_tokens(
     """Find and count the numbers under a key of the object."""
     cdef Found found = ABSENT
     cdef const uint8_t* name
+    cdef uint64_t steps = end - at  # enough: one for each byte
     cdef bint wanted
     at = skip_space(at, end)
     if at >= end or at[0] != 123:
@@ -145,32 +166,11 @@ cdef Found find_tokens(
             if not find_list(list, end):
                 return NO_TOKENS
             found, at = TAKEN, list.end
-        at = skip_value(at, end)
+        at = skip_value(at, end, &steps)
         if at >= end or at[0] != 44:
             return found
         at = skip_space(at + 1, end)
     return found
-
-
-cdef const uint8_t* skip_object(
-    const uint8_t* at, const uint8_t* end, uint64_t* steps
-) noexcept nogil:
-    """One past the closing brace of the object that begins here; NULL if that takes more steps, or
-    there is none. A step is a byte, or a string however long."""
-    cdef int64_t depth = 0
-    while at < end and steps[0]:
-        steps[0] -= 1
-        if at[0] == 34:
-            at = skip_string(at, end)
-            continue
-        if at[0] in (91, 123):  # [ {
-            depth += 1
-        elif at[0] in (93, 125):  # ] }
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        at += 1
-    return NULL
 
 
 def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
@@ -204,16 +204,7 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
             return None
         at = skip_space(at + 1, end)
         if behind - name != 9 or memcmp(name, b"messages", 8) != 0:
-            while at < end and at[0] not in (44, 125):  # , }
-                if not steps:
-                    return None
-                if at[0] in (91, 123):
-                    at = skip_object(at, end, &steps)
-                    if at == NULL:
-                        return None
-                else:
-                    steps -= 1
-                    at = skip_string(at, end) if at[0] == 34 else at + 1
+            at = skip_value(at, end, &steps)
         elif opening != NULL or at >= end or at[0] != 91:
             return None
         else:
@@ -222,7 +213,7 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
             while True:
                 if at >= end or at[0] != 123 or len(ends) >= most:
                     return None
-                at = skip_object(at, end, &steps)
+                at = skip_brackets(at, end, &steps)
                 if at == NULL:
                     return None
                 ends.append(at - begin)
