@@ -34,7 +34,7 @@ def continued(
     for place, (whole, cached, engine) in enumerate(zip(ids, cached_blocks, engines, strict=True)):
         own: list[int] = whole.tolist()
         own = [renamed.get(each, each) for each in own]
-        known = sum(1 for _ in takewhile(seen.__contains__, own))
+        known = _leading(own, seen)
         if cached is not None and engine is not None and known < cached <= len(own):
             alike = ends.get((engine, cached), [])
             while alike and alike[-1] in gone_on:
@@ -66,7 +66,7 @@ def warmed(
     short = 0
     for request, cached in zip(requests, cached_blocks, strict=True):
         ids: list[int] = request.ids.tolist()
-        lead.append(sum(1 for _ in takewhile(seen.__contains__, ids)))
+        lead.append(_leading(ids, seen))
         lacks.append(0 if cached is None else max(0, min(cached, len(ids)) - lead[-1]))
         short += 0 if cached is None else cached - lead[-1]
         seen.update(ids)
@@ -87,9 +87,14 @@ def warmed(
 def _beginning_in_common(
     request: SampledRequest, ids: Sequence[int], common: set[int]
 ) -> SampledRequest:
-    blocks = sum(1 for _ in takewhile(common.__contains__, ids))
+    blocks = _leading(ids, common)
     if not blocks:
         return request
     changed: NDArray[np.uint64] = request.ids.copy()
     changed[:blocks] = np.iinfo(np.uint64).max - np.arange(blocks, dtype=np.uint64)
     return request._replace(ids=changed)
+
+
+def _leading(ids: Sequence[int], among: set[int]) -> int:
+    """How many ids from the first on are among those."""
+    return sum(1 for _ in takewhile(among.__contains__, ids))

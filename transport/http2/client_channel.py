@@ -181,8 +181,7 @@ class ClientConnection(Connection):
                     stream.owner = None
                     call.on_end(value)
             except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
-                log.error("a call failed here", exc_info=error)
-                call.end(failed_here(error))
+                end_for_fault(call, error)
                 if stream.owner is not None:
                     self.drop(stream)
         return concerns_calls
@@ -212,9 +211,11 @@ class ClientConnection(Connection):
             self._keepalive.answered()
 
 
-def failed_here(error: BaseException) -> Outcome:
-    """How a call ends that a fault of ours ends."""
-    return Outcome(Fault.STATUS, StatusCode.INTERNAL, f"{type(error).__name__} in the router")
+def end_for_fault(call: ClientCall, error: BaseException) -> None:
+    """End a call for a fault of ours, which is logged."""
+    log.error("a call failed here", exc_info=error)
+    text = f"{type(error).__name__} in the router"
+    call.end(Outcome(Fault.STATUS, StatusCode.INTERNAL, text))
 
 
 class ClientChannel:
@@ -376,8 +377,7 @@ class ClientChannel:
                 try:
                     self.submit(call)
                 except Exception as error:  # ours: of this call alone
-                    log.error("a call failed here", exc_info=error)
-                    call.end(failed_here(error))
+                    end_for_fault(call, error)
 
     def _failed(self, why: str) -> None:
         self._connecting = None
