@@ -91,6 +91,8 @@ cdef class WordIds:
                 places.append(size)
                 missing.append(word)
                 continue
+            if not ids:
+                continue  # of such words alone nothing is made, and there is no room yet
             if self._capacity < size + PyBytes_GET_SIZE(ids):
                 self._grow(size + PyBytes_GET_SIZE(ids))
             memcpy(self._made + size, PyBytes_AS_STRING(ids), PyBytes_GET_SIZE(ids))
