@@ -11,11 +11,6 @@ from support.machines import lengthen
 
 THOROUGH = environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
-# Under the sanitizers this process tells what leaks, not those that tests start: CPython and numpy
-# leave two floats behind in some environments, in stacks that say nothing of who made them.
-if sanitized := environ.get("ASAN_OPTIONS"):
-    environ["ASAN_OPTIONS"] = f"{sanitized}:detect_leaks=0"
-
 # How long an example takes says how busy the machine is. A run that gates a change judges that
 # change: it draws the same examples each time. The thorough runs are those that look for new ones.
 settings.register_profile(
