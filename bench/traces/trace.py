@@ -75,7 +75,8 @@ class RecordedRequest(TraceRequest, frozen=True, omit_defaults=True):
 
 
 class Record(NamedTuple):
-    """Some files of one record: their headers by path, and all requests as they arrived."""
+    """Some files of one record: their headers by path, in the order that the paths were given in,
+    and all requests as they arrived."""
 
     headers: dict[str, Header]
     requests: list[RecordedRequest]
@@ -150,7 +151,7 @@ def read_record(files: Sequence[str]) -> Record:
     if not requests:
         raise TraceError(files[0], None, "holds no request")
     requests.sort(key=lambda request: request.timestamp_ms)
-    return Record(headers, requests)
+    return Record({path: headers[path] for path in files}, requests)
 
 
 def _in_turn(files: Sequence[str]) -> Iterator[tuple[str, Line | None, Iterator[Line]]]:

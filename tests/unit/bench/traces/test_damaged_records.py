@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -177,6 +178,16 @@ def test_a_record_of_many_files_is_opened_one_after_another(
 
     monkeypatch.setattr(trace, "read_lines", count)
     assert len(read_record(names).requests) == 8
+
+
+def test_headers_are_in_the_order_of_the_paths_whichever_was_written_last(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"a-{number}.jsonl") for number in range(4)]
+    for written, (number, name) in enumerate(reversed(list(enumerate(names)))):
+        Path(name).write_bytes(content({**HEADER, "process": number}, LINES[number]))
+        os.utime(name, (written, written))
+    found = read_record(names).headers
+    assert list(found) == names
+    assert [header.process for header in found.values()] == [0, 1, 2, 3]
 
 
 def test_a_file_that_is_rotated_away_is_named(
