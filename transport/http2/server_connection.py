@@ -279,6 +279,10 @@ class ServerConnection(Connection):
     def _on_undelivered(self, call: ServerCall) -> None:
         call.on_end()
 
+    def _on_failed_end(self, call: ServerCall, error: BaseException) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
     def _on_other_event(self, stream: Stream, kind: int, value: Any) -> None:
         call: ServerCall | None = stream.owner
         if kind == END:
@@ -368,10 +372,7 @@ class ServerConnection(Connection):
             self._header_timer.cancel()
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(None)
-        for stream in self.session.close():
-            call, stream.owner = stream.owner, None
-            if call is not None:
-                call.on_end()
+        self._end_calls(ServerCall.on_end)
         for counted in (self._input, self._output):
             if counted.steps:
                 counted.count(self._client, 0)
