@@ -1,7 +1,9 @@
 """A real nats-server with JetStream on loopback."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.free_port import free_port
 from support.servers.child import Child
 
@@ -22,3 +24,11 @@ class JetStreamServer(Child):
             find_nats_server(), "--addr", "127.0.0.1", "--port", str(self.port),
             "--jetstream", "--store_dir", str(self._folder / "data"), *self._options,
         ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamServer]:
+    server = JetStreamServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
