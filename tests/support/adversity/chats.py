@@ -42,10 +42,13 @@ class ChatClients:
         random: Random,
         *,
         loses_streams: bool,
+        loses_connections: bool = False,
     ) -> None:
+        """What may befall a chat by the faults of this step: that its stream is lost once it has
+        begun, or its connection at any time."""
         self._session, self._url = session, f"http://{address}/v1/chat/completions"
         self._oracle, self._ledger, self._random = oracle, ledger, random
-        self._loses_streams = loses_streams
+        self._loses_streams, self._loses_connections = loses_streams, loses_connections
         self._made = 0
         self.prompts: list[list[int]] = []
         """of the chats so far, in token ids"""
@@ -88,7 +91,7 @@ class ChatClients:
                     self._take(entry, answer, data)
                 response.close()
         except (aiohttp.ClientError, TimeoutError) as error:
-            entry.wrong.append(f"its connection failed: {error!r}")
+            self._on_lost_connection(entry, error)
             return
         self._check_beginning(entry, answer, expected)
         lost = self._losses(entry)
@@ -110,7 +113,8 @@ class ChatClients:
                 else:
                     text = await self._read_whole(entry, response, expected)
         except (aiohttp.ClientError, TimeoutError) as error:
-            entry.wrong.append(f"its connection failed: {error!r}")
+            self._on_lost_connection(entry, error)
+            return entry, ""
         entry.counted_as = frozenset((entry.code,))
         if entry.code not in ("ok", *self._losses(entry)):
             entry.wrong.append("it failed while a healthy worker could be reached")
@@ -175,6 +179,11 @@ class ChatClients:
         told = {name: (usage or {}).get(name) for name in counts}
         if told != counts:
             entry.wrong.append(f"its usage is {told}, not {counts}")
+
+    def _on_lost_connection(self, entry: Entry, error: Exception) -> None:
+        entry.code, entry.details = "lost", repr(error)
+        if isinstance(error, TimeoutError) or not self._loses_connections:
+            entry.wrong.append("its connection failed")
 
     # Questions
 
