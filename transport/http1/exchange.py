@@ -53,6 +53,7 @@ class Exchange:
         "keep_alive",
         "record",
         "scope",
+        "sent",
         "started",
         "unread",
     )
@@ -85,6 +86,8 @@ class Exchange:
         """bytes of the body that came and are not read yet"""
         self.body_ended = body is not None
         self.started = False
+        self.sent = False
+        """its head was, to a client that was there"""
         self.ended = False
         self.gone = False
 
@@ -105,6 +108,11 @@ class Exchange:
         """The connection is lost; what is still sent goes nowhere."""
         self.gone = True
         self._wake()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing of it went to a client: it was gone, or what came was no request."""
+        return self.gone and not self.sent
 
     @property
     def _has_more(self) -> bool:
@@ -169,7 +177,7 @@ class Exchange:
         if self._head:
             data, self._head = self._head + data, b""
             if not lost:
-                self.record.status = self._status
+                self.record.status, self.sent = self._status, True
         if data and not lost:
             self._transport.write(data)
         if not more:
