@@ -1,5 +1,6 @@
 """A real nats-server with JetStream on loopback."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ class JetStreamServer(Child):
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._folder, self._options = folder, options
+
+    def lose_data(self) -> None:
+        """Be empty when it comes back: the server is not running."""
+        shutil.rmtree(self._folder / "data")
 
     def command(self) -> list[str]:
         return [
