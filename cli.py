@@ -24,6 +24,7 @@ from .process.settings import (
     OptionSpec,
     Resolved,
     SettingsSource,
+    nearest,
     old_names_used,
     options_of,
     unpack,
@@ -219,6 +220,14 @@ class LazyGroup(click.Group):
         if cmd_name in self._entries:
             return build_command(cmd_name, self._entries[cmd_name])
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}{nearest(name, known)}.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, entry.summary) for name, entry in self._entries.items()]

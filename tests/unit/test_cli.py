@@ -158,7 +158,9 @@ def test_the_list_of_commands_and_the_version(run) -> None:
         (["serve", "--block-size", "0"], "block_size: 0 must be finite and at least 1"),
         (["serve", "--router-temperature", "nan"], "router_temperature: nan must be finite"),
         (["serve", "--config", "/nowhere/x.toml"], "config: cannot read /nowhere/x.toml: No such"),
-        (["nonsense"], "No such command 'nonsense'"),
+        (["nonsense"], "No such command 'nonsense'.\n"),
+        (["serv"], "No such command 'serv'; did you mean serve?"),
+        (["bench", "pth"], "No such command 'pth'; did you mean path?"),
     ],
 )
 def test_mistakes_are_named(run, words: list[str], message: str) -> None:
