@@ -37,6 +37,7 @@ class NatsWatch:
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
         self._make = make
         self._backoff = Backoff()
+        self._said_lost = False  # once for each time that NATS is away, not at each attempt
         self._consumer: _Consumer | None = None
         connection.on_lost.add(self._on_lost)
 
@@ -50,7 +51,9 @@ class NatsWatch:
             except StoreError as error:
                 if not error.transient:
                     raise
-                log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                if not self._said_lost:
+                    log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                self._said_lost = True
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
 
@@ -91,6 +94,9 @@ class NatsWatch:
             raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
+        if self._said_lost:
+            log.info("a watch has NATS again")
+            self._said_lost = False
         return listing
 
     async def _drop(self) -> None:
