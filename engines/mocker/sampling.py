@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..serving import EngineRequest
 
 USUAL_TOKENS = 128
-"""Of an answer whose length nobody bounds, in the mean."""
+"""Of an answer whose length no client bounds, in the mean."""
 _U64 = np.uint64
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -35,8 +35,8 @@ def plan_output(
     A request that may fill the whole `context` (0: unknown) said nothing of its answer's length:
     it ends as a model's would, after USUAL_TOKENS in the mean, unless it has `ignore_eos`. Which
     tokens end it depends on them alone, so that an answer that goes on elsewhere ends where it
-    would have. Ids are below `vocab_size`; neither `ends` nor bad tokens are among them. At least one id
-    must be left to choose from (the engine checks).
+    would have. Ids are below `vocab_size`; neither `ends` nor bad tokens are among them. At least
+    one id must be left to choose from (the engine checks).
     """
     banned = np.array(banned_tokens(request, vocab_size=vocab_size, ends=ends), np.int64)
     ranks = _ranks(request, banned, vocab_size - len(banned))

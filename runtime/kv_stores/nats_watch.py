@@ -37,7 +37,7 @@ class NatsWatch:
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
         self._make = make
         self._backoff = Backoff()
-        self._said_lost = False  # once for each time that NATS is away, not at each attempt
+        self._warned = False  # once for each time that NATS is away, not at each attempt
         self._consumer: _Consumer | None = None
         connection.on_lost.add(self._on_lost)
 
@@ -51,9 +51,9 @@ class NatsWatch:
             except StoreError as error:
                 if not error.transient:
                     raise
-                if not self._said_lost:
+                if not self._warned:
                     log.warning("a watch lost NATS and goes on when it is back", error=str(error))
-                self._said_lost = True
+                self._warned = True
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
 
@@ -94,9 +94,9 @@ class NatsWatch:
             raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
-        if self._said_lost:
+        if self._warned:
             log.info("a watch has NATS again")
-            self._said_lost = False
+            self._warned = False
         return listing
 
     async def _drop(self) -> None:

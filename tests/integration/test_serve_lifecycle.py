@@ -162,8 +162,8 @@ async def test_a_server_without_workers_says_how_to_give_it_some() -> None:
     with structlog.testing.capture_logs() as logs:
         async with serving(router=QUIET):
             pass
-    (said,) = [log["event"] for log in logs if log["log_level"] == "warning"]
-    assert said == "no workers are configured: give --worker URL or --discovery, or add some"
+    (warning,) = [log["event"] for log in logs if log["log_level"] == "warning"]
+    assert warning == "no workers are configured: give --worker URL or --discovery, or add some"
 
 
 async def test_closing_what_never_started_and_closing_twice() -> None:

@@ -60,9 +60,9 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(
             for key in ("b", "c", "d"):
                 await bucket.put(key, b"2")
             await until(lambda: any("again" in each["event"] for each in logs))
-        said = [each["event"] for each in logs if each["event"].startswith("a watch")]
+        logged = [each["event"] for each in logs if each["event"].startswith("a watch")]
         lost = "a watch lost etcd and goes on when it is back"
-        assert said == [lost, "a watch has etcd again"]  # not one for each attempt
+        assert logged == [lost, "a watch has etcd again"]  # not one for each attempt
         changes = [await waiting, await soon(watch), await soon(watch)]
         assert [change.key for change in changes if isinstance(change, Entry)] == ["b", "c", "d"]
 

@@ -64,9 +64,9 @@ async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
             jetstream.resume()
             async with asyncio.timeout(DEADLINE_S):
                 change = await waiting
-        said = [entry["event"] for entry in logs if entry["event"].startswith("a watch")]
+        logged = [entry["event"] for entry in logs if entry["event"].startswith("a watch")]
         lost = "a watch lost NATS and goes on when it is back"
-        assert said == [lost, "a watch has NATS again"]  # not one for each attempt
+        assert logged == [lost, "a watch has NATS again"]  # not one for each attempt
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(change, Listing)
             last = await bucket.put("c", b"3")
