@@ -128,16 +128,12 @@ def _bench(summary: str, config: str, run: str | None = None) -> Entry:
 BENCHES: Mapping[str, Entry] = {
     "index": _bench("The index.", "index.config:IndexBenchConfig", "index.command:run"),
     "decision": _bench("A routing decision.", "decision:DecisionBenchConfig"),
-    "concurrent": _bench(
-        "The index, read while it is written.", "index.read_write:ConcurrentBenchConfig"
-    ),
     "dispatcher": _bench("A request without any transport.", "dispatcher"),
     "streams": _bench(
         "Events of engines until the index shows them.",
         "settings:StreamsBenchConfig",
         "streams:run",
     ),
-    "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
     "disagg": _bench(
         "Prefill and decode engines apart, or not.", "disaggregation:DisaggBenchConfig"
@@ -157,7 +153,6 @@ BENCHES: Mapping[str, Entry] = {
         "planner.grid.command:PlanGridConfig",
         "planner.grid.command:run",
     ),
-    "proxy": _bench("The same as path.", "path"),
     "prefill-queue": _bench(
         "Prompts through the prefill queue.", "settings:QueueBenchConfig", "prefill_queue:run"
     ),

@@ -124,7 +124,7 @@ def test_a_misspelt_environment_name_is_said_with_the_nearest_one(
     )
 
 
-@pytest.mark.parametrize("bench", ["index", "concurrent", "decision", "hostile", "proxy"])
+@pytest.mark.parametrize("bench", ["index", "decision", "hostile", "path"])
 def test_every_bench_explains_itself(run, bench: str) -> None:
     code, out, _ = run("bench", bench, "--help")
     assert code == 0 and "--json" in out
