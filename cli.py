@@ -216,6 +216,13 @@ class LazyGroup(click.Group):
             return build_command(cmd_name, self._entries[cmd_name])
         return super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # also while a command is still being imported
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -266,12 +273,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
         if entry.check is not None:
             _load(entry.check)(resolved.config, flags)
         again = (source,) if entry.reads_again else ()
-        try:
-            code: int = _load(entry.run)(resolved.config, *again)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            code = INTERRUPTED
-        sys.exit(code)
+        sys.exit(_load(entry.run)(resolved.config, *again))
 
     return SettingsCommand(name, specs, more, callback=call, help=entry.summary)
 

@@ -140,6 +140,8 @@ def test_every_command_ends_alike_on_ctrl_c(
     for module in (simulate, decision):
         monkeypatch.setattr(module, "run", interrupted)
     assert run(*words) == (130, "", "interrupted\n")
+    monkeypatch.setattr(cli, "_load", interrupted)  # while it is imported
+    assert run(*words) == (130, "", "interrupted\n")
 
 
 def test_the_list_of_commands_and_the_version(run) -> None:
