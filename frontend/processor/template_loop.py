@@ -1,0 +1,309 @@
+"""The loop of a chat template that writes the messages: found in its syntax tree, and changed so
+that it can begin in the middle, by calls that GrowingTemplate answers.
+
+The calls stand for what the template has there, in full: the loop over messages; a comparison of
+a message's number with one that was found before; a loop that only looks for the last message of
+some kind, or whether any later one is. None of them is another text.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+ROWS, PLACE = "growing_rows", "growing_place"
+PAST, LAST_HIT, ANY_LATER = "growing_past", "growing_last", "growing_later"
+FOUND = "found"
+"""What a template of a search sets."""
+_OURS = frozenset((ROWS, PLACE, PAST, LAST_HIT, ANY_LATER))
+_FIELDS = frozenset(
+    "index index0 first last length revindex revindex0 previtem nextitem depth depth0 cycle".split()
+)
+_REFUSED = (
+    nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block,
+    nodes.EvalContextModifier,
+)  # fmt: skip
+_VARIES = frozenset(("strftime_now", "lipsum"))
+_MIRRORED = {"gt": "lt", "gteq": "lteq", "lt": "gt", "lteq": "gteq"}
+IsMessages = Callable[[nodes.Node], bool]
+
+
+class LoopParts(NamedTuple):
+    """What is to be known of a tree that was changed."""
+
+    compared: frozenset[tuple[str, str]]
+    """namespaces and attributes of them that the loop compares with numbers of messages, no more"""
+    searches: list[tuple[str, nodes.Expr]]
+    """names of messages, and what is asked of each"""
+
+
+def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
+    """Change a tree so that its loop over messages can begin in the middle; None: it has none that
+    can, and is not to be used. `is_messages`: whether an expression stands for all of them, or
+    some."""
+    if next(tree.find_all(_REFUSED), None) is not None:
+        return None
+    names = {name.name for name in tree.find_all(nodes.Name)}
+    if names & {"self", "super", *_OURS}:
+        return None
+    loops = [loop for loop in _outer_loops(tree.body) if is_messages(_base(loop.iter))]
+    writing = [loop for loop in loops if _is_plain(loop) and _writes(loop)]
+    if not writing or not isinstance(writing[-1].target, nodes.Name):
+        return None
+    loop = writing[-1]
+    if _base(loop.iter) is not loop.iter or not _rename_place(loop.body, _FIELDS):
+        return None
+    if next(_all(loop.body, nodes.Macro, nodes.CallBlock), None) is not None:
+        return None
+    seen = [*loop.body, *_macros_of(tree, loop.body)]
+    if _vary(seen):
+        return None
+    parts = LoopParts(_compared(seen), [])
+    changes = _Changes(parts, is_messages)
+    loop.body = changes.all_of(loop.body)
+    for other in loops:
+        if other is not loop:
+            changes.search(other)
+    read = {each.name for each in _all(seen, nodes.Name, nodes.NSRef)} - _OURS - {"loop"}
+    values = nodes.Dict([nodes.Pair(nodes.Const(each), _name(each)) for each in sorted(read)])
+    loop.iter = _call(ROWS, loop.iter, values)
+    loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
+    return parts
+
+
+def _outer_loops(body: Iterable[nodes.Node]) -> Iterator[nodes.For]:
+    """Those whose text goes straight into the template's."""
+    for node in body:
+        if isinstance(node, nodes.For):
+            yield node
+        elif isinstance(node, nodes.If):
+            yield from _outer_loops((*node.body, *node.elif_, *node.else_))
+
+
+def _base(node: nodes.Node) -> nodes.Node:
+    """What a list from the end is the list of."""
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        arg, step = node.arg, node.arg.step
+        if isinstance(step, nodes.Neg) and isinstance(step.node, nodes.Const):
+            if arg.start is None and arg.stop is None and step.node.value == 1:
+                return node.node
+    return node
+
+
+def _is_plain(loop: nodes.For) -> bool:
+    return not loop.recursive and loop.test is None and not loop.else_
+
+
+def _writes(loop: nodes.For) -> bool:
+    return next(_all(loop.body, nodes.Output), None) is not None
+
+
+def _all(body: Iterable[nodes.Node], *kinds: type[nodes.Node]) -> Iterator[nodes.Node]:
+    for node in body:
+        if isinstance(node, kinds):
+            yield node
+        yield from node.find_all(kinds)
+
+
+def _rename_place(body: Iterable[nodes.Node], fields: frozenset[str]) -> bool:
+    """Give `loop` of the loop with this body another name; whether only these fields of it are
+    used."""
+    for node in body:
+        if isinstance(node, nodes.Name) and node.name == "loop":
+            return False
+        if isinstance(node, nodes.Getattr) and _is_name(node.node, "loop"):
+            if node.attr not in fields:
+                return False
+            node.node = _name(PLACE)
+            continue
+        parts: Iterable[nodes.Node] = node.iter_child_nodes()
+        if isinstance(node, nodes.For):  # within it `loop` is its own
+            parts = (node.iter, *node.else_)
+            if node.test is not None and any(
+                _is_name(each, "loop") for each in _all([node.test], nodes.Name)
+            ):
+                return False
+        if not _rename_place(parts, fields):
+            return False
+    return True
+
+
+def _macros_of(tree: nodes.Template, body: Sequence[nodes.Node]) -> list[nodes.Macro]:
+    """Those that may be called there, and by each other."""
+    macros, found = list(tree.find_all(nodes.Macro)), list[nodes.Macro]()
+    wanted = {each.name for each in _all(body, nodes.Name)}
+    while new := [each for each in macros if each.name in wanted and each not in found]:
+        found += new
+        wanted |= {each.name for each in _all(new, nodes.Name)}
+    return found
+
+
+def _vary(body: Sequence[nodes.Node]) -> bool:
+    """Whether what is made there may be another each time."""
+    return any(
+        each.name in _VARIES if isinstance(each, nodes.Name) else each.name == "random"
+        for each in _all(body, nodes.Name, nodes.Filter)
+    )
+
+
+def _compared(body: Sequence[nodes.Node]) -> frozenset[tuple[str, str]]:
+    """Attributes of namespaces of which comparisons with a number of a message are all that is
+    made there."""
+    found: dict[tuple[str, str], int] = {}
+    for node in _all(body, nodes.Compare):
+        if (each := _comparison(node)) is not None:
+            key = each[0].node.name, each[0].attr
+            found[key] = found.get(key, 0) + 1
+    for key in list(found):
+        name, attribute = key
+        uses = [each for each in _all(body, nodes.Name) if each.name == name]
+        fields = [each for each in _all(body, nodes.Getattr) if _is_name(each.node, name)]
+        sets = [each.attr for each in _all(body, nodes.NSRef) if each.name == name]
+        read = sum(each.attr == attribute for each in fields)
+        if len(uses) != len(fields) or read != found[key] or attribute in sets:
+            del found[key]
+    return frozenset(found)
+
+
+def _comparison(node: nodes.Node) -> tuple[nodes.Getattr, str, nodes.Getattr] | None:
+    """An attribute of a namespace, how it is compared with a number of a message, and that."""
+    if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
+        return None
+    left, how, right = node.expr, node.ops[0].op, node.ops[0].expr
+    if how not in _MIRRORED:
+        return None
+    if _is_number(right):
+        left, how, right = right, _MIRRORED[how], left
+    if not _is_number(left) or not isinstance(right, nodes.Getattr):
+        return None
+    if not isinstance(right.node, nodes.Name) or right.node.name == PLACE:
+        return None
+    return right, how, left
+
+
+class _Changes(NodeTransformer):
+    """Of what the loop does, to calls."""
+
+    def __init__(self, parts: LoopParts, is_messages: IsMessages) -> None:
+        self._parts, self._is_messages = parts, is_messages
+
+    def all_of(self, body: list[nodes.Node]) -> list[nodes.Node]:
+        return [each for node in body for each in self.visit_list(node)]
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        found = _comparison(node)
+        if found is None or (found[0].node.name, found[0].attr) not in self._parts.compared:
+            return self.generic_visit(node)
+        other, how, number = found
+        names = nodes.Const(other.node.name), nodes.Const(other.attr), nodes.Const(how)
+        return _call(PAST, *names, number, other)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        """One that only looks whether any later message is of some kind."""
+        wanted = node.iter
+        if (
+            isinstance(wanted, nodes.Getitem)
+            and isinstance(wanted.arg, nodes.Slice)
+            and wanted.arg.stop is None
+            and wanted.arg.step is None
+            and _is_number(wanted.arg.start)
+            and self._is_messages(wanted.node)
+            and (asked := _only_asks(node)) is not None
+            and _asks_each(asked.test, node.target)
+            and all(isinstance(each.node, nodes.Const) for each in asked.body)
+        ):
+            call = _call(ANY_LATER, self._search(node, asked.test), wanted.node, wanted.arg.start)
+            return nodes.If(call, asked.body, [], [], lineno=node.lineno)
+        return self.generic_visit(node)
+
+    def search(self, loop: nodes.For) -> None:
+        """Change one before the loop that only looks for the last message of some kind."""
+        base, asked = _base(loop.iter), _only_asks(loop)
+        if base is loop.iter or asked is None:
+            return
+        conditions = list(_conditions(asked.test))
+        flags = [each for each in conditions if isinstance(each, nodes.Getattr)]
+        others = [each for each in conditions if each not in flags]
+        ends = [
+            each.target
+            for each in asked.body
+            if isinstance(each.node, nodes.Const) and each.node.value is False
+        ]
+        if len(flags) != 1 or not isinstance(flags[0].node, nodes.Name) or not others:
+            return
+        flag = flags[0].node.name, flags[0].attr
+        if sum((each.target.name, each.target.attr) == flag for each in asked.body) != 1:
+            return
+        if flag not in [(each.name, each.attr) for each in ends]:
+            return
+        if not all(_asks_each(each, loop.target) for each in others):
+            return
+        if not _rename_place(loop.body, frozenset(("index0",))):
+            return
+        test = others[0]
+        for each in others[1:]:
+            test = nodes.And(test, each)
+        loop.iter = _call(LAST_HIT, self._search(loop, test), base)
+        loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
+
+    def _search(self, loop: nodes.For, test: nodes.Expr) -> nodes.Const:
+        self._parts.searches.append((loop.target.name, test))
+        return nodes.Const(len(self._parts.searches) - 1)
+
+
+def _only_asks(loop: nodes.For) -> nodes.If | None:
+    """The one condition of a loop that does nothing else but to set namespaces if it holds."""
+    *before, asked = loop.body
+    if not _is_plain(loop) or not isinstance(loop.target, nodes.Name):
+        return None
+    if not isinstance(asked, nodes.If) or asked.elif_ or asked.else_:
+        return None
+    if not all(
+        isinstance(each, nodes.Assign)
+        and isinstance(each.target, nodes.Name)
+        and each.target.name != loop.target.name
+        for each in before
+    ):
+        return None
+    if not all(
+        isinstance(each, nodes.Assign) and isinstance(each.target, nodes.NSRef)
+        for each in asked.body
+    ):
+        return None
+    return asked
+
+
+def _conditions(test: nodes.Node) -> Iterator[nodes.Node]:
+    """Those that all have to hold."""
+    if isinstance(test, nodes.And):
+        yield from _conditions(test.left)
+        yield from _conditions(test.right)
+    else:
+        yield test
+
+
+def _asks_each(test: nodes.Node, target: nodes.Node) -> bool:
+    """Whether an expression is about one message alone."""
+    names = {each.name for each in _all([test], nodes.Name)}
+    return names == {target.name} and not _vary([test])
+
+
+def _is_number(node: nodes.Node | None) -> bool:
+    return (
+        isinstance(node, nodes.Getattr)
+        and _is_name(node.node, PLACE)
+        and node.attr in ("index", "index0")
+    )
+
+
+def _is_name(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name == name
+
+
+def _name(name: str) -> nodes.Name:
+    return nodes.Name(name, "load")
+
+
+def _call(name: str, *parts: nodes.Node) -> nodes.Call:
+    return nodes.Call(_name(name), list(parts), [], None, None)
