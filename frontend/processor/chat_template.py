@@ -195,7 +195,8 @@ def _growing(text: str) -> GrowingTemplate | None:
         target = jinja_nodes.Name(FOUND, "store")
         found = jinja_nodes.Template([jinja_nodes.Assign(target, asked, lineno=1)], lineno=1)
         searches.append((name, _compiled(found)))
-    return GrowingTemplate(loop, _compiled(tree), searches)
+    rest = _compiled(jinja_nodes.Template(loop.rest, lineno=1)) if loop.rest else None
+    return GrowingTemplate(loop, _compiled(tree), rest, searches)
 
 
 def _to_json(

@@ -5,7 +5,7 @@ in all conversations that begin with them, unless it asked for later ones, or ho
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any
 
 from jinja2 import Undefined
 
@@ -86,9 +86,9 @@ class Messages:
             if isinstance(first, int) and first >= 0 and key.stop is key.step is None:
                 return Messages(self._conversation, self._first + first)
             return self._all()[key]
-        if not isinstance(key, SupportsIndex):
+        if not isinstance(key, int):
             raise UnknownUseError(repr(key))  # such as a list's method
-        number = key.__index__()
+        number = key
         if number < 0:
             number += len(self)
         if number < 0 or not self._conversation.has(self._first + number):

@@ -1,11 +1,12 @@
 """GrowingTemplate: a chat template that goes on from where it was left with a conversation's first
 messages.
 
-A template is a program, and most have one loop that writes the messages. What a time round this loop
-writes, and leaves in namespaces for the next, depends on what it reads alone: messages, which note
-how far it looked (`Conversation`), and names that were set before the loop. So where those are the
-same, and no message was looked at that is new, what was written is the same and the loop begins
-where it was left. All that comes before and behind it is made anew each time.
+A template is a program, and most have one loop that writes the messages. What a time round this
+loop writes, and leaves in namespaces for the next, depends on what it reads alone: messages, which
+note how far it looked (`Conversation`), and names that were set before the loop. So where those are
+the same, and no message was looked at that is new, what was written is the same and the loop begins
+where it was left. What comes behind it is made anew each time; what comes before it, too, but for a
+part that asks nothing of later messages: of that the names are kept.
 """
 
 import marshal
@@ -19,7 +20,7 @@ from jinja2.runtime import Macro
 from jinja2.utils import Namespace
 
 from .conversation import Conversation, Messages, Place, UnknownUseError, first_of
-from .template_loop import ANY_LATER, FOUND, LAST_HIT, PAST, ROWS, LoopParts
+from .template_loop import ANY_LATER, BEGUN, FOUND, LAST_HIT, NOW, PAST, ROWS, LoopParts
 
 SHORT = 256
 """Characters of a value that is kept as it is."""
@@ -39,11 +40,32 @@ class _NotKeptError(Exception):
     """A value that is not known to be the same when it is there again."""
 
 
+class Begun(NamedTuple):
+    """What was made before anything was asked of later messages."""
+
+    text: bytes
+    """a hash of what was written"""
+    reach: int
+    """how many messages have to be the same for that"""
+    values: dict[str, Any]
+    """of the names that are read behind it"""
+    spaces: dict[str, dict[str, Any]]
+    """the same of namespaces"""
+    firsts: dict[str, int]
+    """of names that stand for messages, the first one's number"""
+    given: dict[str, str]
+    """of names for what the template was given, the name that it had there"""
+    dates: tuple[tuple[str, str], ...]
+    """forms of the time, and what that was"""
+
+
 class Head(NamedTuple):
     """What there is when the loop begins."""
 
     text: bytes
     """a hash of what was written before"""
+    begun: Begun | None
+    """from where on it has to be written again; None: all of it"""
     first: int
     """the number of the first message that the loop goes through"""
     values: dict[str, Any]
@@ -72,7 +94,9 @@ class Point(NamedTuple):
     def size(self, *, without_head: bool) -> int:
         """Bytes that it takes, about."""
         count = len(self.bounds) + sum(map(len, self.state.values()))
-        return SMALL_BYTES * (count + (0 if without_head else len(self.head.values)))
+        if not without_head:
+            count += 2 * len(self.head.values)  # some are also in what was begun with
+        return SMALL_BYTES * count
 
 
 class Grown(NamedTuple):
@@ -88,12 +112,17 @@ class Grown(NamedTuple):
 
 
 class GrowingTemplate:
+    """Of a template that is compiled of the tree that `loop` was found in. `rest` is compiled of
+    its rest, `searches` of what is asked of each message of that name."""
+
     def __init__(
-        self, loop: LoopParts, template: Template, searches: Sequence[tuple[str, Template]]
+        self,
+        loop: LoopParts,
+        template: Template,
+        rest: Template | None,
+        searches: Sequence[tuple[str, Template]],
     ) -> None:
-        """`template` is compiled of the tree that `loop` was found in, `searches` of what
-        is asked of each message of that name."""
-        self._loop, self._template, self._searches = loop, template, searches
+        self._loop, self._template, self._rest, self._searches = loop, template, rest, searches
 
     def render(
         self,
@@ -107,17 +136,32 @@ class GrowingTemplate:
         `most_chars`, or the template refuses it."""
         try:
             finder = _Finder(self._searches, conversation, points)
-            run = _Run(self._loop, conversation, given, points, finder)
-            context = {**given, "messages": Messages(conversation), **run.names}
-            length, template = 0, self._template
-            for part in template.root_render_func(template.new_context(context)):
-                run.text.append(part)
-                length += len(part)
-                if length > most_chars:
-                    return None
+            begun = points[0].head.begun if points else None
+            known = begun is not None and begun.reach <= points[0].messages and self._same(begun)
+            for rest in (True, False) if known else (False,):
+                run = _Run(self._loop, conversation, given, points, finder)
+                template, context = self._template, {**given, "messages": Messages(conversation)}
+                if rest:
+                    assert begun is not None and self._rest is not None
+                    template = self._rest
+                    context |= run.begin(begun)
+                context |= run.names(self._template)
+                conversation.reach = length = 0
+                for part in template.root_render_func(template.new_context(context)):
+                    run.text.append(part)
+                    length += len(part)
+                    if length > most_chars:
+                        return None
+                if not rest or run.used is not None:
+                    return Grown(run.used, run.text, run.stays, run.point)
         except Exception:  # it may fail in any way that Python may: it is to be asked for all
-            return None
-        return Grown(run.used, run.text, run.stays, run.point)
+            pass
+        return None
+
+    def _same(self, begun: Begun) -> bool:
+        """Whether it would begin so again."""
+        now = self._template.globals.get(NOW)
+        return all(now(form) == date for form, date in begun.dates)
 
 
 class _Finder:
@@ -176,19 +220,84 @@ class _Run:
     ) -> None:
         self._loop, self._conversation, self._points = loop, conversation, points
         self._finder, self._hits, self._asked = finder, finder.none, 0
-        self._given = {id(value): name for name, value in given.items()}
-        self.names: dict[str, Any] = {
-            ROWS: self._rows,
-            PAST: self._past,
-            LAST_HIT: self._last_hit,
-            ANY_LATER: self._any_later,
-        }
+        self._given, self._names = given, {id(value): name for name, value in given.items()}
+        self._now: Callable[[str], str] | None = None
+        self._dates: list[tuple[str, str]] = []
+        self._globals: Mapping[str, Any] = {}
+        self._begun: Begun | None = None
+        self._before, self._parts = b"", 0
         self.text: list[str] = []
         self.used: int | None = None
         self.stays = 0
         self.point: Point | None = None
         self._bounds: dict[Key, tuple[int, int]] = {}
         self._reach = 0
+
+    def names(self, template: Template) -> dict[str, Any]:
+        """What this template has as its calls."""
+        self._globals, names = (
+            template.globals,
+            {
+                BEGUN: self._note_begun,
+                ROWS: self._rows,
+                PAST: self._past,
+                LAST_HIT: self._last_hit,
+                ANY_LATER: self._any_later,
+            },
+        )
+        if NOW in self._globals and NOW not in self._given:
+            self._now = self._globals[NOW]
+            names[NOW] = self._date
+        return names
+
+    def _date(self, form: str) -> str:
+        assert self._now is not None
+        date = self._now(form)
+        self._dates.append((form, date))
+        return date
+
+    def begin(self, begun: Begun) -> dict[str, Any]:
+        """Names that there are where the template's rest begins."""
+        self._begun, self._before = begun, begun.text
+        return {
+            **begun.values,
+            **{name: Namespace(space) for name, space in begun.spaces.items()},
+            **{name: Messages(self._conversation, first) for name, first in begun.firsts.items()},
+            **{name: self._given[other] for name, other in begun.given.items()},
+        }
+
+    def _note_begun(self, values: dict[str, Any]) -> None:
+        """Note what was made so far, with the names that are read behind it."""
+        self._before, self._parts = _hash("".join(self.text)), len(self.text)
+        reach = self._conversation.reach
+        if reach > self._conversation.count:
+            return
+        kept: dict[str, Any] = {}
+        firsts: dict[str, int] = {}
+        given: dict[str, str] = {}
+        spaces: dict[str, dict[str, Any]] = {}
+        try:
+            for name, value in values.items():
+                if (
+                    name == NOW
+                    or value is self._globals.get(name, self)
+                    or type(value) is Undefined
+                ):
+                    continue  # it is there again
+                if type(value) is Messages:
+                    firsts[name] = first_of(value)
+                elif type(value) is Namespace:
+                    space = value._Namespace__attrs
+                    spaces[name] = {key: _small(each) for key, each in space.items()}
+                elif (other := self._names.get(id(value))) is not None:
+                    given[name] = other
+                else:
+                    kept[name] = _small(value)
+        except _NotKeptError:
+            return
+        if len({id(values[name]) for name in spaces}) == len(spaces):
+            dates = tuple(self._dates)
+            self._begun = Begun(self._before, reach, kept, spaces, firsts, given, dates)
 
     def _rows(self, rows: object, values: dict[str, Any]) -> Iterator[tuple[Any, Place]]:
         """The messages of the loop, from where it is to begin, each with its place."""
@@ -197,7 +306,8 @@ class _Run:
         first, conversation = first_of(rows), self._conversation
         place, head, spaces = Place(rows), None, _namespaces(values)
         try:
-            head = Head(_hash("".join(self.text)), first, self._frozen(values, spaces))
+            text = _hash("".join(self.text[self._parts :]))
+            head = Head(self._before + text, self._begun, first, self._frozen(values, spaces))
         except _NotKeptError:
             pass
         else:
@@ -237,7 +347,8 @@ class _Run:
 
     def _goes_on(self, point: Point, head: Head, spaces: dict[str, dict[str, Any]]) -> bool:
         """Whether the loop would come to this point again."""
-        if point.head is not head and point.head != head:
+        before = point.head
+        if before.text != head.text or before.first != head.first or before.values != head.values:
             return False
         for (name, attribute), (least, most) in point.bounds.items():
             if name:
@@ -281,7 +392,7 @@ class _Run:
             return kind, first_of(value)
         if (number := self._conversation.number_of(value)) is not None:
             return "message", number
-        if (name := self._given.get(id(value))) is not None:
+        if (name := self._names.get(id(value))) is not None:
             return "given", name
         if kind in (dict, list, tuple):
             try:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-ROWS, PLACE = "growing_rows", "growing_place"
+BEGUN, ROWS, PLACE = "growing_begun", "growing_rows", "growing_place"
 PAST, LAST_HIT, ANY_LATER = "growing_past", "growing_last", "growing_later"
 FOUND = "found"
 """What a template of a search sets."""
-_OURS = frozenset((ROWS, PLACE, PAST, LAST_HIT, ANY_LATER))
+_OURS = frozenset((BEGUN, ROWS, PLACE, PAST, LAST_HIT, ANY_LATER))
 _FIELDS = frozenset(
     "index index0 first last length revindex revindex0 previtem nextitem depth depth0 cycle".split()
 )
@@ -24,7 +24,8 @@ _REFUSED = (
     nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block,
     nodes.EvalContextModifier,
 )  # fmt: skip
-_VARIES = frozenset(("strftime_now", "lipsum"))
+NOW = "strftime_now"
+_VARIES = frozenset((NOW, "lipsum"))
 _MIRRORED = {"gt": "lt", "gteq": "lteq", "lt": "gt", "lteq": "gteq"}
 IsMessages = Callable[[nodes.Node], bool]
 
@@ -36,6 +37,9 @@ class LoopParts(NamedTuple):
     """namespaces and attributes of them that the loop compares with numbers of messages, no more"""
     searches: list[tuple[str, nodes.Expr]]
     """names of messages, and what is asked of each"""
+    rest: list[nodes.Node]
+    """what there is without the parts before the loop that ask nothing of later messages; empty: it
+    has no such parts"""
 
 
 def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
@@ -59,17 +63,51 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     seen = [*loop.body, *_macros_of(tree, loop.body)]
     if _vary(seen):
         return None
-    parts = LoopParts(_compared(seen), [])
+    parts = LoopParts(_compared(seen), [], [])
     changes = _Changes(parts, is_messages)
     loop.body = changes.all_of(loop.body)
     for other in loops:
         if other is not loop:
             changes.search(other)
     read = {each.name for each in _all(seen, nodes.Name, nodes.NSRef)} - _OURS - {"loop"}
-    values = nodes.Dict([nodes.Pair(nodes.Const(each), _name(each)) for each in sorted(read)])
-    loop.iter = _call(ROWS, loop.iter, values)
+    loop.iter = _call(ROWS, loop.iter, _values(read))
     loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
+    if loop in tree.body:
+        parts.rest.extend(_cut_beginning(tree, loop, is_messages))
     return parts
+
+
+def _cut_beginning(
+    tree: nodes.Template, loop: nodes.For, is_messages: IsMessages
+) -> list[nodes.Node]:
+    """Have a template tell where it has written what asks nothing of later messages, and with which
+    names; what comes behind that."""
+    count = 0
+    while tree.body[count] is not loop and not _asks_all(tree.body[count], is_messages):
+        count += 1
+    before, behind = tree.body[:count], tree.body[count:]
+    rest = [*(each for each in before if isinstance(each, nodes.Macro)), *behind]
+    if len(before) == len(rest) - len(behind) or _vary(before, _VARIES - {NOW}):
+        return []
+    read = {each.name for each in _all(rest, nodes.Name, nodes.NSRef)} - _OURS - {"loop"}
+    read -= {each.name for each in rest if isinstance(each, nodes.Macro)}
+    call = nodes.ExprStmt(_call(BEGUN, _values(read)), lineno=loop.lineno)
+    tree.body[count:count] = [call]
+    return rest
+
+
+def _asks_all(node: nodes.Node, is_messages: IsMessages) -> bool:
+    """Whether a part of a template may ask how many messages there are, or for all of them; it
+    is looked at again when it does."""
+    for part in (node, *node.find_all(nodes.Node)):
+        if isinstance(part, nodes.For) and is_messages(_base(part.iter)):
+            return True
+        if isinstance(part, nodes.Filter) and part.node is not None and is_messages(part.node):
+            return True
+        if isinstance(part, nodes.Getitem) and is_messages(part.node):
+            if _base(part) is not part or isinstance(part.arg, nodes.Neg):
+                return True
+    return False
 
 
 def _outer_loops(body: Iterable[nodes.Node]) -> Iterator[nodes.For]:
@@ -139,10 +177,10 @@ def _macros_of(tree: nodes.Template, body: Sequence[nodes.Node]) -> list[nodes.M
     return found
 
 
-def _vary(body: Sequence[nodes.Node]) -> bool:
-    """Whether what is made there may be another each time."""
+def _vary(body: Sequence[nodes.Node], names: frozenset[str] = _VARIES) -> bool:
+    """Whether what is made there may be another each time, by one of these names or at random."""
     return any(
-        each.name in _VARIES if isinstance(each, nodes.Name) else each.name == "random"
+        each.name in names if isinstance(each, nodes.Name) else each.name == "random"
         for each in _all(body, nodes.Name, nodes.Filter)
     )
 
@@ -299,6 +337,10 @@ def _is_number(node: nodes.Node | None) -> bool:
 
 def _is_name(node: nodes.Node, name: str) -> bool:
     return isinstance(node, nodes.Name) and node.name == name
+
+
+def _values(names: Iterable[str]) -> nodes.Dict:
+    return nodes.Dict([nodes.Pair(nodes.Const(each), _name(each)) for each in sorted(names)])
 
 
 def _name(name: str) -> nodes.Name:
