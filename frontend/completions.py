@@ -226,9 +226,13 @@ class Completions:
     async def _known_chat(
         self, call: HttpCall, beginnings: KnownBeginnings
     ) -> tuple[ChatRequest, HashedPrompt] | None:
-        """A chat whose messages are apart, with its prompt; None: they are to be read, too."""
-        request: ChatRequest = await self._prompts.request(call.messages.rest, ChatApart)
-        given = self._prompts.given_to_template(request)
+        """A chat whose messages are apart, with its prompt; None: they are to be read, too, as
+        an error in them comes before others."""
+        try:
+            request: ChatRequest = await self._prompts.request(call.messages.rest, ChatApart)
+            given = self._prompts.given_to_template(request)
+        except ApiError:
+            return None
         if given is None:
             return None
         tenant = tenant_of(call.headers, request)

@@ -158,7 +158,7 @@ class KnownBeginnings:
         self, body: bytes, apart: MessagesApart, tenant: Tenant, given: Given = _NO_MORE
     ) -> HashedPrompt | None:
         """The prompt of a chat with these messages. None: nothing was done, and they are to be read
-        in another way, which tells what is wrong with them if anything is."""
+        in the way of all others, which answers what is wrong with them, too."""
         template = self._text.template
         if template is None or template.growing is None:
             return None

@@ -136,6 +136,6 @@ def _tool(number: int) -> dict[str, Any]:
         "mode": {"type": "string", "enum": ["text", "binary"]},
     }
     parameters = {"type": "object", "properties": properties, "required": ["path"]}
-    text = f"Does what tool {number} of an agent does with a file, and says what came of it."
+    text = f"Reads a file of the project as tool number {number} does, line by line."
     function = {"name": f"tool_{number}", "description": text, "parameters": parameters}
     return {"type": "function", "function": function}

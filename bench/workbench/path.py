@@ -208,9 +208,7 @@ class Servers:
         chars, asks = chars_per_token(self._model_path), {}
         for begun, grown in zip(self.loads[::2], self.loads[1::2], strict=True):
             first, turn = (round(load.new_tokens * chars) for load in (begun, grown))
-            asks[begun], asks[grown] = client.turns(
-                first, turn, begun.output_tokens, begun.tools
-            )
+            asks[begun], asks[grown] = client.turns(first, turn, begun.output_tokens, begun.tools)
         self.ways.add(name, way, asks)
 
 

@@ -11,6 +11,7 @@ part that asks nothing of later messages: of that the names are kept.
 
 import marshal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -38,6 +39,10 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 class _NotKeptError(Exception):
     """A value that is not known to be the same when it is there again."""
+
+
+class _NotHereError(Exception):
+    """None of the points is where the template is; it has to begin with its beginning."""
 
 
 class Begun(NamedTuple):
@@ -134,29 +139,21 @@ class GrowingTemplate:
         """`points` are those that were kept of these messages, the furthest first; `given` is the
         template's context but for messages. None: the text is not to be had so, or is longer than
         `most_chars`, or the template refuses it."""
+        begun = points[0].head.begun if points else None
+        if begun is not None and begun.reach > points[0].messages:
+            begun = None
         try:
             finder = _Finder(self._searches, conversation, points)
-            begun = points[0].head.begun if points else None
-            known = begun is not None and begun.reach <= points[0].messages and self._same(begun)
-            for rest in (True, False) if known else (False,):
-                run = _Run(self._loop, conversation, given, points, finder)
-                template, context = self._template, {**given, "messages": Messages(conversation)}
-                if rest:
-                    assert begun is not None and self._rest is not None
-                    template = self._rest
-                    context |= run.begin(begun)
-                context |= run.names(self._template)
-                conversation.reach = length = 0
-                for part in template.root_render_func(template.new_context(context)):
-                    run.text.append(part)
-                    length += len(part)
-                    if length > most_chars:
-                        return None
-                if not rest or run.used is not None:
-                    return Grown(run.used, run.text, run.stays, run.point)
+            if begun is not None and self._rest is not None and self._same(begun):
+                with suppress(_NotHereError):
+                    run = _Run(self._loop, conversation, given, points, finder)
+                    context = {**given, "messages": Messages(conversation), **run.begin(begun)}
+                    return run.rendered(self._rest, context, most_chars)
+            run = _Run(self._loop, conversation, given, points, finder)
+            context = {**given, "messages": Messages(conversation)}
+            return run.rendered(self._template, context, most_chars)
         except Exception:  # it may fail in any way that Python may: it is to be asked for all
-            pass
-        return None
+            return None
 
     def _same(self, begun: Begun) -> bool:
         """Whether it would begin so again."""
@@ -225,7 +222,7 @@ class _Run:
         self._dates: list[tuple[str, str]] = []
         self._globals: Mapping[str, Any] = {}
         self._begun: Begun | None = None
-        self._before, self._parts = b"", 0
+        self._before, self._parts, self._is_rest = b"", 0, False
         self.text: list[str] = []
         self.used: int | None = None
         self.stays = 0
@@ -233,22 +230,28 @@ class _Run:
         self._bounds: dict[Key, tuple[int, int]] = {}
         self._reach = 0
 
-    def names(self, template: Template) -> dict[str, Any]:
-        """What this template has as its calls."""
-        self._globals, names = (
-            template.globals,
-            {
-                BEGUN: self._note_begun,
-                ROWS: self._rows,
-                PAST: self._past,
-                LAST_HIT: self._last_hit,
-                ANY_LATER: self._any_later,
-            },
-        )
+    def rendered(
+        self, template: Template, context: dict[str, Any], most_chars: int
+    ) -> Grown | None:
+        """By this template, in this context. None: it is longer than that."""
+        self._globals = template.globals
+        context |= {
+            BEGUN: self._note_begun,
+            ROWS: self._rows,
+            PAST: self._past,
+            LAST_HIT: self._last_hit,
+            ANY_LATER: self._any_later,
+        }
         if NOW in self._globals and NOW not in self._given:
             self._now = self._globals[NOW]
-            names[NOW] = self._date
-        return names
+            context[NOW] = self._date
+        self._conversation.reach = length = 0
+        for part in template.root_render_func(template.new_context(context)):
+            self.text.append(part)
+            length += len(part)
+            if length > most_chars:
+                return None
+        return Grown(self.used, self.text, self.stays, self.point)
 
     def _date(self, form: str) -> str:
         assert self._now is not None
@@ -258,7 +261,7 @@ class _Run:
 
     def begin(self, begun: Begun) -> dict[str, Any]:
         """Names that there are where the template's rest begins."""
-        self._begun, self._before = begun, begun.text
+        self._begun, self._before, self._is_rest = begun, begun.text, True
         return {
             **begun.values,
             **{name: Namespace(space) for name, space in begun.spaces.items()},
@@ -317,8 +320,11 @@ class _Run:
                     self._restore(point, spaces)
                     self.text.clear()
                     break
-        if head is not None and self.used is None:
-            self._leave(head, 0, spaces)
+        if self.used is None:
+            if self._is_rest:
+                raise _NotHereError
+            if head is not None:
+                self._leave(head, 0, spaces)
         while first + place.index0 < conversation.count:
             conversation.reach = 0
             yield conversation.at(first + place.index0), place
@@ -387,7 +393,7 @@ class _Run:
         if kind is Undefined:
             return kind, value._undefined_name
         if kind is Macro:
-            return kind, value._func.__code__
+            return kind, value.name
         if kind is Messages:
             return kind, first_of(value)
         if (number := self._conversation.number_of(value)) is not None:

@@ -48,6 +48,9 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     some."""
     if next(tree.find_all(_REFUSED), None) is not None:
         return None
+    macros = [macro.name for macro in tree.find_all(nodes.Macro)]
+    if len({*macros}) < len(macros):
+        return None  # by its name it would not be known
     names = {name.name for name in tree.find_all(nodes.Name)}
     if names & {"self", "super", *_OURS}:
         return None
@@ -80,8 +83,8 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
 def _cut_beginning(
     tree: nodes.Template, loop: nodes.For, is_messages: IsMessages
 ) -> list[nodes.Node]:
-    """Have a template tell where it has written what asks nothing of later messages, and with which
-    names; what comes behind that."""
+    """Call BEGUN where a template has written what asks nothing of later messages, with the names
+    that are read behind it; return what comes behind it."""
     count = 0
     while tree.body[count] is not loop and not _asks_all(tree.body[count], is_messages):
         count += 1
