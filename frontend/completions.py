@@ -416,7 +416,8 @@ class Completions:
         prompts: Sequence[tuple[Tokens | HashedPrompt, str]],
     ) -> None:
         origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
-        guide = await self._prompts.guide(request, len(call.body))
+        read = call.body if call.messages is None else call.messages.rest
+        guide = await self._prompts.guide(request, len(read))
         choices = await self._choices(request, prompts, origin.salt, guide)
         if (record := current_record()) is not None:
             record.generation = partial(_generation, request, choices)

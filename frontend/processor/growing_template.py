@@ -21,14 +21,12 @@ from jinja2.runtime import Macro
 from jinja2.utils import Namespace
 
 from .conversation import Conversation, Messages, Place, UnknownUseError, first_of
-from .template_loop import ANY_LATER, BEGUN, FOUND, LAST_HIT, NOW, PAST, ROWS, LoopParts
+from .template_loop import ANY_LATER, BEGUN, FOUND, LAST_HIT, NOW, PAST, ROWS, Key, LoopParts
 
 SHORT = 256
 """Characters of a value that is kept as it is."""
 SMALL_BYTES = 200
 """Of such a value in tables, on average."""
-Key = tuple[str, str]
-"""A namespace and its attribute; or what stands for a search."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "gt": lambda left, right: left > right,
     "gteq": lambda left, right: left >= right,
@@ -87,7 +85,7 @@ class Point(NamedTuple):
     """of namespaces, what they have there"""
     bounds: dict[Key, tuple[int, int]]
     """of numbers that were compared with those of messages, the least and the most that each may
-    be, that all comparisons come out as they did"""
+    be, that all comparisons come out as they did; "" and a number stand for a search"""
     hits: tuple[int, ...]
     """by search, the last message before that it would find; -1: none"""
 
@@ -157,7 +155,7 @@ class GrowingTemplate:
 
     def _same(self, begun: Begun) -> bool:
         """Whether it would begin so again."""
-        now = self._template.globals.get(NOW)
+        now: Callable[[str], str] = self._template.globals[NOW]
         return all(now(form) == date for form, date in begun.dates)
 
 

@@ -7,7 +7,7 @@ some kind, or whether any later one is. None of them is another text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
@@ -27,13 +27,16 @@ _REFUSED = (
 NOW = "strftime_now"
 _VARIES = frozenset((NOW, "lipsum"))
 _MIRRORED = {"gt": "lt", "gteq": "lteq", "lt": "gt", "lteq": "gteq"}
+SomeNode = TypeVar("SomeNode", bound=nodes.Node)
+Key = tuple[str, str]
+"""A namespace and its attribute."""
 IsMessages = Callable[[nodes.Node], bool]
 
 
 class LoopParts(NamedTuple):
     """What is to be known of a tree that was changed."""
 
-    compared: frozenset[tuple[str, str]]
+    compared: frozenset[Key]
     """namespaces and attributes of them that the loop compares with numbers of messages, no more"""
     searches: list[tuple[str, nodes.Expr]]
     """names of messages, and what is asked of each"""
@@ -61,7 +64,7 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     loop = writing[-1]
     if _base(loop.iter) is not loop.iter or not _rename_place(loop.body, _FIELDS):
         return None
-    if next(_all(loop.body, nodes.Macro, nodes.CallBlock), None) is not None:
+    if any(next(_all(loop.body, kind), None) for kind in (nodes.Macro, nodes.CallBlock)):
         return None
     seen = [*loop.body, *_macros_of(tree, loop.body)]
     if _vary(seen):
@@ -72,7 +75,7 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     for other in loops:
         if other is not loop:
             changes.search(other)
-    read = {each.name for each in _all(seen, nodes.Name, nodes.NSRef)} - _OURS - {"loop"}
+    read = _names(seen)
     loop.iter = _call(ROWS, loop.iter, _values(read))
     loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
     if loop in tree.body:
@@ -92,8 +95,7 @@ def _cut_beginning(
     rest = [*(each for each in before if isinstance(each, nodes.Macro)), *behind]
     if len(before) == len(rest) - len(behind) or _vary(before, _VARIES - {NOW}):
         return []
-    read = {each.name for each in _all(rest, nodes.Name, nodes.NSRef)} - _OURS - {"loop"}
-    read -= {each.name for each in rest if isinstance(each, nodes.Macro)}
+    read = _names(rest) - {each.name for each in rest if isinstance(each, nodes.Macro)}
     call = nodes.ExprStmt(_call(BEGUN, _values(read)), lineno=loop.lineno)
     tree.body[count:count] = [call]
     return rest
@@ -140,11 +142,18 @@ def _writes(loop: nodes.For) -> bool:
     return next(_all(loop.body, nodes.Output), None) is not None
 
 
-def _all(body: Iterable[nodes.Node], *kinds: type[nodes.Node]) -> Iterator[nodes.Node]:
+def _all(body: Iterable[nodes.Node], kind: type[SomeNode]) -> Iterator[SomeNode]:
     for node in body:
-        if isinstance(node, kinds):
+        if isinstance(node, kind):
             yield node
-        yield from node.find_all(kinds)
+        yield from node.find_all(kind)
+
+
+def _names(body: Iterable[nodes.Node]) -> set[str]:
+    """All that are read or set there, but for those of loops."""
+    body = list(body)
+    names = {each.name for each in _all(body, nodes.Name)}
+    return (names | {each.name for each in _all(body, nodes.NSRef)}) - _OURS - {"loop"}
 
 
 def _rename_place(body: Iterable[nodes.Node], fields: frozenset[str]) -> bool:
@@ -182,34 +191,40 @@ def _macros_of(tree: nodes.Template, body: Sequence[nodes.Node]) -> list[nodes.M
 
 def _vary(body: Sequence[nodes.Node], names: frozenset[str] = _VARIES) -> bool:
     """Whether what is made there may be another each time, by one of these names or at random."""
-    return any(
-        each.name in names if isinstance(each, nodes.Name) else each.name == "random"
-        for each in _all(body, nodes.Name, nodes.Filter)
+    return any(each.name in names for each in _all(body, nodes.Name)) or any(
+        each.name == "random" for each in _all(body, nodes.Filter)
     )
 
 
-def _compared(body: Sequence[nodes.Node]) -> frozenset[tuple[str, str]]:
+def _compared(body: Sequence[nodes.Node]) -> frozenset[Key]:
     """Attributes of namespaces of which comparisons with a number of a message are all that is
     made there."""
-    found: dict[tuple[str, str], int] = {}
-    for node in _all(body, nodes.Compare):
-        if (each := _comparison(node)) is not None:
-            key = each[0].node.name, each[0].attr
-            found[key] = found.get(key, 0) + 1
-    for key in list(found):
-        name, attribute = key
+    comparisons = [_comparison(node) for node in _all(body, nodes.Compare)]
+    keys = [each.key for each in comparisons if each is not None]
+    found = set()
+    for name, attribute in keys:
         uses = [each for each in _all(body, nodes.Name) if each.name == name]
         fields = [each for each in _all(body, nodes.Getattr) if _is_name(each.node, name)]
         sets = [each.attr for each in _all(body, nodes.NSRef) if each.name == name]
         read = sum(each.attr == attribute for each in fields)
-        if len(uses) != len(fields) or read != found[key] or attribute in sets:
-            del found[key]
+        if len(uses) == len(fields) and read == keys.count((name, attribute)):
+            if attribute not in sets:
+                found.add((name, attribute))
     return frozenset(found)
 
 
-def _comparison(node: nodes.Node) -> tuple[nodes.Getattr, str, nodes.Getattr] | None:
-    """An attribute of a namespace, how it is compared with a number of a message, and that."""
-    if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
+class _Comparison(NamedTuple):
+    """Of a number of a message with an attribute of a namespace."""
+
+    number: nodes.Expr
+    how: str
+    other: nodes.Expr
+    key: Key
+
+
+def _comparison(node: nodes.Compare) -> _Comparison | None:
+    """None: it is of other things."""
+    if len(node.ops) != 1:
         return None
     left, how, right = node.expr, node.ops[0].op, node.ops[0].expr
     if how not in _MIRRORED:
@@ -218,9 +233,10 @@ def _comparison(node: nodes.Node) -> tuple[nodes.Getattr, str, nodes.Getattr] | 
         left, how, right = right, _MIRRORED[how], left
     if not _is_number(left) or not isinstance(right, nodes.Getattr):
         return None
-    if not isinstance(right.node, nodes.Name) or right.node.name == PLACE:
+    name = right.node
+    if not isinstance(name, nodes.Name) or name.name == PLACE:
         return None
-    return right, how, left
+    return _Comparison(left, how, right, (name.name, right.attr))
 
 
 class _Changes(NodeTransformer):
@@ -234,11 +250,10 @@ class _Changes(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         found = _comparison(node)
-        if found is None or (found[0].node.name, found[0].attr) not in self._parts.compared:
+        if found is None or found.key not in self._parts.compared:
             return self.generic_visit(node)
-        other, how, number = found
-        names = nodes.Const(other.node.name), nodes.Const(other.attr), nodes.Const(how)
-        return _call(PAST, *names, number, other)
+        names = map(nodes.Const, (*found.key, found.how))
+        return _call(PAST, *names, found.number, found.other)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         """One that only looks whether any later message is of some kind."""
@@ -248,13 +263,14 @@ class _Changes(NodeTransformer):
             and isinstance(wanted.arg, nodes.Slice)
             and wanted.arg.stop is None
             and wanted.arg.step is None
+            and wanted.arg.start is not None
             and _is_number(wanted.arg.start)
             and self._is_messages(wanted.node)
             and (asked := _only_asks(node)) is not None
-            and _asks_each(asked.test, node.target)
-            and all(isinstance(each.node, nodes.Const) for each in asked.body)
+            and _asks_each(asked.test, asked.target)
+            and all(isinstance(value, nodes.Const) for _, value in asked.sets)
         ):
-            call = _call(ANY_LATER, self._search(node, asked.test), wanted.node, wanted.arg.start)
+            call = _call(ANY_LATER, self._search(asked, asked.test), wanted.node, wanted.arg.start)
             return nodes.If(call, asked.body, [], [], lineno=node.lineno)
         return self.generic_visit(node)
 
@@ -265,57 +281,63 @@ class _Changes(NodeTransformer):
             return
         conditions = list(_conditions(asked.test))
         flags = [each for each in conditions if isinstance(each, nodes.Getattr)]
-        others = [each for each in conditions if each not in flags]
-        ends = [
-            each.target
-            for each in asked.body
-            if isinstance(each.node, nodes.Const) and each.node.value is False
-        ]
-        if len(flags) != 1 or not isinstance(flags[0].node, nodes.Name) or not others:
+        others = [each for each in conditions if not isinstance(each, nodes.Getattr)]
+        if len(flags) != 1 or not others:
             return
-        flag = flags[0].node.name, flags[0].attr
-        if sum((each.target.name, each.target.attr) == flag for each in asked.body) != 1:
+        flag, sets = flags[0], dict(asked.sets)
+        if not isinstance(flag.node, nodes.Name) or len(sets) != len(asked.sets):
             return
-        if flag not in [(each.name, each.attr) for each in ends]:
+        ends = sets.get((flag.node.name, flag.attr))
+        if not isinstance(ends, nodes.Const) or ends.value is not False:
             return
-        if not all(_asks_each(each, loop.target) for each in others):
+        if not all(_asks_each(each, asked.target) for each in others):
             return
         if not _rename_place(loop.body, frozenset(("index0",))):
             return
         test = others[0]
         for each in others[1:]:
             test = nodes.And(test, each)
-        loop.iter = _call(LAST_HIT, self._search(loop, test), base)
+        loop.iter = _call(LAST_HIT, self._search(asked, test), base)
         loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
 
-    def _search(self, loop: nodes.For, test: nodes.Expr) -> nodes.Const:
-        self._parts.searches.append((loop.target.name, test))
+    def _search(self, asked: "_Asked", test: nodes.Expr) -> nodes.Const:
+        self._parts.searches.append((asked.target, test))
         return nodes.Const(len(self._parts.searches) - 1)
 
 
-def _only_asks(loop: nodes.For) -> nodes.If | None:
+class _Asked(NamedTuple):
     """The one condition of a loop that does nothing else but to set namespaces if it holds."""
+
+    target: str
+    test: nodes.Expr
+    body: list[nodes.Node]
+    sets: list[tuple[Key, nodes.Node]]
+    """what the body sets"""
+
+
+def _only_asks(loop: nodes.For) -> _Asked | None:
+    """None: it is no such loop."""
     *before, asked = loop.body
-    if not _is_plain(loop) or not isinstance(loop.target, nodes.Name):
+    target = loop.target
+    if not _is_plain(loop) or not isinstance(target, nodes.Name):
         return None
     if not isinstance(asked, nodes.If) or asked.elif_ or asked.else_:
         return None
-    if not all(
-        isinstance(each, nodes.Assign)
-        and isinstance(each.target, nodes.Name)
-        and each.target.name != loop.target.name
-        for each in before
-    ):
-        return None
-    if not all(
-        isinstance(each, nodes.Assign) and isinstance(each.target, nodes.NSRef)
-        for each in asked.body
-    ):
-        return None
-    return asked
+    for each in before:
+        if not isinstance(each, nodes.Assign) or not isinstance(each.target, nodes.Name):
+            return None
+        if each.target.name == target.name:
+            return None
+    sets: list[tuple[Key, nodes.Node]] = []
+    for each in asked.body:
+        if not isinstance(each, nodes.Assign) or not isinstance(each.target, nodes.NSRef):
+            return None
+        sets.append(((each.target.name, each.target.attr), each.node))
+    assert isinstance(asked.test, nodes.Expr)
+    return _Asked(target.name, asked.test, asked.body, sets)
 
 
-def _conditions(test: nodes.Node) -> Iterator[nodes.Node]:
+def _conditions(test: nodes.Expr) -> Iterator[nodes.Expr]:
     """Those that all have to hold."""
     if isinstance(test, nodes.And):
         yield from _conditions(test.left)
@@ -324,10 +346,10 @@ def _conditions(test: nodes.Node) -> Iterator[nodes.Node]:
         yield test
 
 
-def _asks_each(test: nodes.Node, target: nodes.Node) -> bool:
+def _asks_each(test: nodes.Node, target: str) -> bool:
     """Whether an expression is about one message alone."""
     names = {each.name for each in _all([test], nodes.Name)}
-    return names == {target.name} and not _vary([test])
+    return names == {target} and not _vary([test])
 
 
 def _is_number(node: nodes.Node | None) -> bool:
