@@ -21,7 +21,7 @@ from .objectives import Objectives
 from .observation import Observation, ObservedRequest
 from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
 from .planner import Planner
-from .planning import Oracle, PlanningConfig
+from .planning import CountedBudget, Oracle, PlanningConfig
 from .profile import Curves
 from .search import BIN_S
 from .what_if import EngineModel
@@ -103,6 +103,7 @@ class Setting:
     model_error: float = 1.0
     prompts: DayTrace | None = None  # that the planner takes the requests to have
     seed: int = 0
+    counts_cpu: bool = False  # plans take simulated requests, not CPU time
 
 
 class Comparison:
@@ -199,6 +200,7 @@ class Comparison:
             proposals=self._proposals(),
             oracle=oracle,
             corrects=not perfect,
+            budget=CountedBudget(setting.planning.plan_budget_s) if setting.counts_cpu else None,
         )
         return PlanPolicy(planner, self.day, None if perfect else setting.prompts)
 
