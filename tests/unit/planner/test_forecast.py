@@ -255,6 +255,16 @@ def test_ids_that_are_none_share_nothing(number: int) -> None:
     assert len({each.ids.tobytes() for each in bodies.as_seen(0)}) == 3
 
 
+def test_a_burst_of_a_minute_makes_no_busier_day() -> None:
+    seasonal = Seasonal([30.0] * 240, 240)
+    for count in [*[30.0] * 20, *[60.0] * 4]:
+        seasonal.update(count)
+    assert seasonal.predict(20).max() < 1.25 * 30
+    for _ in range(20):
+        seasonal.update(60.0)
+    assert seasonal.predict(20).min() > 1.8 * 30, "six minutes are no burst"
+
+
 def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
     yesterday = [10.0] * 20 + [80.0] * 20
     alike, other = (ArrivalForecast(15.0, 8, yesterday) for _ in range(2))
