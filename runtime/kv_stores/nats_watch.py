@@ -40,6 +40,7 @@ class NatsWatch:
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
         self._make, self._on_failed = make, on_failed
         self._backoff = Backoff()
+        self._warned = False  # once for each time that NATS is away, not at each attempt
         self._consumer: _Consumer | None = None
         connection.on_lost.add(self._on_lost)
 
@@ -53,7 +54,9 @@ class NatsWatch:
             except StoreError as error:
                 if not error.transient:
                     raise
-                log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                if not self._warned:
+                    log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                self._warned = True
                 self._on_failed()
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
@@ -95,6 +98,9 @@ class NatsWatch:
             raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
+        if self._warned:
+            log.info("a watch has NATS again")
+            self._warned = False
         return listing
 
     async def _drop(self) -> None:

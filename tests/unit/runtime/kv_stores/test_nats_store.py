@@ -93,10 +93,14 @@ async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
             await until(lambda: any("lost NATS" in entry["event"] for entry in logs))
             with pytest.raises(StoreError) as caught:
                 await bucket.put("b", b"1")
-        assert caught.value.transient
-        jetstream.resume()
+            assert caught.value.transient
+            jetstream.resume()
+            async with asyncio.timeout(DEADLINE_S):
+                change = await waiting
+        logged = [entry["event"] for entry in logs if entry["event"].startswith("a watch")]
+        lost = "a watch lost NATS and goes on when it is back"
+        assert logged == [lost, "a watch has NATS again"]  # not one for each attempt
         async with asyncio.timeout(DEADLINE_S):
-            change = await waiting
             assert isinstance(change, Listing)
             last = await bucket.put("c", b"3")
             while change != Entry("c", b"3", last):
