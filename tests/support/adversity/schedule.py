@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from random import Random
 
-from support.adversity.chats import CHAT_KINDS
+from support.chats.clients import CHAT_KINDS
 
 ENGINES = 3
 LAST = ENGINES - 1
@@ -30,7 +30,7 @@ KINDS = (
     *("selector", "junk", "huge_id", "same_id", "raw_bytes"),
     *CHAT_KINDS,
 )
-"""Clients, see clients.py and chats.py. Each step has some of every kind."""
+"""Clients, see clients.py, and clients.py of chats. Each step has some of every kind."""
 
 
 @dataclass(frozen=True)
