@@ -11,8 +11,8 @@ import structlog
 
 from ...base.backoff import Backoff
 from ...base.errors import StatusCode
-from ._session import Session, SessionError
 from ._client_call import CANCELLED_HERE
+from ._session import Session, SessionError
 from ._streams import GOAWAY, SETTINGS, Stream
 from .client_call import CallError, ClientCall, give_events
 from .connection import Connection
