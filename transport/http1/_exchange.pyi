@@ -23,6 +23,8 @@ class Exchange:
     """bytes of the body that came and are not read yet"""
     body_ended: bool
     started: bool
+    sent: bool
+    """its head was, to a client that was there"""
     ended: bool
     gone: bool
     def __init__(
@@ -43,6 +45,10 @@ class Exchange:
     def on_body_end(self) -> None: ...
     def on_gone(self) -> None:
         """The connection is lost; what is still sent goes nowhere."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing of it went to a client: it was gone, or what came was no request."""
 
     async def receive(self) -> Message:
         """The next part of the body; after the last one, and at once if the client left or was

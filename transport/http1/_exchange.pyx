@@ -55,6 +55,7 @@ cdef class Exchange:
     cdef readonly Py_ssize_t unread
     cdef readonly bint body_ended
     cdef readonly bint started
+    cdef readonly bint sent
     cdef readonly bint ended
     cdef readonly bint gone
 
@@ -85,6 +86,10 @@ cdef class Exchange:
     def on_gone(self):
         self.gone = True
         self._wake()
+
+    @property
+    def is_lost(self):
+        return self.gone and not self.sent
 
     # The application's side
 
@@ -148,7 +153,7 @@ cdef class Exchange:
         if self._head:
             data, self._head = self._head + data, b""
             if not lost:
-                self.record.status = self._status
+                self.record.status, self.sent = self._status, True
         if not lost and len(data):
             self._transport.write(data)
         if not more:
