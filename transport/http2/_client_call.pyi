@@ -90,7 +90,7 @@ class ClientCall:
 def give_events(
     on_connection: Callable[[int, Any], None],
     events: list[tuple[Any, int, Any]],
-    take: Callable[[Stream, int], None],
+    take: Callable[[Stream, int], object],
     fail: Callable[[Stream, ClientCall, BaseException], None],
 ) -> bool:
     """Hand the events of a connection's calls to them; whether there were any.
