@@ -11,10 +11,9 @@ import structlog
 
 from ...base.backoff import Backoff
 from ...base.errors import StatusCode
-from ._client_call import CANCELLED_HERE
 from ._session import Session, SessionError
-from ._streams import GOAWAY, SETTINGS, Stream
-from .client_call import CallError, ClientCall, give_events
+from ._streams import END, GOAWAY, MESSAGE, SETTINGS, Stream
+from .client_call import CANCELLED_HERE, CallError, ClientCall
 from .connection import Connection
 from .keepalive import Keepalive
 from .library import make_session, require_library
@@ -163,13 +162,27 @@ class ClientConnection(Connection):
             self.ready.set_exception(ConnectionError(why))
 
     def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
-        # What calls have to send is sent after the events.
-        return give_events(self._on_connection_event, events, self._session.take, self._on_fault)
-
-    def _on_fault(self, stream: Stream, call: ClientCall, error: BaseException) -> None:
-        end_for_fault(call, error)
-        if stream.owner is not None:
-            self.drop(stream)
+        concerns_calls, take = False, self._session.take
+        for stream, kind, value in events:
+            if stream is None:
+                self._on_connection_event(kind, value)
+                continue
+            concerns_calls = True
+            call = stream.owner
+            if call is None:
+                continue
+            try:
+                if kind == MESSAGE:
+                    if call.on_message(value):
+                        take(stream, len(value))  # what that has to send is sent after the events
+                elif kind == END:
+                    stream.owner = None
+                    call.on_end(value)
+            except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
+                end_for_fault(call, error)
+                if stream.owner is not None:
+                    self.drop(stream)
+        return concerns_calls
 
     def _on_undelivered(self, call: ClientCall) -> None:
         call.on_lost("its end was lost here")

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,34 +12,26 @@ from support.servers.http2_client import head_of, listening, raw_client
 from support.servers.http2_peer import peer
 
 from dynamo_router.base.errors import StatusCode
-from dynamo_router.transport.http2 import (
-    CallError,
-    ClientCall,
-    ClientChannel,
-    Fault,
-    ServerCall,
-    _client_call,
-    client_channel,
-)
-from dynamo_router.transport.http2.outcome import Outcome, outcome_of
+from dynamo_router.transport.http2 import CallError, ClientCall, ClientChannel, Fault, ServerCall
 
 CALLS = 3
 
 
-def failing_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, but the first time it fails."""
+def failing_first(end: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but the first call whose turn it is fails."""
     failed: list[Any] = []
 
-    def flawed(*words: Any) -> Any:
+    def flawed(call: Any, *words: Any) -> None:
         if not failed:
-            failed.append(words)
+            failed.append(call)
             raise ZeroDivisionError("of one call")
-        return function(*words)
+        if call is not failed[0]:
+            end(call, *words)
 
     return flawed
 
 
-async def end_of(call: ClientCall) -> tuple[Fault | None, StatusCode] | None:
+async def outcome_of(call: ClientCall) -> tuple[Fault | None, StatusCode] | None:
     """How it ended; None: it was cancelled."""
     try:
         async with asyncio.timeout(30):
@@ -54,13 +45,13 @@ async def end_of(call: ClientCall) -> tuple[Fault | None, StatusCode] | None:
 async def test_a_lost_connection_ends_the_other_calls_of_a_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ClientCall, "on_lost", failing_first(ClientCall.on_lost))
     async with peer() as (script, address), closed_after(ClientChannel(address)) as channel:
         calls = [channel.call("/a.B/C", b"") for _ in range(CALLS)]
         await until(lambda: script.connections and len(script.streams(0)) == CALLS)
-        monkeypatch.setattr(_client_call, "Outcome", failing_once(Outcome))
         with capture_logs() as logs:
             script.connections[0].close()
-            ends = [await end_of(call) for call in calls]
+            ends = [await outcome_of(call) for call in calls]
         await until(lambda: not channel._connections)
     assert sorted(ends, key=str) == [
         (Fault.BROKEN, StatusCode.UNAVAILABLE),
@@ -71,12 +62,11 @@ async def test_a_lost_connection_ends_the_other_calls_of_a_client(
 
 
 async def test_a_channel_that_closes_ends_the_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientCall, "on_discarded", failing_first(ClientCall.on_discarded))
     async with peer() as (script, address):
         channel = ClientChannel(address)
         calls = [channel.call("/a.B/C", b"") for _ in range(CALLS)]
         await until(lambda: script.connections and len(script.streams(0)) == CALLS)
-        flawed = SimpleNamespace(on_discarded=failing_once(ClientCall.on_discarded))
-        monkeypatch.setattr(client_channel, "ClientCall", flawed)
         with capture_logs() as logs:
             await channel.close()
         assert all(call.outcome is not None for call in calls)
@@ -94,7 +84,7 @@ async def test_a_client_that_is_gone_ends_all_its_calls_at_a_server(
         finally:
             ended.append(call)
 
-    monkeypatch.setattr(ServerCall, "on_end", failing_once(ServerCall.on_end))
+    monkeypatch.setattr(ServerCall, "on_end", failing_first(ServerCall.on_end))
     async with listening({"/a.B/hang": hang}) as (server, port):
         async with raw_client(port) as client:
             client.greet()
@@ -112,14 +102,14 @@ async def test_a_call_that_fails_by_a_fault_of_ours_says_whose_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where its end is delivered, and where a connection could not be made for one."""
-    monkeypatch.setattr(_client_call, "outcome_of", failing_once(outcome_of))
+    monkeypatch.setattr(ClientCall, "on_end", failing_first(ClientCall.on_end))
     async with peer() as (script, address), closed_after(ClientChannel(address)) as channel:
         script.on_data = lambda _, data: b"".join(
-            raw.headers(frame.stream, ((b"grpc-status", b"8"),), end=True)
+            raw.headers(frame.stream, ((b"grpc-status", b"0"),), end=True)
             for frame in raw.parse(data)
             if frame.kind == raw.HEADERS
         )
-        assert await end_of(channel.call("/a.B/C", b"")) == (Fault.OURS, StatusCode.INTERNAL)
+        assert await outcome_of(channel.call("/a.B/C", b"")) == (Fault.OURS, StatusCode.INTERNAL)
 
         def no_connection(*_: Any) -> None:
             raise ZeroDivisionError
@@ -130,6 +120,6 @@ async def test_a_call_that_fails_by_a_fault_of_ours_says_whose_it_is(
             call = other.call("/a.B/C", b"")
             connecting = other._connecting
             assert connecting is not None
-            assert await end_of(call) == (Fault.OURS, StatusCode.INTERNAL)
+            assert await outcome_of(call) == (Fault.OURS, StatusCode.INTERNAL)
             with pytest.raises(ZeroDivisionError):
                 await connecting
