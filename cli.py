@@ -24,6 +24,7 @@ from .process.settings import (
     OptionSpec,
     Resolved,
     SettingsSource,
+    nearest,
     old_names_used,
     options_of,
     unpack,
@@ -127,16 +128,12 @@ def _bench(summary: str, config: str, run: str | None = None) -> Entry:
 BENCHES: Mapping[str, Entry] = {
     "index": _bench("The index.", "index.config:IndexBenchConfig", "index.command:run"),
     "decision": _bench("A routing decision.", "decision:DecisionBenchConfig"),
-    "concurrent": _bench(
-        "The index, read while it is written.", "index.read_write:ConcurrentBenchConfig"
-    ),
     "dispatcher": _bench("A request without any transport.", "dispatcher"),
     "streams": _bench(
         "Events of engines until the index shows them.",
         "settings:StreamsBenchConfig",
         "streams:run",
     ),
-    "bookings": _bench("Sharing load between routers.", "bookings:BookingsBenchConfig"),
     "fidelity": _bench("Synthesized traces.", "fidelity:FidelityConfig"),
     "disagg": _bench(
         "Prefill and decode engines apart, or not.", "disaggregation:DisaggBenchConfig"
@@ -156,7 +153,6 @@ BENCHES: Mapping[str, Entry] = {
         "planner.grid.command:PlanGridConfig",
         "planner.grid.command:run",
     ),
-    "proxy": _bench("The same as path.", "path"),
     "prefill-queue": _bench(
         "Prompts through the prefill queue.", "settings:QueueBenchConfig", "prefill_queue:run"
     ),
@@ -220,6 +216,21 @@ class LazyGroup(click.Group):
             return build_command(cmd_name, self._entries[cmd_name])
         return super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # also while a command is still being imported
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}{nearest(name, known)}.")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, entry.summary) for name, entry in self._entries.items()]
         rows += [(name, command.help or "") for name, command in self.commands.items()]
@@ -262,12 +273,7 @@ def build_command(name: str, entry: Entry) -> click.Command:
         if entry.check is not None:
             _load(entry.check)(resolved.config, flags)
         again = (source,) if entry.reads_again else ()
-        try:
-            code: int = _load(entry.run)(resolved.config, *again)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            code = INTERRUPTED
-        sys.exit(code)
+        sys.exit(_load(entry.run)(resolved.config, *again))
 
     return SettingsCommand(name, specs, more, callback=call, help=entry.summary)
 

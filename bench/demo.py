@@ -52,7 +52,7 @@ class DemoConfig:
         "With --disagg: record where one more prompt goes, and draw it to this SVG file.",
     )
     start_timeout_s: float = option(
-        30.0, "Wait this long for the router and its engines.", flag="--start-timeout"
+        60.0, "Wait this long for the router and its engines.", flag="--start-timeout"
     )
     progress: bool = option(
         True, "Show progress on stderr: a bar on a terminal, else a line every 5 s."

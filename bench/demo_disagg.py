@@ -56,7 +56,7 @@ class DisaggDemo(NamedTuple):
     """What to show of it."""
 
     seed: int = 0
-    start_timeout_s: float = 30.0
+    start_timeout_s: float = 60.0
     progress: bool = True
     picture: str | None = None
     """where one prompt's stations are drawn"""

@@ -117,6 +117,7 @@ def run(config: SynthesizeConfig) -> int:
     summary = {
         "requests": total,
         "input_tokens": tokens,
+        "trace_block_size": model.block_size,
         "model": kind,
         "seed": config.seed,
         "learn_s": learned - started,

@@ -274,7 +274,8 @@ class ModelFrontendConfig(ServeConfig):
         super().__post_init__()
         _ = self.frontend
         if self.backend == STATIC:
-            raise bad_setting("discovery", f"models are found in a store, one of {_STORES}")
+            text = "models are found in a store: give --discovery, one of"
+            raise bad_setting("discovery", f"{text} {_STORES}")
         self.envoy.check_workers(self)
 
     @property

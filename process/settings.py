@@ -233,7 +233,7 @@ def unpack(
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or key not in known:
-            hint = _nearest(key, known) or f"; KEY is one of {', '.join(known)}"
+            hint = nearest(key, known) or f"; KEY is one of {', '.join(known)}"
             wanted = "is not KEY=VALUE" if not equals else "has an unknown key"
             raise bad_setting(option_name, f"{pair!r} {wanted}{hint}")
         if key in values or key in flags:
@@ -422,7 +422,7 @@ def _read_file(path: Path, specs: Mapping[str, OptionSpec]) -> dict[str, Any]:
     _flatten(tree, "", flat)
     for key in flat:
         if key not in specs:
-            raise bad_setting(key, f"unknown key in {path}{_nearest(key, specs)}")
+            raise bad_setting(key, f"unknown key in {path}{nearest(key, specs)}")
     return flat
 
 
@@ -438,13 +438,14 @@ def _flatten(tree: Mapping[str, Any], prefix: str, into: dict[str, Any]) -> None
 def _refuse_unknown_flags(flags: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
     for key in flags:
         if key not in specs:
-            raise bad_setting(key, f"unknown setting{_nearest(key, specs)}")
+            raise bad_setting(key, f"unknown setting{nearest(key, specs)}")
 
 
-def _nearest(key: str, specs: Mapping[str, OptionSpec]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Which of those known was perhaps meant, to end a complaint with; "" if none is like it."""
     import difflib
 
-    close = difflib.get_close_matches(key, specs, n=1)
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -109,6 +109,7 @@ class MockProcess:
             env=env,
             stop_timeout_s=STOP_TIMEOUT_S,
             join_stderr=False,
+            own_session=True,  # Ctrl-C in the terminal is for us: requests that run need engines
             on_unexpected_end=lambda code: log.error("the mock engines ended", exit_code=code),
         )
         self.urls: list[str] = []

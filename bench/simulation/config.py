@@ -89,6 +89,11 @@ class SimulationConfig:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials."
     )
+    decode_scale_tokens: int | None = option(
+        None,
+        "Tokens in use at which the built-in polynomial for decoding is slowest; not given: as many"
+        " as the cache holds, so that a larger cache makes decoding faster.",
+    )
     attention_us_per_ktoken2: float = option(
         0.0,
         "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
@@ -160,6 +165,7 @@ class SimulationConfig:
             dp_size=self.dp_size,
             startup_time_s=self.startup_time_s,
             planner_profile_data=self.planner_profile_data,
+            decode_scale_tokens=self.decode_scale_tokens,
             attention_us_per_ktoken2=self.attention_us_per_ktoken2,
             block_size=self.block_size,
             num_gpu_blocks=self.num_gpu_blocks,

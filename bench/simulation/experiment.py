@@ -168,6 +168,7 @@ class Experiment:
                 "dp_size": config.dp_size,
                 "startup_time_s": config.startup_time_s,
                 "planner_profile_data": config.planner_profile_data,
+                "decode_scale_tokens": config.decode_scale_tokens,
                 "attention_us_per_ktoken2": config.attention_us_per_ktoken2,
                 **asdict(config.tiers),
                 "kv_events": config.kv_events,

@@ -296,7 +296,7 @@ def lengths_fault(request: TraceRequest, block_size: int) -> str | None:
     if len(request.hash_ids) != expected:
         return (
             f"{len(request.hash_ids)} hash_ids for {request.input_length} input tokens; "
-            f"blocks of {block_size} make {expected}"
+            f"blocks of {block_size} make {expected}: see --trace-block-size"
         )
     return None
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 42
 TICKS = 5
+LINE = 16
 MOST_POINTS = 240
 """Of a line: more are no finer on a page."""
 
@@ -108,7 +109,7 @@ def lines(
     marks: Sequence[Mark] = (),
 ) -> str:
     """A line for each series, with a legend where there are several."""
-    body = [_grid(x, y, x_name, y_name), *(_mark(each, x) for each in marks)]
+    body = [_grid(x, y, x_name, y_name), *(_mark(each, x, row) for row, each in enumerate(marks))]
     for each in series:
         points = _thinned(each.points)
         path = " ".join(f"{_x(x, px):.1f},{_y(y, py):.1f}" for px, py in points)
@@ -216,12 +217,13 @@ def _grid(x: Axis, y: Axis, x_name: str, y_name: str) -> str:
     return "".join(parts)
 
 
-def _mark(mark: Mark, x: Axis) -> str:
+def _mark(mark: Mark, x: Axis, row: int) -> str:
+    """Its name in a row of its own: marks may be near each other."""
     at = _x(x, mark.x)
     end = at > WIDTH * 0.7
     kind, shift = ("tick end", -5) if end else ("tick", 5)
     line = _line("mark", at, TOP, at, HEIGHT - BOTTOM)
-    return line + _text(at + shift, HEIGHT - BOTTOM - 8, mark.name, kind)
+    return line + _text(at + shift, HEIGHT - BOTTOM - 8 - LINE * row, mark.name, kind)
 
 
 def _text(x: float, y: float, text: str, kind: str, more: str = "") -> str:

@@ -151,6 +151,7 @@ def look_ahead(
             trace=str(trace),
             trace_block_size=record.header.block_size,
             fleet=fleet,
+            recorded_blocks=blocks,
             objectives=objectives,
             profile=settings.planner_profile_data,
             seeds=settings.seeds,
@@ -204,6 +205,7 @@ class _Bench:
         trace: str,
         trace_block_size: int,
         fleet: FleetFacts,
+        recorded_blocks: int,
         objectives: tuple[float, float],
         profile: str | None,
         seeds: int,
@@ -211,6 +213,7 @@ class _Bench:
     ) -> None:
         self._load = Load(trace=trace, trace_block_size=trace_block_size)
         self._fleet, self._objectives, self._profile = fleet, objectives, profile
+        self._recorded_blocks = recorded_blocks  # a GPU's step does not depend on what is free
         self._seeds, self._on_run, self.speed = seeds, on_run, 1.0
 
     def fit(self, policy: str, workers: int, blocks: int, e2e_ms: float | None) -> float:
@@ -236,6 +239,7 @@ class _Bench:
         config = SimulationConfig(
             block_size=self._fleet.block_size,
             num_gpu_blocks=blocks,
+            decode_scale_tokens=self._recorded_blocks * self._fleet.block_size,
             max_num_batched_tokens=self._fleet.batched_tokens or USUAL_BATCH,
             worker_speeds=f"{self.speed:.6g}",
             planner_profile_data=self._profile,

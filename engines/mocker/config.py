@@ -77,6 +77,11 @@ class EngineConfig:
     planner_profile_data: str | None = option(
         None, "NPZ file of measured step times; not given: polynomials.", short=True
     )
+    decode_scale_tokens: int | None = option(
+        None,
+        "Tokens in use at which the built-in polynomial for decoding is slowest; not given: as many"
+        " as the cache holds, so that a larger cache makes decoding faster.",
+    )
     attention_us_per_ktoken2: float = option(
         0.0,
         "Microseconds that a step takes longer for each thousand prompt tokens and thousand tokens"
@@ -112,6 +117,8 @@ class EngineConfig:
         require("startup_time_s", 0 <= self.startup_time_s < math.inf, "must be 0 or more")
         require("vocab_size", 2 <= self.vocab_size <= MAX_TOKEN_ID, "must be in 2..2**32")
         require("eos_token_id", min(self.eos_token_id, default=0) >= 0, "must not be negative")
+        scale = self.decode_scale_tokens
+        require("decode_scale_tokens", scale is None or scale >= 1, "must be at least 1")
         require_positive("decode_speedup_ratio", self.decode_speedup_ratio)
         attention = self.attention_us_per_ktoken2
         require("attention_us_per_ktoken2", 0 <= attention < math.inf, "must be 0 or more")
@@ -130,7 +137,7 @@ class EngineConfig:
         """The model of step times: the profile's, or the built-in polynomials."""
         return load_timing(
             self.planner_profile_data,
-            self.capacity_tokens,
+            self.decode_scale_tokens or self.capacity_tokens,
             self.decode_speedup_ratio,
             self.attention_us_per_ktoken2,
         )

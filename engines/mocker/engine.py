@@ -124,7 +124,7 @@ class MockEngine:
         config = self.config
         if self.waiting >= config.max_waiting:
             raise NoWorkersError(f"the engine has {config.max_waiting} requests waiting")
-        sequence = self._sequence_of(request)
+        sequence = Sequence(request, self.config)
         number = self._new_number()
         self._core.submit(
             number,
@@ -141,7 +141,7 @@ class MockEngine:
 
     def uncached_tokens(self, request: EngineRequest) -> int:
         """Of a prompt, those behind its first blocks that are on the device."""
-        sequence, cached = self._sequence_of(request), self._cached["device"]
+        sequence, cached = Sequence(request, self.config), self._cached["device"]
         size, blocks = self.config.block_size, 0
         hashes: list[int] = sequence.sequence_hashes[: sequence.prompt_len // size].tolist()
         while blocks < len(hashes) and hashes[blocks] in cached:
@@ -156,7 +156,7 @@ class MockEngine:
         Raises InvalidRequestError if the prompt can never run here.
         """
         self._check(request)
-        sequence = self._sequence_of(request)
+        sequence = Sequence(request, self.config)
         blocks = sequence.prompt_len // self.config.block_size
         number = self._new_number()
         self._sequences[number] = sequence
@@ -337,15 +337,6 @@ class MockEngine:
     def _known(self, block_hash: int) -> CachedBlock:
         """A block that moves: it is in its old tier still."""
         return next(blocks[block_hash] for blocks in self._cached.values() if block_hash in blocks)
-
-    def _sequence_of(self, request: EngineRequest) -> Sequence:
-        config = self.config
-        return Sequence(
-            request,
-            block_size=config.block_size,
-            vocab_size=config.vocab_size,
-            ends=config.end_tokens,
-        )
 
     def _new_number(self) -> int:
         while True:

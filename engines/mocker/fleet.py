@@ -23,7 +23,7 @@ from ..serving import (
 from ..transfer import TransferMetrics
 from .config import MockerConfig
 from .fault_api import FaultApi
-from .own_model import CARD_KINDS, card_files, with_end_tokens
+from .own_model import CARD_KINDS, card_files, lacks_tokenizer, with_end_tokens
 from .server import MockServer
 
 _OTHER_FILES = 64
@@ -138,6 +138,8 @@ async def run_mocker(config: MockerConfig) -> None:
         with StopSignals() as signals:
             try:
                 await fleet.start()
+                if (text := lacks_tokenizer(config)) is not None:
+                    print_line(text)
                 for index, engine in enumerate(fleet.engines):
                     print_line(f"engine {index}: {engine.url} worker {engine.worker_id}")
                 if config.fault_port is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...workers.engine_facts import EngineFacts
-from ...workers.records import DECODE, PREFILL, end_tokens_of, model_files
+from ...workers.records import DECODE, PREFILL, STATIC, end_tokens_of, model_files
 from .config import EngineConfig, MockerConfig
 
 OWN_MODEL = Path(__file__).parent / "data"
@@ -28,6 +28,18 @@ def card_files(config: MockerConfig) -> dict[str, Any]:
     if config.model_path is not None:
         return model_files(config.model_path)
     return model_files(OWN_MODEL) if config.engine.vocab_size <= OWN_VOCABULARY else {}
+
+
+def lacks_tokenizer(config: MockerConfig) -> str | None:
+    """Why frontends will refuse these engines text; None if they are registered with a tokenizer,
+    or nowhere."""
+    if config.discovery.backend(given_workers=True) == STATIC or card_files(config):
+        return None
+    ids = config.engine.vocab_size
+    return (
+        f"text: none at frontends, as the tokenizer that comes along has {OWN_VOCABULARY} ids and"
+        f" not {ids}: give --vocab-size {OWN_VOCABULARY}, or --model-path"
+    )
 
 
 def with_end_tokens(config: MockerConfig) -> MockerConfig:

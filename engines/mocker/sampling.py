@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from ..serving import EngineRequest
 
+USUAL_TOKENS = 128
+"""Of an answer whose length no client bounds, in the mean."""
 _U64 = np.uint64
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -25,11 +27,16 @@ class OutputPlan(NamedTuple):
     matched_stop: int | None  # the stop token that ended it
 
 
-def plan_output(request: EngineRequest, *, vocab_size: int, ends: frozenset[int]) -> OutputPlan:
+def plan_output(
+    request: EngineRequest, *, vocab_size: int, ends: frozenset[int], context: int = 0
+) -> OutputPlan:
     """The request's output: max_tokens long, or up to the first stop token that comes up.
 
-    Ids are below `vocab_size`; neither `ends` nor bad tokens are among them. At least one id
-    must be left to choose from (the engine checks).
+    A request that may fill the whole `context` (0: unknown) said nothing of its answer's length:
+    it ends as a model's would, after USUAL_TOKENS in the mean, unless it has `ignore_eos`. Which
+    tokens end it depends on them alone, so that an answer that goes on elsewhere ends where it
+    would have. Ids are below `vocab_size`; neither `ends` nor bad tokens are among them. At least
+    one id must be left to choose from (the engine checks).
     """
     banned = np.array(banned_tokens(request, vocab_size=vocab_size, ends=ends), np.int64)
     ranks = _ranks(request, banned, vocab_size - len(banned))
@@ -43,6 +50,12 @@ def plan_output(request: EngineRequest, *, vocab_size: int, ends: frozenset[int]
         if stops[at]:
             visible = at + 1 if request.keep_stop_token else at
             return OutputPlan(tokens[: at + 1], visible, "stop", int(tokens[at]))
+    if len(request.token_ids) + request.max_tokens == context and not request.ignore_eos:
+        last = tokens % USUAL_TOKENS == 0
+        last[: max(0, request.min_tokens - 1)] = False
+        if last.any():
+            tokens = tokens[: int(last.argmax()) + 1]
+            return OutputPlan(tokens, len(tokens), "stop", None)
     return OutputPlan(tokens, len(tokens), "length", None)
 
 

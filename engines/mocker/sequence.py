@@ -11,6 +11,7 @@ from ...indexer.hashing import block_hashes, sequence_hashes
 from ...workers.handoffs import RemotePrefillHint
 from ..serving import CachedBlock, EngineRequest
 from ..transfer import Offer
+from .config import EngineConfig
 from .sampling import plan_output
 
 _new_block: Callable[[Iterable[Any]], CachedBlock] = partial(tuple.__new__, CachedBlock)
@@ -44,10 +45,14 @@ class Sequence:
         "_block_bytes",
     )
 
-    def __init__(
-        self, request: EngineRequest, *, block_size: int, vocab_size: int, ends: frozenset[int]
-    ) -> None:
-        plan = plan_output(request, vocab_size=vocab_size, ends=ends)
+    def __init__(self, request: EngineRequest, config: EngineConfig) -> None:
+        block_size = config.block_size
+        plan = plan_output(
+            request,
+            vocab_size=config.vocab_size,
+            ends=config.end_tokens,
+            context=config.max_seq_len if config.max_model_len else 0,
+        )
         tokens = np.concatenate([request.token_ids, plan.tokens])
         local = block_hashes(
             tokens,

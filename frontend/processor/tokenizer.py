@@ -305,7 +305,7 @@ def _read_tokenizer(path: Path) -> tuple[Tokenizer, CutRules]:
         raw = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:
-        raise ConfigError(f"{path.name} is no tokenizer: {error}", key="model_path") from None
+        raise ConfigError(f"{path} is no tokenizer: {error}", key="model_path") from None
     # Settings of its training, which would cut prompts short.
     tokenizer.no_truncation()
     tokenizer.no_padding()

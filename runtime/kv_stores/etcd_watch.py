@@ -35,7 +35,7 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
     backoff = Backoff()
     revision = None
     newest: Entry | None = None
-    broken = False
+    broken = warned = False  # `warned`: once for each time that etcd is away, not at each attempt
     while True:
         try:
             if broken and newest is not None and not await bucket.had(newest):
@@ -50,6 +50,9 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
             stream = _Stream(connection, bucket, prefix, revision)
             try:
                 await stream.open()
+                if warned:
+                    log.info("a watch has etcd again")
+                    warned = False
                 while True:
                     for change in await stream.next():
                         newest = change if isinstance(change, Entry) else newest
@@ -65,8 +68,9 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
         except StoreError as error:
             if not error.transient:
                 raise
-            log.warning("a watch lost etcd and goes on when it is back", error=str(error))
-            broken = True
+            if not warned:
+                log.warning("a watch lost etcd and goes on when it is back", error=str(error))
+            broken = warned = True
             await asyncio.sleep(backoff.next())
 
 

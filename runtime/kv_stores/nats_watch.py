@@ -25,7 +25,8 @@ log = get_logger(__name__)
 
 
 class NatsWatch:
-    """Changes of the keys that begin with `prefix`, as lists. `make` makes the stream."""
+    """Changes of the keys that begin with `prefix`, as lists. `make` makes the stream, unless it is
+    known to be there."""
 
     def __init__(
         self,
@@ -33,10 +34,13 @@ class NatsWatch:
         subjects: BucketSubjects,
         prefix: str,
         make: Callable[[], Awaitable[None]],
+        on_failed: Callable[[], None],
     ) -> None:
+        """`on_failed`: it failed in a way that may pass, and the stream may be gone."""
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
-        self._make = make
+        self._make, self._on_failed = make, on_failed
         self._backoff = Backoff()
+        self._warned = False  # once for each time that NATS is away, not at each attempt
         self._consumer: _Consumer | None = None
         connection.on_lost.add(self._on_lost)
 
@@ -50,7 +54,10 @@ class NatsWatch:
             except StoreError as error:
                 if not error.transient:
                     raise
-                log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                if not self._warned:
+                    log.warning("a watch lost NATS and goes on when it is back", error=str(error))
+                self._warned = True
+                self._on_failed()
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
 
@@ -91,6 +98,9 @@ class NatsWatch:
             raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
+        if self._warned:
+            log.info("a watch has NATS again")
+            self._warned = False
         return listing
 
     async def _drop(self) -> None:

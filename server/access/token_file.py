@@ -6,7 +6,6 @@ token = "..."                  # or token_sha256, or certificate
 roles = ["client", "selector"]
 """
 
-import difflib
 import hashlib
 import hmac
 import json
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...base.errors import ConfigError
+from ...process.settings import nearest
 from ...transport.security import read_file
 from .callers import Caller
 from .roles import Role
@@ -59,9 +59,7 @@ class TokenTable:
         """Add a caller. ValueError, without a secret in it, if the entry is not valid."""
         for key in entry:
             if key not in _KEYS:
-                close = difflib.get_close_matches(key, _KEYS, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise ValueError(f"unknown key {key!r}{hint}")
+                raise ValueError(f"unknown key {key!r}{nearest(key, _KEYS)}")
         caller = Caller(_read_name(entry.get("name")), _read_roles(entry.get("roles")))
         given = [way for way in _WAYS if way in entry]
         if len(given) != 1:

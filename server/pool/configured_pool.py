@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+import structlog
+
 from ...router.prompt import Prompt
 from ...workers.records import PREFILL, ModelCard
 from ..admin import DiscoveredWorkers, WorkerList, WorkerSource
@@ -17,6 +19,8 @@ from ..mock_process import MockProcess
 from ..server_parts import ServerParts
 from .worker_discovery import MOST_WORKERS, WorkerDiscovery, is_discovering
 from .worker_pool import WorkerPool
+
+log = structlog.get_logger(__name__)
 
 
 class Sources(NamedTuple):
@@ -170,6 +174,8 @@ class ConfiguredPool:
         ConfigError if the event plane or the store cannot be had.
         """
         config = self._config
+        if not self.most_workers:
+            log.warning("no workers are configured: give --worker URL or --discovery, or add some")
         await self._find(self.workers, self._discovery, self._list, config.workers)
         if (pool := self.prefill) is not None:
             named = WorkerList(pool.admin, pool.monitor, refresh_s=config.dns_refresh_s)

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import structlog
 from grpc import aio
 from support.fake_engine import FakeEngine, prompt, stall
 from support.polling import until
@@ -111,7 +112,7 @@ async def test_mock_engines_are_one_child_that_goes_with_it() -> None:
         assert "workers 2 events off" in server.ready_line
         await until(lambda: len(server.monitor.ready_clients()) == 2)
         (child,) = own_children()
-        assert os.getpgid(child) == os.getpgid(0)
+        assert os.getpgid(child) != os.getpgid(0)  # Ctrl-C in our terminal does not end it
         # If it dies, we say so and go on.
         os.kill(child, 9)
         for entry in server.router.registry.entries():
@@ -155,6 +156,14 @@ async def test_a_nats_address_where_nobody_answers_does_not_stop_requests() -> N
         assert body["data_path"] == "nghttp2"
         assert len(await ports.answers(prompt())) == 3
         assert (await ports.metrics())["dynamo_router_event_plane_connected"] == 0
+
+
+async def test_a_server_without_workers_says_how_to_give_it_some() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with serving(router=QUIET):
+            pass
+    (warning,) = [log["event"] for log in logs if log["log_level"] == "warning"]
+    assert warning == "no workers are configured: give --worker URL or --discovery, or add some"
 
 
 async def test_closing_what_never_started_and_closing_twice() -> None:

@@ -39,12 +39,7 @@ class OracleMockEngine:
 
     def submit(self, request: EngineRequest) -> Sequence:
         config = self.config
-        sequence = Sequence(
-            request,
-            block_size=config.block_size,
-            vocab_size=config.vocab_size,
-            ends=config.end_tokens,
-        )
+        sequence = Sequence(request, config)
         job = Job(sequence, config.block_size)
         job.retention = request.retention_spans(config.block_size)
         self._jobs[request.request_id] = job
@@ -54,12 +49,7 @@ class OracleMockEngine:
     def prefetch(self, request: EngineRequest, now: float) -> tuple[int, list[KvEvent]]:
         """Load what lower tiers have of a prompt that is expected: (blocks, what changed)."""
         config = self.config
-        sequence = Sequence(
-            request,
-            block_size=config.block_size,
-            vocab_size=config.vocab_size,
-            ends=config.end_tokens,
-        )
+        sequence = Sequence(request, config)
         job = Job(sequence, config.block_size)
         loaded = self.kv.prefetch(job, sequence.prompt_len // config.block_size, now)
         return loaded, self.kv.take_events()

@@ -124,7 +124,7 @@ def test_a_misspelt_environment_name_is_said_with_the_nearest_one(
     )
 
 
-@pytest.mark.parametrize("bench", ["index", "concurrent", "decision", "hostile", "proxy"])
+@pytest.mark.parametrize("bench", ["index", "decision", "hostile", "path"])
 def test_every_bench_explains_itself(run, bench: str) -> None:
     code, out, _ = run("bench", bench, "--help")
     assert code == 0 and "--json" in out
@@ -139,6 +139,8 @@ def test_every_command_ends_alike_on_ctrl_c(
 
     for module in (simulate, decision):
         monkeypatch.setattr(module, "run", interrupted)
+    assert run(*words) == (130, "", "interrupted\n")
+    monkeypatch.setattr(cli, "_load", interrupted)  # while it is imported
     assert run(*words) == (130, "", "interrupted\n")
 
 
@@ -158,7 +160,9 @@ def test_the_list_of_commands_and_the_version(run) -> None:
         (["serve", "--block-size", "0"], "block_size: 0 must be finite and at least 1"),
         (["serve", "--router-temperature", "nan"], "router_temperature: nan must be finite"),
         (["serve", "--config", "/nowhere/x.toml"], "config: cannot read /nowhere/x.toml: No such"),
-        (["nonsense"], "No such command 'nonsense'"),
+        (["nonsense"], "No such command 'nonsense'.\n"),
+        (["serv"], "No such command 'serv'; did you mean serve?"),
+        (["bench", "pth"], "No such command 'pth'; did you mean path?"),
     ],
 )
 def test_mistakes_are_named(run, words: list[str], message: str) -> None:

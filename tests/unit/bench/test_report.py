@@ -67,6 +67,8 @@ def test_a_page_has_all_parts_and_needs_nothing_else(tmp_path: Path) -> None:
     for each in outlook["changes"]:
         ratio = each["e2e_ratio"]
         assert ratio["low"] <= ratio["mean"] <= ratio["high"]
+    for more_cache in outlook["changes"][-2:]:  # of which no answer needs any
+        assert more_cache["e2e_ratio"]["mean"] == more_cache["ttft_ratio"]["mean"] == 1.0
     fitted = outlook["simulated"]["e2e_ms"] / outlook["recorded"]["e2e_ms"]
     assert fitted == pytest.approx(1, abs=0.1)
 

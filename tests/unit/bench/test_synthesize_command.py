@@ -33,7 +33,7 @@ def test_what_it_writes_replays(tmp_path: Path, model: str) -> None:
     told = json.loads(facts.read_text())
     assert told["requests"] == 50 and told["model"] == model
     assert told["input_tokens"] == sum(made.input_length for made in requests)
-    assert told["learned"]["requests"] == REQUESTS
+    assert told["learned"]["requests"] == REQUESTS and told["trace_block_size"] == 512
     assert told["peak_memory_gib"] > 0 and told["requests_per_s"] > 0
 
 

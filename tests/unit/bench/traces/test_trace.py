@@ -69,7 +69,7 @@ def without(key: str) -> dict[str, object]:
         ({**GOOD, "hash_ids": None}, "got `null`"),
         ({**GOOD, "input_length": 0, "hash_ids": []}, "needs a token"),
         ({**GOOD, "hash_ids": [1]}, "1 hash_ids for 600 input tokens; blocks of 512 make 2"),
-        ({**GOOD, "hash_ids": [1, 2, 3]}, "3 hash_ids for 600 input tokens"),
+        ({**GOOD, "hash_ids": [1, 2, 3]}, "blocks of 512 make 2: see --trace-block-size"),
         ({**GOOD, "hash_ids": [1, 3], "timestamp": -1}, "is before the previous one"),
         ({**GOOD, "hash_ids": [2, 1]}, "hash id 2 has two parents: id 1 and the start"),
         ({**GOOD, "hash_ids": [3, 2]}, "hash id 2 has two parents: id 1 and id 3"),

@@ -87,3 +87,13 @@ def test_bars_have_whiskers_where_an_interval_is_known() -> None:
     assert "not known" in chart
     xs, _ = places(chart)
     assert all(0 <= each <= WIDTH for each in xs)
+
+
+def test_names_of_marks_that_are_near_each_other_do_not_lie_on_each_other() -> None:
+    axis = axis_of([0.0, 100.0])
+    marks = [Mark(80.0, "one engine"), Mark(82.0, "all engines")]
+    chart = ET.fromstring(lines("t", [], axis, axis, x_name="x", y_name="y", marks=marks))
+    rows = [
+        each.get("y") for each in chart.iter() if (each.text or "").endswith(("engine", "engines"))
+    ]
+    assert len(rows) == len(set(rows)) == 2

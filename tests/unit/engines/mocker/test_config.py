@@ -31,6 +31,7 @@ from dynamo_router.workers.records import DiscoveryConfig
         (EngineConfig, "vocab_size", 2**32 + 1),
         (EngineConfig, "eos_token_id", (2, -1)),
         (EngineConfig, "decode_speedup_ratio", 0.0),
+        (EngineConfig, "decode_scale_tokens", 0),
         (EngineConfig, "attention_us_per_ktoken2", -1.0),
         (MockerConfig, "workers", 0),
         (MockerConfig, "port", 65536),

@@ -364,3 +364,26 @@ def test_a_prompt_with_a_part_of_its_output_gets_the_rest(more: dict[str, object
         assert MockEngine(config).submit(rest).output == whole[come:]
         lost = request("a", prompt + whole[: come - 1], 40 - come, **more)
         assert MockEngine(config).submit(lost).output != whole[come:]
+
+
+def test_an_answer_of_open_length_ends_as_a_models_would():
+    """One that may fill the context: its client gave no max_tokens."""
+    config = EngineConfig(block_size=4, num_gpu_blocks=9999, max_model_len=4096)
+
+    def generate(prompt, length, **more):
+        return MockEngine(config).submit(request("a", prompt, length, **more))
+
+    lengths, prompts = [], [range(start, start + 96) for start in range(400)]
+    for prompt in prompts:
+        ended = generate(prompt, 4000)
+        lengths.append(len(ended.output))
+        assert (ended.finish_reason, ended.visible) == ("stop", len(ended.output))
+        asked = generate(prompt, 3999)  # asked for so many
+        assert (asked.finish_reason, len(asked.output)) == ("length", 3999)
+        assert asked.output[: lengths[-1]] == ended.output
+    assert 100 < sum(lengths) / len(lengths) < 160 and max(lengths) < 1500
+    whole, half = generate(prompts[0], 4000), lengths[0] // 2
+    moved = generate([*prompts[0], *whole.output[:half]], 4000 - half)
+    assert [*whole.output[:half], *moved.output] == whole.output
+    assert len(generate(prompts[0], 4000, ignore_eos=True).output) == 4000
+    assert len(generate(prompts[0], 4000, min_tokens=3000).output) >= 3000

@@ -152,7 +152,7 @@ def test_truncation_that_a_tokenizer_was_saved_with_does_not_count(
     "name, content, error",
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
-        ("tokenizer.json", "{}", "tokenizer.json is no tokenizer"),
+        ("tokenizer.json", "{}", "/tokenizer.json is no tokenizer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is no JSON object"),
         ("chat_template.jinja", "{% if %}", "the chat template does not parse"),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import structlog
 from support.free_port import free_port
-from support.polling import DEADLINE_S
+from support.polling import DEADLINE_S, until
 from support.servers.etcd import EtcdServer, start_cluster
 
+from dynamo_router.base.backoff import Backoff
 from dynamo_router.runtime.kv_stores import (
     Bucket,
     Deleted,
@@ -50,10 +51,18 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(
     async with aclosing(bucket.watch()) as watch:
         await soon(watch)
         waiting = asyncio.create_task(soon(watch))
-        etcd.kill()
-        await etcd.come_back()
-        for key in ("b", "c", "d"):
-            await bucket.put(key, b"2")
+        with structlog.testing.capture_logs() as logs, pytest.MonkeyPatch.context() as patch:
+            waits: list[float] = []
+            patch.setattr(Backoff, "next", lambda self: waits.append(0.02) or 0.02)
+            etcd.kill()
+            await until(lambda: len(waits) > 3)
+            await etcd.come_back()
+            for key in ("b", "c", "d"):
+                await bucket.put(key, b"2")
+            await until(lambda: any("again" in each["event"] for each in logs))
+        logged = [each["event"] for each in logs if each["event"].startswith("a watch")]
+        lost = "a watch lost etcd and goes on when it is back"
+        assert logged == [lost, "a watch has etcd again"]  # not one for each attempt
         changes = [await waiting, await soon(watch), await soon(watch)]
         assert [change.key for change in changes if isinstance(change, Entry)] == ["b", "c", "d"]
 

@@ -21,6 +21,7 @@ from dynamo_router.runtime.kv_stores import (
     nats_connection,
     nats_watch,
 )
+from dynamo_router.runtime.kv_stores.nats_store import NatsBucket
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -43,6 +44,38 @@ async def test_a_watch_goes_on_after_a_restart(jetstream: JetStreamServer) -> No
     await store.close()
 
 
+async def test_a_nats_that_comes_back_without_its_data_is_written_again(
+    jetstream: JetStreamServer,
+) -> None:
+    store = NatsStore(NatsAddress(jetstream.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await anext(watch)
+        waiting = asyncio.create_task(anext(watch))
+        jetstream.kill()
+        jetstream.lose_data()
+        await jetstream.come_back()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await bucket.get("a") is None
+            await put_again(bucket, "b")
+            change = await waiting
+            if change == Listing((), 0):
+                change = await anext(watch)
+            assert "b" in str(change)
+    await store.close()
+
+
+async def put_again(bucket: NatsBucket, key: str) -> None:
+    """As what renews its lease does: until it works."""
+    while True:
+        try:
+            await bucket.put(key, b"2")
+            return
+        except StoreError as error:
+            assert error.transient
+
+
 async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
     jetstream: JetStreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,10 +93,14 @@ async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(
             await until(lambda: any("lost NATS" in entry["event"] for entry in logs))
             with pytest.raises(StoreError) as caught:
                 await bucket.put("b", b"1")
-        assert caught.value.transient
-        jetstream.resume()
+            assert caught.value.transient
+            jetstream.resume()
+            async with asyncio.timeout(DEADLINE_S):
+                change = await waiting
+        logged = [entry["event"] for entry in logs if entry["event"].startswith("a watch")]
+        lost = "a watch lost NATS and goes on when it is back"
+        assert logged == [lost, "a watch has NATS again"]  # not one for each attempt
         async with asyncio.timeout(DEADLINE_S):
-            change = await waiting
             assert isinstance(change, Listing)
             last = await bucket.put("c", b"3")
             while change != Entry("c", b"3", last):
