@@ -24,10 +24,21 @@ from .agents import AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
-from .engine_requests import CHOICE_S, MOST_PROMPTS, SMALL_S, TOKEN_S, Choice, PromptReader, Tokens
+from .engine_requests import (
+    CHOICE_S,
+    MOST_PROMPTS,
+    SMALL_S,
+    TOKEN_S,
+    Choice,
+    HashedPrompt,
+    PromptReader,
+    Tokens,
+)
 from .generation import Workers, answer
+from .known_beginnings import KnownBeginnings
 from .openai import (
     ApiError,
+    ChatApart,
     ChatRequest,
     CompletionRequest,
     Delta,
@@ -133,10 +144,17 @@ class Completions:
         self._config, self._card = config, card
         self._read_card: ModelCard | None = None
         self._parsers = config.parsers()
-        self._plain = None
+        self._plain = self._beginnings = None
         if adapter is None:
+            self._beginnings = KnownBeginnings(text, reader)
             self._plain = PlainChats(
-                self, self._workers, monitor, text, config.keep_alive_s, self._any_chat
+                self,
+                self._workers,
+                monitor,
+                text,
+                self._beginnings,
+                config.keep_alive_s,
+                self._any_chat,
             )
         self._name = name
         self._last_name = ""
@@ -197,8 +215,29 @@ class Completions:
         return self._any_chat(call) if plain is None else plain
 
     async def _any_chat(self, call: HttpCall) -> None:
+        if call.messages is not None and self._beginnings is not None:
+            if (known := await self._known_chat(call, self._beginnings)) is not None:
+                request, prompt = known
+                await self._answer(call, request, CHAT, [(prompt, "")])
+                return
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
         await self._answer_chat(call, request, CHAT)
+
+    async def _known_chat(
+        self, call: HttpCall, beginnings: KnownBeginnings
+    ) -> tuple[ChatRequest, HashedPrompt] | None:
+        """A chat whose messages are apart, with its prompt; None: they are to be read, too, as
+        an error in them comes before others."""
+        try:
+            request: ChatRequest = await self._prompts.request(call.messages.rest, ChatApart)
+            given = self._prompts.given_to_template(request)
+        except ApiError:
+            return None
+        if given is None:
+            return None
+        tenant = tenant_of(call.headers, request)
+        prompt = await beginnings.prompt(call.body, call.messages, tenant, given)
+        return None if prompt is None else (request, prompt)
 
     async def _answer_chat(self, call: HttpCall, request: ChatRequest, kind: AnswerKind) -> None:
         """Answer it in the shape of this API."""
@@ -265,7 +304,7 @@ class Completions:
     async def _choices(
         self,
         request: Sampling,
-        prompts: Sequence[tuple[Tokens, str]],
+        prompts: Sequence[tuple[Tokens | HashedPrompt, str]],
         salt: int | None,
         guide: Guide | None,
     ) -> list[Choice]:
@@ -273,14 +312,17 @@ class Completions:
         bias = self._bias(request) if request.logit_bias else b""
         wanted, seconds = request.choices, 0.0
         for tokens, prefix in prompts:
-            seconds += len(tokens) * TOKEN_S + wanted * CHOICE_S
+            count = tokens.prompt.isl if isinstance(tokens, HashedPrompt) else len(tokens)
+            seconds += count * TOKEN_S + wanted * CHOICE_S
             if seconds > SMALL_S:
                 await self._calls.turns.take(seconds)
                 seconds = 0.0
-            if not len(tokens):
+            if not count:
                 raise ApiError(400, "the prompt is empty", param="prompt")
-            longest = self.output_limit(request, len(tokens))
-            prompt = await self._prompts.hashed(tokens, self._adapter, salt)
+            longest = self.output_limit(request, count)
+            prompt = tokens
+            if not isinstance(prompt, HashedPrompt):
+                prompt = await self._prompts.hashed(prompt, self._adapter, salt)
             for nth in range(wanted):
                 made = Choice(len(choices), prompt, longest, _seed(request, nth), prefix)
                 made.adapter, made.guide, made.bias = self._adapter, guide, bias
@@ -354,7 +396,7 @@ class Completions:
         call: HttpCall,
         request: Sampling,
         kind: AnswerKind,
-        prompts: Sequence[tuple[Tokens, str]],
+        prompts: Sequence[tuple[Tokens | HashedPrompt, str]],
     ) -> None:
         self._check_ready(request.model)
         wanted = len(prompts) * request.choices
@@ -371,10 +413,11 @@ class Completions:
         call: HttpCall,
         request: Sampling,
         kind: AnswerKind,
-        prompts: Sequence[tuple[Tokens, str]],
+        prompts: Sequence[tuple[Tokens | HashedPrompt, str]],
     ) -> None:
         origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
-        guide = await self._prompts.guide(request, len(call.body))
+        read = call.body if call.messages is None else call.messages.rest
+        guide = await self._prompts.guide(request, len(read))
         choices = await self._choices(request, prompts, origin.salt, guide)
         if (record := current_record()) is not None:
             record.generation = partial(_generation, request, choices)
@@ -465,7 +508,7 @@ def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:
 def _bytes_of(choices: Sequence[Choice]) -> int:
     """What their requests to engines take, about: each has its prompt and its guide."""
     return sum(
-        len(each.prompt.tokens) * TOKEN_BYTES
+        each.prompt.prompt.isl * TOKEN_BYTES
         + (len(each.guide.guide) if each.guide else 0)
         + len(each.bias)
         for each in choices
@@ -494,7 +537,7 @@ def _usage(request: Sampling, choices: Sequence[Choice]) -> Usage:
 def _generation(request: Sampling, choices: Sequence[Choice]) -> Generation:
     """What was made so far."""
     usage = _usage(request, choices)
-    own = (len(choice.prompt.tokens) for choice in choices[:: request.choices])
+    own = (choice.prompt.prompt.isl for choice in choices[:: request.choices])
     times = [choice.first_at for choice in choices if choice.first_at is not None]
     return Generation(
         usage.prompt_tokens or sum(own),

@@ -82,6 +82,27 @@ class TemplateFields(Protocol):
     add_generation_prompt: bool
 
 
+class Given(msgspec.Struct, frozen=True):
+    """What a template gets beside messages."""
+
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    prompted: bool = True
+
+
+def given_by(request: TemplateFields | None) -> Given:
+    """What a request gives it."""
+    if request is None:
+        return Given()
+    variables = {**(request.chat_template_args or {}), **(request.chat_template_kwargs or {})}
+    for name in ("documents", "reasoning_effort"):
+        if (value := getattr(request, name)) is not None:
+            variables[name] = value
+    # Without its tools a model cannot call any, which is what "none" wants.
+    tools = None if request.tool_choice == "none" else request.tools
+    return Given(tools, variables, request.add_generation_prompt)
+
+
 class HashedPrompt(msgspec.Struct, frozen=True):
     """A prompt's tokens for engines, and for the router: hashed once, for all of its answers."""
 
@@ -158,11 +179,22 @@ class PromptReader:
         template would leave out of it."""
         if ids := _given_ids(request):
             return ids
+        self._check_documents(request)
+        return await self.render(request.messages, request, tenant, size)
+
+    def given_to_template(self, request: ChatRequest) -> Given | None:
+        """What a conversation's template gets beside its messages; None: it is not asked. ApiError
+        400 as `of_chat`."""
+        if _given_ids(request):
+            return None
+        self._check_documents(request)
+        return given_by(request)
+
+    def _check_documents(self, request: ChatRequest) -> None:
         template = self._text.template
         if request.documents and template is not None and "documents" not in template.variables:
             text = "the chat template of this model reads no documents: put them into a message"
             raise ApiError(400, text, param="documents")
-        return await self.render(request.messages, request, tenant, size)
 
     async def of_completion(
         self, request: CompletionRequest, tenant: Tenant, ids: Tokens | None = None
@@ -193,23 +225,9 @@ class PromptReader:
         template = self._text.template
         if template is None:
             raise ApiError(400, "this model has no chat template", param="messages")
-        variables: dict[str, Any] = {}
-        tools, prompted = None, True
-        if request is not None:
-            variables = {
-                **(request.chat_template_args or {}),
-                **(request.chat_template_kwargs or {}),
-            }
-            # Without its tools a model cannot call any, which is what "none" wants.
-            tools = None if request.tool_choice == "none" else request.tools
-            prompted = request.add_generation_prompt
-            for name in ("documents", "reasoning_effort"):
-                if (value := getattr(request, name)) is not None:
-                    variables[name] = value
-        work = partial(
-            _rendered, template, messages, tools, variables, add_generation_prompt=prompted
-        )
-        many = len(messages) > FEW or len(tools or ()) > FEW or size > LONG_BODY
+        given = given_by(request)
+        work = partial(_rendered, template, messages, given)
+        many = len(messages) > FEW or len(given.tools or ()) > FEW or size > LONG_BODY
         with traced("template"):
             text = await self._run(work, size, is_long=many)
         # The template has written the special tokens itself.
@@ -402,19 +420,12 @@ def _guide(request: Sampling) -> Guide | None:
     return asked.guide
 
 
-def _rendered(
-    template: ChatTemplate,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    variables: dict[str, Any],
-    *,
-    add_generation_prompt: bool,
-) -> str:
+def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], given: Given) -> str:
     return template.render(
         with_read_arguments(messages),
-        tools=tools,
-        variables=variables,
-        add_generation_prompt=add_generation_prompt,
+        tools=given.tools,
+        variables=given.variables,
+        add_generation_prompt=given.prompted,
     )
 
 

@@ -242,17 +242,17 @@ async def answer(
     Raises what `Dispatcher.generate` raises. Cancel the task to give all of them up.
     """
     if len(choices) == 1:
-        seconds = len(choices[0].prompt.tokens) * TOKEN_S
+        seconds = choices[0].prompt.prompt.isl * TOKEN_S
         if seconds > SMALL_S:  # else the turn in which the request is read is its own
             await workers.turns.take(ANSWER_S + seconds)
         await _answer_one(workers, text, request, choices[0], ALONE, origin, take, client, begin)
         return
-    tokens = sum(len(choice.prompt.tokens) for choice in choices)
+    tokens = sum(choice.prompt.prompt.isl for choice in choices)
     turn = partial(workers.turns.take, ANSWER_S + tokens / len(choices) * TOKEN_S)
     parts: Sequence[Part] = [ALONE] * len(choices)
     if workers.dispatcher.reader.hashes and not request.scores_prompt:
         for choice in choices[:: request.choices]:  # hashed in turns, and then compared at once
-            await workers.turns.take(len(choice.prompt.tokens) * TOKEN_S)
+            await workers.turns.take(choice.prompt.prompt.isl * TOKEN_S)
             _ = choice.prompt.prompt.sequence_hashes
         parts = parts_of([choice.prompt.prompt for choice in choices])
     first = [at for at, part in enumerate(parts) if part.follows is None]

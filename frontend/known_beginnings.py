@@ -5,8 +5,7 @@ tokens as engines get them and hashes of blocks, is kept by a hash of the bytes 
 message, each turn behind the one that it goes on from; so it is neither read nor made again.
 """
 
-from functools import partial
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,40 +18,39 @@ from ..indexer.hashing import block_hashes, sequence_hashes
 from ..router.prompt import Content, Hashes, Prompt
 from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
 from ..workers.dialects import pack_tokens
-from .engine_requests import SECONDS_PER_BYTE, HashedPrompt
-from .openai import BAD_BODY, LONG_BODY
+from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, with_read_arguments
+from .openai import BAD_BODY, LONG_BODY, ApiError, check_messages
 from .processor import (
-    FEW_MESSAGES,
     MAX_RENDERED_CHARS,
     MOST_MESSAGES,
+    ChatTemplate,
+    Grown,
     ModelText,
-    Shape,
-    TemplatePieces,
+    Point,
     Tenant,
-    TextPiece,
-    taken_apart,
-    written,
 )
 
 MOST_BYTES = 1 << 20
 """Of a body that is read in one turn of the event loop."""
-MOST_STEPS = 64 << 10
+MOST_REST = 128 << 10
+"""Of what such a body has beside its messages: an agent's tools."""
+MOST_STEPS = 128 << 10
 USUAL_TURN = 2
 """Messages that a turn adds: the answer to the one before, and a question."""
-SECONDS_PER_MESSAGE = 1e-5
-"""Of rendering a template with marks."""
+SECONDS_PER_MESSAGE = 2e-5
+"""Of rendering a template, and for each tool."""
 LEAST_NEW_CHARS = 1024
 """Behind a beginning that is kept: what adds less is made again with the next turn."""
-OVERHEAD, PIECE_OVERHEAD, MESSAGE_OVERHEAD = 1000, 200, 150
-"""Bytes that a beginning takes beside its numbers: for itself, a piece of the template, a
-message."""
+OVERHEAD = 1000
+"""Bytes that a beginning takes beside its numbers, its text and its point."""
 ID_BYTES = 4
 
 Ids = npt.NDArray[np.uint32]
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
-_decode = msgspec.json.Decoder(list[dict[str, str]]).decode
+_BETWEEN = b" \t\r\n,"
+_decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 class MessagesApart(NamedTuple):
@@ -70,34 +68,29 @@ def messages_apart(body: bytes) -> MessagesApart | None:
     if not LONG_BODY < len(body) <= MOST_BYTES:
         return None
     found = cut_messages(body, MOST_MESSAGES, MOST_STEPS)
-    if found is None or len(found[0]) > LONG_BODY:
+    if found is None or len(found[0]) > MOST_REST:
         return None
     return MessagesApart(*found)
+
+
+_NO_MORE = Given()
 
 
 class Beginning:
     """What was made of the first messages of a conversation, but for what `parent` has of them.
 
     Ids go as far as the text can be cut, whatever comes behind the last message: `tail` is the text
-    from there to its end.
+    from there to where the template can go on, `point`.
     """
 
     __slots__ = (
-        "_bytes", "chars", "largest", "last_hash", "left", "local", "packed", "parent", "pieces",
-        "sequence", "shape", "tail", "tokens",
+        "_bytes", "chars", "largest", "last_hash", "left", "local", "packed", "parent", "point",
+        "sequence", "tail", "tokens",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        parent: bytes | None,
-        shape: Shape,
-        pieces: tuple[TextPiece, ...],
-        chars: int,
-        tail: str,
-    ) -> None:
-        """`parent` is a key. `shape` and `pieces` of the template are those of its own messages,
-        `chars` those of the text up to the end of the last one."""
-        self.parent, self.shape, self.pieces = parent, shape, pieces
+    def __init__(self, parent: bytes | None, point: Point | None, chars: int, tail: str) -> None:
+        """`parent` is a key, `chars` the number of characters up to `point`."""
+        self.parent, self.point = parent, point
         self.chars, self.tail = chars, tail
         self.packed = b""
         """ids as requests to engines have them"""
@@ -121,10 +114,13 @@ class Beginning:
         self.sequence = prompt.sequence_hashes[begun:end].copy()
         self.last_hash = int(prompt.sequence_hashes[end - 1]) if end else None
         numbers = self.local.nbytes + self.sequence.nbytes + self.left.nbytes
-        texts = self.tail.__sizeof__() + sum(len(piece.before) for piece in self.pieces)
-        texts += sum(len(role) for role, _ in self.shape)
-        each = PIECE_OVERHEAD * len(self.pieces) + MESSAGE_OVERHEAD * len(self.shape)
-        self._bytes = OVERHEAD + len(self.packed) + numbers + texts + each
+        numbers += len(self.packed) + self.tail.__sizeof__()
+        point = self.point
+        assert point is not None
+        numbers += point.size(
+            without_head=before.point is not None and before.point.head is point.head
+        )
+        self._bytes = OVERHEAD + numbers
 
     def __len__(self) -> int:
         """Bytes that it takes, about: they stay the same once it has its ids."""
@@ -132,27 +128,23 @@ class Beginning:
 
 
 class _Known(NamedTuple):
-    """The first `messages` of a body, in beginnings that each go on from the one before."""
+    """The first `messages` of a body, in beginnings that each go on from the one before, and their
+    keys."""
 
     messages: int
-    key: bytes | None
+    keys: tuple[bytes, ...]
     parts: tuple[Beginning, ...]
-    last: Beginning
 
     @property
-    def shape(self) -> Shape:
-        return tuple(chain.from_iterable(part.shape for part in self.parts))
-
-    @property
-    def pieces(self) -> list[TextPiece]:
-        return [piece for part in self.parts for piece in part.pieces]
+    def last(self) -> Beginning:
+        return self.parts[-1] if self.parts else _NOTHING
 
     @property
     def packed(self) -> tuple[bytes, ...]:
         return tuple(part.packed for part in self.parts)
 
 
-_NOTHING = _Known(0, None, (), Beginning(None, (), (), 0, ""))
+_NOTHING = Beginning(None, None, 0, "")
 
 
 class KnownBeginnings:
@@ -163,21 +155,24 @@ class KnownBeginnings:
         self._block_size = reader.block_size
 
     async def prompt(
-        self, body: bytes, apart: MessagesApart, tenant: Tenant
+        self, body: bytes, apart: MessagesApart, tenant: Tenant, given: Given = _NO_MORE
     ) -> HashedPrompt | None:
-        """The prompt of a chat of which only the messages matter. None: they are not plain, or it
-        is too long; nothing was done. InvalidRequestError if the template refuses them."""
+        """The prompt of a chat with these messages. None: nothing was done, and they are to be read
+        in the way of all others, which answers what is wrong with them, too."""
+        template = self._text.template
+        if template is None or template.growing is None:
+            return None
         if tenant.name is not None and len(tenant.name) > self._reader.limits.max_id_bytes:
             return None
-        known, key = self._find(body, apart, tenant)
-        found = await self._continued(body, apart, tenant, known, key)
-        if found is None and known.messages:  # or the template has what is known at another place
-            found = await self._continued(body, apart, tenant, _NOTHING, key)
-        return found
+        known, key = self._find(body, apart, tenant, _key(given))
+        grown = await self._grown(template, body, apart, known, given)
+        return None if grown is None else await self._continued(tenant, known, key, grown)
 
-    def _find(self, body: bytes, apart: MessagesApart, tenant: Tenant) -> tuple[_Known, bytes]:
+    def _find(
+        self, body: bytes, apart: MessagesApart, tenant: Tenant, given: bytes
+    ) -> tuple[_Known, bytes]:
         """The most of its messages that are known; and the key of all of them."""
-        salt = f"{self._text.number} {self._block_size} {tenant.namespace}:".encode()
+        salt = f"{self._text.number} {self._block_size} {tenant.namespace}:".encode() + given
         view, ends = memoryview(body), apart.ends
         if (usual := len(ends) - USUAL_TURN) > 0:  # to hash in two pieces takes half as long
             hasher, at = blake3(salt), ends[usual - 1]
@@ -191,60 +186,77 @@ class KnownBeginnings:
         for count in range(len(keys), 0, -1):
             if (known := self._kept(count, keys[count - 1])) is not None:
                 return known, keys[-1]
-        return _NOTHING, keys[-1]
+        return _Known(0, (), ()), keys[-1]
 
     def _kept(self, count: int, key: bytes) -> _Known | None:
         """What is known of the first `count` messages; None: nothing, or a part of it is gone."""
-        get, parts = self._text.pieces.get, []
+        get, parts, keys, parent = self._text.pieces.get, [], [], key
         part: Beginning | None = get(key)
         while part is not None:
             parts.append(part)
+            keys.append(parent)
             if part.parent is None:
-                return _Known(count, key, tuple(parts[::-1]), parts[0])
-            part = get(part.parent)
+                return _Known(count, tuple(keys[::-1]), tuple(parts[::-1]))
+            parent = part.parent
+            part = get(parent)
         if parts:
             self._text.pieces.forget(key)  # it would be in the way of what is made anew
         return None
 
-    async def _read(self, body: bytes, apart: MessagesApart, known: int) -> Any:
-        """The messages behind those, as a template's pieces want them; None: they are not plain."""
-        begin = apart.ends[known - 1] if known else apart.begin
-        raw = b"[%b]" % body[begin : apart.ends[-1]].lstrip(b" \t\r\n,")
+    async def _grown(
+        self,
+        template: ChatTemplate,
+        body: bytes,
+        apart: MessagesApart,
+        known: _Known,
+        given: Given,
+    ) -> Grown | None:
+        """What the template writes behind what is known; None: that is not to be had so."""
+        ends, view = apart.ends, memoryview(body)
+        behind = ends[known.messages - 1] if known.messages else apart.begin
+        points = [part.point for part in reversed(known.parts)]
+
+        def work() -> Grown | None:
+            raw = b"[%b]" % bytes(view[behind : ends[-1]]).lstrip(_BETWEEN)
+            messages = _checked(_decode(raw))
+
+            def read(number: int) -> Mapping[str, Any]:
+                if number >= known.messages:
+                    return messages[number - known.messages]
+                begin = ends[number - 1] if number else apart.begin
+                raw = b"[%b]" % bytes(view[begin : ends[number]]).lstrip(_BETWEEN)
+                return _checked(_decode(raw))[0]
+
+            return template.grow(
+                len(ends),
+                read,
+                points,
+                add_generation_prompt=given.prompted,
+                tools=given.tools,
+                variables=given.variables,
+            )
+
+        size, count = ends[-1] - behind, len(ends) - known.messages + len(given.tools or ())
         try:
-            if len(raw) <= LONG_BYTES:
-                return taken_apart(_decode(raw))
-            work, seconds = lambda: taken_apart(_decode(raw)), len(raw) * SECONDS_PER_BYTE
-            return await self._reader.off_loop.run(work, size=len(raw), seconds=seconds)
-        except BAD_BODY:
+            if size <= LONG_BYTES and count <= FEW:
+                return work()
+            seconds = size * SECONDS_PER_BYTE + count * SECONDS_PER_MESSAGE
+            return await self._reader.off_loop.run(work, size=size, seconds=seconds)
+        except (*BAD_BODY, ApiError):
             return None
 
     async def _continued(
-        self,
-        body: bytes,
-        apart: MessagesApart,
-        tenant: Tenant,
-        known: _Known,
-        key: bytes,
+        self, tenant: Tenant, known: _Known, key: bytes, grown: Grown
     ) -> HashedPrompt | None:
-        template, text = self._text.template, self._text
-        new = await self._read(body, apart, known.messages)
-        if new is None or template is None or template.pieces is None:
-            return None
-        shape, contents = new
-        pieces = await self._pieces(template.pieces, known, shape)
-        if pieces is None:
-            return None
-        own, last = pieces[:-1], pieces[-1]
-        if any(piece.nth < known.messages for piece in own):
-            return None
-        tail, chars = known.last.tail, known.last.chars
-        parts = [tail, *written(own, contents, known.messages)]
-        end = sum(map(len, parts))  # of what stays the same whatever turn comes next
-        whole = "".join((*parts, last.before))
-        encoded = chars - len(tail)
+        text, used = self._text, 0 if grown.used is None else len(known.parts) - grown.used
+        at_point = known._replace(keys=known.keys[:used], parts=known.parts[:used])
+        before, point = at_point.last, grown.point
+        stays = sum(map(len, grown.text[: grown.stays]), len(before.tail))
+        whole = "".join((before.tail, *grown.text))
+        encoded = before.chars - len(before.tail)
         if self._is_too_long(encoded + len(whole)):
             return None
-        cut = text.last_cut(whole, end) if known.messages < len(apart.ends) else 0
+        cut = text.last_cut(whole, stays) if point is not None else 0
         if cut < LEAST_NEW_CHARS:
             cut = 0
         most = self._reader.limits.max_prompt_tokens
@@ -258,32 +270,18 @@ class KnownBeginnings:
         except (InvalidRequestError, OverflowError):
             return None
         text.pieces.found_chars += encoded
-        if not 0 < known.last.tokens + len(first) + len(rest) <= most:
+        if not 0 < before.tokens + len(first) + len(rest) <= most:
             return None
-        made = _hashed(known, first, rest, self._block_size, tenant)
-        if not cut:
-            return HashedPrompt(rest, made, known.packed, known.last.largest)
-        kept = Beginning(known.key, shape, tuple(own), encoded + end, whole[cut:end])
-        kept.add_ids(known.last, first, made, self._block_size)
+        made = _hashed(at_point, first, rest, self._block_size, tenant)
+        if not cut or point is None:
+            return HashedPrompt(rest, made, at_point.packed, before.largest)
+        parent = at_point.keys[-1] if at_point.keys else None
+        kept = Beginning(parent, point, encoded + stays, whole[cut:stays])
+        kept.add_ids(before, first, made, self._block_size)
+        if key in known.keys[used:]:  # it was left in another way
+            text.pieces.forget(key)
         text.pieces.put(key, kept, tenant)
-        return HashedPrompt(rest, made, (*known.packed, kept.packed), kept.largest)
-
-    async def _pieces(
-        self, template: TemplatePieces, known: _Known, shape: Shape
-    ) -> list[TextPiece] | None:
-        """Those behind what is known; None: the template writes that in another way now."""
-        before = known.shape
-        pieces = template.behind(before, shape, True)
-        if pieces is not None:
-            return pieces
-        work = partial(template.of_shape, before + shape, True)
-        if (count := len(before) + len(shape)) <= FEW_MESSAGES:
-            pieces = work()
-        else:
-            seconds = count * SECONDS_PER_MESSAGE
-            pieces = await self._reader.off_loop.run(work, size=0, seconds=seconds)
-        written = known.pieces
-        return pieces[len(written) :] if pieces[: len(written)] == written else None
+        return HashedPrompt(rest, made, (*at_point.packed, kept.packed), kept.largest)
 
     def _is_too_long(self, chars: int) -> bool:
         """Whether a text with this number of characters is refused whatever it is."""
@@ -291,6 +289,17 @@ class KnownBeginnings:
         if chars > MAX_RENDERED_CHARS:
             return True
         return characters is not None and -(-chars // characters) > most
+
+
+def _key(given: Given) -> bytes:
+    """Of what a template gets beside messages, and no other."""
+    return b"" if given == _NO_MORE else blake3(msgspec.json.encode(given)).digest()
+
+
+def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a template gets them. ApiError 400 for what is none."""
+    check_messages(messages)
+    return with_read_arguments(messages)
 
 
 def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ..base.account import current_account
 from ..base.errors import InvalidRequestError
@@ -136,13 +137,14 @@ class PlainChats:
         workers: Workers,
         monitor: HealthMonitor,
         text: ModelText,
+        beginnings: KnownBeginnings,
         keep_alive_s: float,
         otherwise: Callable[[HttpCall], Awaitable[None]],
     ) -> None:
         """`otherwise` answers what turns out not to be plain."""
         self._about, self._workers, self._monitor = about, workers, monitor
         self._text, self._keep_alive_s, self._otherwise = text, keep_alive_s, otherwise
-        self._beginnings = KnownBeginnings(text, workers.dispatcher.reader)
+        self._beginnings = beginnings
         self._settings: dict[tuple[Any, ...], bytes] = {}
         self._written: tuple[object, bytes] = None, b""  # of these facts of the engines
 
@@ -152,7 +154,7 @@ class PlainChats:
         body, record, parsers = call.body, current_record(), self._about.parsers
         apart = call.messages
         if (
-            (apart is None and len(body) > LONG_BODY)
+            len(body if apart is None else apart.rest) > LONG_BODY
             or not LOUD_HEADERS.isdisjoint(call.headers)
             or (parsers.reasoning or parsers.tool_calls or parsers.unknown_reasoning)
             or not self._monitor.any_ready
@@ -198,7 +200,7 @@ class PlainChats:
     ) -> None:
         prompt = await self._beginnings.prompt(call.body, call.messages, tenant)
         if prompt is None or not self._monitor.any_ready:
-            await self._otherwise(call)
+            await self._otherwise(replace(call, messages=None))
             return
         choice, seconds = self._choice(chat, prompt), prompt.prompt.isl * TOKEN_S
         if seconds > SMALL_S:

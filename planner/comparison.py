@@ -21,7 +21,7 @@ from .objectives import Objectives
 from .observation import Observation, ObservedRequest
 from .peers import Dynamo08, Dynamo15, Hpa, Keda, Rule, Scaler, Static, Wva
 from .planner import Planner
-from .planning import Oracle, PlanningConfig
+from .planning import CountedBudget, Oracle, PlanningConfig
 from .profile import Curves
 from .search import BIN_S
 from .what_if import EngineModel
@@ -68,6 +68,7 @@ class PlanPolicy:
     ) -> None:
         self.planner, self.window_s = planner, planner.config.window_s
         self._day, self._prompts = day, prompts
+        self._other: dict[int, tuple[ObservedRequest, ObservedRequest]] = {}
 
     def observe(self, seen: Observation) -> Decision:
         """The planner's decision."""
@@ -76,11 +77,19 @@ class PlanPolicy:
                 self._day.arrivals_s, [each.arrival_s for each in seen.requests]
             ).tolist()
             requests = [
-                replace(each, block_ids=self._ids_of(each, place))
+                self._with_other_ids(each, place)
                 for each, place in zip(seen.requests, places, strict=True)
             ]
             seen = replace(seen, requests=requests)
         return self.planner.observe(seen)
+
+    def _with_other_ids(self, request: ObservedRequest, place: int) -> ObservedRequest:
+        """Made once of each request that has ended: that is the same object from then on."""
+        before, found = self._other.get(place, (None, None))
+        if found is None or before is not request:
+            found = replace(request, block_ids=self._ids_of(request, place))
+            self._other[place] = request, found
+        return found
 
     def _ids_of(self, request: ObservedRequest, place: int) -> tuple[int, ...]:
         """As many as it has blocks: the other prompt's, and ids that nothing else has."""
@@ -103,6 +112,7 @@ class Setting:
     model_error: float = 1.0
     prompts: DayTrace | None = None  # that the planner takes the requests to have
     seed: int = 0
+    counts_cpu: bool = False  # plans take simulated requests, not CPU time
 
 
 class Comparison:
@@ -199,6 +209,7 @@ class Comparison:
             proposals=self._proposals(),
             oracle=oracle,
             corrects=not perfect,
+            budget=CountedBudget(setting.planning.plan_budget_s) if setting.counts_cpu else None,
         )
         return PlanPolicy(planner, self.day, None if perfect else setting.prompts)
 

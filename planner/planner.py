@@ -7,9 +7,8 @@ model is off, and only down to what the last plans have all found enough.
 """
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -82,7 +81,7 @@ class Planner:
     """One pool's planner.
 
     `season`: arrivals of a past day by bins of BIN_S. `proposals`: formulas and rules of others,
-    whose fleets are candidates too. `cpu`: a clock of CPU seconds.
+    whose fleets are candidates too. `budget`: of each plan; None: `plan_budget_s` of CPU time.
     """
 
     def __init__(
@@ -97,13 +96,13 @@ class Planner:
         proposals: dict[str, Proposal] | None = None,
         oracle: Oracle | None = None,
         corrects: bool = True,
-        cpu: Callable[[], float] = time.process_time,
+        budget: CpuBudget | None = None,
     ) -> None:
         self.config, self.objectives, self.constraints = config, objectives, constraints
         self.model = model
         self._nominal = model.speed
         self._seed, self._oracle, self._corrects = seed, oracle, corrects
-        self._budget = CpuBudget(config.plan_budget_s, cpu)
+        self._budget = budget or CpuBudget(config.plan_budget_s)
         self._proposals = proposals or {}
         self._bins = ArrivalBins(BIN_S)
         self.forecast = ArrivalForecast(BIN_S, math.ceil(config.horizon_s / BIN_S) + 1, season)

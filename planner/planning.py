@@ -20,6 +20,10 @@ LOOK_EVERY = 64
 RESERVE = 0.05
 """of the CPU, for what a plan does beside simulating."""
 NEWEST = 0.3  # weight of the newest cost
+REQUEST_S, BODY_S = 1.5e-4, 2.5e-5
+"""CPU seconds that a CountedBudget takes a simulated request for, and one of the window. Measured
+on five days of `bench plan`, each with a clock: 121, 129, 130, 161 and (prompts of Mooncake's) 245
+us, and 15 to 31 us."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class OutOfCpuError(Exception):
 class CpuBudget:
     """The CPU of a plan, and what a request is found to cost: one simulated, and one of the window.
 
-    `clock`: of CPU seconds.
+    `budget_s`: of a plan. `clock`: of CPU seconds.
     """
 
     def __init__(self, budget_s: float, clock: Callable[[], float] = time.process_time) -> None:
@@ -88,9 +92,29 @@ class CpuBudget:
         """`count` requests of the window were read."""
         self.per_body_s += NEWEST * (took_s / max(1, count) - self.per_body_s)
 
+    def note_simulated(self, count: int) -> None:
+        """`count` more requests were simulated."""
+
     def watch(self, limit_s: float) -> "Watch":
         """Over a simulation that may take `limit_s`."""
         return Watch(self, self._clock, limit_s)
+
+
+class CountedBudget(CpuBudget):
+    """A budget that is spent by work, at REQUEST_S and BODY_S, and not by the time that it takes:
+    a plan is the same on any machine, however busy that is."""
+
+    def __init__(self, budget_s: float) -> None:
+        """`budget_s`: of a plan, in the CPU seconds that its work is taken for."""
+        self._work_s = 0.0
+        super().__init__(budget_s, lambda: self._work_s)
+        self.per_request_s, self.per_body_s = REQUEST_S, BODY_S
+
+    def note_bodies(self, count: int, took_s: float) -> None:
+        self._work_s += count * BODY_S
+
+    def note_simulated(self, count: int) -> None:
+        self._work_s += count * REQUEST_S
 
 
 class Watch:
@@ -98,7 +122,7 @@ class Watch:
 
     def __init__(self, budget: CpuBudget, clock: Callable[[], float], limit_s: float) -> None:
         self._budget, self._clock, self._limit_s = budget, clock, limit_s
-        self._began, self._routed = clock(), 0
+        self._began, self._routed, self._noted = clock(), 0, 0
 
     def on_request(self, routed: int) -> None:
         """Called with the number of requests routed."""
@@ -108,6 +132,7 @@ class Watch:
 
     def look(self) -> None:
         """At the clock."""
+        self._note(self._routed)
         took = self._clock() - self._began
         if took > self._limit_s:
             self._budget.per_request_s = took / max(1, self._routed)
@@ -115,5 +140,10 @@ class Watch:
 
     def ended(self, requests: int) -> None:
         """The whole simulation was run, of `requests` requests."""
+        self._note(requests)
         took = (self._clock() - self._began) / max(1, requests)
         self._budget.per_request_s += NEWEST * (took - self._budget.per_request_s)
+
+    def _note(self, routed: int) -> None:
+        self._budget.note_simulated(routed - self._noted)
+        self._noted = routed

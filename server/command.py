@@ -15,6 +15,7 @@ import uvloop
 
 from ..base.errors import ConfigError
 from ..base.urls import redact_text
+from ..process.huge_pages import use_huge_pages
 from ..process.logs import LogOutput, escaped
 from ..process.settings import SettingsSource
 from ..process.standard_output import print_line
@@ -135,6 +136,7 @@ async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | No
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
+                use_huge_pages()
                 print_line(server.ready_line)
                 await signals.drain.wait()
                 # Ctrl-C is a person's: no load balancer has to see it first.

@@ -106,7 +106,6 @@ cdef class SequenceBook:
         uint32_t expected_output_tokens,
         double now,
     ):
-        cdef uint32_t record
         cdef uint64_t count = 0
         cdef const uint64_t* first = NULL
         cdef const uint64_t[::1] array
@@ -117,6 +116,15 @@ cdef class SequenceBook:
             array = hashes
             count = <uint64_t>array.shape[0]
             first = &array[0] if count else NULL
+        return self.book_request(
+            request_id, number, first, count, isl, prefill_tokens, expected_output_tokens, now
+        )
+
+    cdef bint book_request(
+        self, str request_id, int64_t number, const uint64_t* first, uint64_t count, uint32_t isl,
+        uint32_t prefill_tokens, uint32_t expected_output_tokens, double now,
+    ) except -1:
+        cdef uint32_t record
         if not has_load(&self.book, number):
             raise ValueError(f"worker number {number} is not in use")
         self._see(now)
@@ -172,6 +180,9 @@ cdef class SequenceBook:
         return True
 
     def free(self, str request_id not None):
+        return self.drop(request_id)
+
+    cdef bint drop(self, str request_id) except -1:
         cdef int64_t record = self._record(request_id)
         if record < 0:
             return False

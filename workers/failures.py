@@ -162,7 +162,7 @@ _BY_ORIGIN = {
     Origin.DEADLINE: Verdict(Blame.SLOW, Retry.NO, "deadline"),
     Origin.WORKER_DOWN: Verdict(Blame.TRANSPORT, Retry.YES, "worker_down"),
     Origin.CLIENT: Verdict(Blame.CLIENT, Retry.NO, "client"),
-    Origin.ROUTER: Verdict(Blame.US, Retry.NO, "internal"),
+    Origin.ROUTER: Verdict(Blame.US, Retry.ONCE, "router_fault"),
 }
 
 CONNECTION_CAUSES = frozenset(

@@ -265,7 +265,7 @@ class HealthMonitor:
                     await self._probe(engine, describe=describe)
             except Exception:  # a bug of ours must not end the watch over an engine
                 log.exception("probe failed", address=engine.url.address)
-                engine.tracker.on_probe_failed(self._clock.now(), "internal error")
+                engine.tracker.on_probe_void(self._clock.now(), "internal error")
                 self._publish(engine)
             finally:
                 engine.probing = False
@@ -309,7 +309,8 @@ class HealthMonitor:
                 engine.tracker.on_probe_ok(self._clock.now())
         except EngineCallError as error:
             reason = f"{error.code().name}: {shortened(error.details())}"
-            self._on_failed_probe(engine, sent_at, reason)
+            ours = error.origin is Origin.ROUTER
+            self._on_failed_probe(engine, sent_at, reason, ours=ours)
         except WorkerError as error:
             self._on_failed_probe(engine, sent_at, shortened(str(error)))
         self._publish(engine)
@@ -336,12 +337,14 @@ class HealthMonitor:
         await client.close()
         return identity
 
-    def _on_failed_probe(self, engine: WatchedEngine, sent_at: float, reason: str) -> None:
+    def _on_failed_probe(
+        self, engine: WatchedEngine, sent_at: float, reason: str, *, ours: bool = False
+    ) -> None:
         """What took longer than its time-out allows was held up here, whatever it failed of: each
-        client has its own word for a time-out."""
-        now = self._clock.now()
-        late = now - sent_at > self._policy.probe_timeout_s + STALLED_S
-        (engine.tracker.on_probe_late if late else engine.tracker.on_probe_failed)(now, reason)
+        client has its own word for a time-out. `ours`: it failed by a fault of this process."""
+        now, tracker = self._clock.now(), engine.tracker
+        void = ours or now - sent_at > self._policy.probe_timeout_s + STALLED_S
+        (tracker.on_probe_void if void else tracker.on_probe_failed)(now, reason)
 
     def _has_changed(self, engine: WatchedEngine, identity: EngineIdentity) -> bool:
         """Whether an engine says that it is another one than we know, or has other ranks."""

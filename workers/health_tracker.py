@@ -53,10 +53,10 @@ class HealthTracker:
         self.next_probe = now
         self.failed_probes = 0
         """in a row"""
-        self._was_late = False  # the last probe, see on_probe_late
+        self._was_void = False  # the last probe, see on_probe_void
 
     def on_probe_ok(self, now: float) -> None:
-        self._was_late = False
+        self._was_void = False
         self.failed_probes = 0
         self.inhibited_until = float("-inf")
         self._become(WorkerState.READY, "")
@@ -68,19 +68,20 @@ class HealthTracker:
             self.policy.retry_most_s,
         )
         self.failed_probes += 1
-        self._was_late = False
+        self._was_void = False
         if self.state is not WorkerState.CONNECTING:
             self._become(WorkerState.UNHEALTHY, reason)
         self.reason = reason
         self.next_probe = now + wait
 
-    def on_probe_late(self, now: float, reason: str) -> None:
-        """A probe timed out while this process was stalled, so the answer may be there unread:
-        probe again at once. A second one in a row has failed."""
-        if self._was_late:
+    def on_probe_void(self, now: float, reason: str) -> None:
+        """A probe says nothing of its worker: it timed out while this process was stalled, so the
+        answer may be there unread, or it failed by a fault of this process. Probe again at once. A
+        second one in a row has failed."""
+        if self._was_void:
             self.on_probe_failed(now, reason)
         else:
-            self._was_late = True
+            self._was_void = True
             self.next_probe = now
 
     def on_refused(self, now: float, reason: str) -> None:

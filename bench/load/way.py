@@ -22,7 +22,7 @@ VOCABULARY = 2000
 """Token ids of prompts are below this: every model has them."""
 
 
-PROMPTS = (("prompt", "prompt_tokens"), ("new", "new_tokens"))
+PROMPTS = (("prompt", "prompt_tokens"), ("new", "new_tokens"), ("tools", "tools"))
 """Columns of conversations' loads."""
 STRAIGHT = "direct"
 """The way that adds nothing: what others add to its latency is compared, too."""
@@ -98,12 +98,13 @@ class Way:
 
 class Load(NamedTuple):
     """Requests at a time, and tokens of an answer; of conversations also the tokens of a prompt,
-    and how many of them are new."""
+    and how many of them are new; of an agent's how many tools it has."""
 
     concurrency: int
     output_tokens: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
+    tools: int = 0
 
     def fields(self) -> dict[str, int]:
         """Those that say something, by name."""
@@ -221,6 +222,8 @@ def _load_words(row: Mapping[str, Any]) -> str:
     words = f"{row['output_tokens']} tokens, {row['concurrency']} at a time"
     if "prompt_tokens" in row:
         words = f"prompts of {row['prompt_tokens']}, {row['new_tokens']} new, {words}"
+    if "tools" in row:
+        words = f"{row['tools']} tools, {words}"
     return words
 
 

@@ -88,10 +88,15 @@ class Servers:
         if config.long:
             turn, tokens = config.turn_tokens, config.output_tokens[0]
             first = [Load(1, tokens, length, length) for length in config.long_tokens]
+            if config.tools:
+                first.append(first[-1]._replace(tools=config.tools))
             self.loads = [
                 load
                 for begun in first
-                for load in (begun, Load(1, tokens, begun.prompt_tokens + turn, turn))
+                for load in (
+                    begun,
+                    begun._replace(prompt_tokens=begun.prompt_tokens + turn, new_tokens=turn),
+                )
             ]
 
     async def start(self) -> None:
@@ -203,7 +208,7 @@ class Servers:
         chars, asks = chars_per_token(self._model_path), {}
         for begun, grown in zip(self.loads[::2], self.loads[1::2], strict=True):
             first, turn = (round(load.new_tokens * chars) for load in (begun, grown))
-            asks[begun], asks[grown] = client.turns(first, turn, begun.output_tokens)
+            asks[begun], asks[grown] = client.turns(first, turn, begun.output_tokens, begun.tools)
         self.ways.add(name, way, asks)
 
 

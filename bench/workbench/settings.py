@@ -107,6 +107,11 @@ class PathBenchConfig:
         (1_000, 10_000, 100_000), "With --long: tokens of a chat before its next turn; repeatable."
     )
     turn_tokens: int = option(1_000, "With --long: tokens of the next turn.")
+    tools: int = option(
+        0,
+        "With --long: tools of an agent, whose chat is measured beside the last of the others; the"
+        " model's template has to show how it calls them. 0: there is none.",
+    )
     model_path: str | None = option(
         None, "Folder of the tokenizer of chats; not given: the small one of the mock engines."
     )
@@ -118,6 +123,7 @@ class PathBenchConfig:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "requests", "rounds", "workers", "tokens", "chars", "turn_tokens")
         require_at_least(self, 1, "concurrency", "output_tokens", "long_tokens")
+        require_at_least(self, 0, "tools")
         require_positive(self, "start_timeout_s")
         if self.record and (self.long or self.dynamo or self.envoy or self.smg):
             raise bad_setting("record", "goes without peers and without long")

@@ -6,7 +6,6 @@ that stores it carries; what is behind an unpublished block belongs to no known 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,23 +30,10 @@ _TIERS: dict[str, StorageTier] = {
 """By medium; others are the device."""
 
 
-@dataclass(slots=True)
-class MirrorStats:
-    """Counters of one mirror; they only grow."""
-
-    partial: int = 0
-    """blocks that are not full: prompts cannot be looked up by them"""
-    orphans: int = 0
-    """chains behind a block of which no event came"""
-    elsewhere: int = 0
-    """events about blocks outside of the engine"""
-
-
 class CacheMirror:
     """The blocks of one engine, all its ranks."""
 
     def __init__(self, block_size: int, dp_size: int = 1) -> None:
-        self.stats = MirrorStats()
         self.block_size, self.dp_size = block_size, dp_size
         self._ranks: list[dict[StorageTier, dict[int, CachedBlock]]] = [
             {tier: {} for tier in ENGINE_TIERS} for _ in range(dp_size)
@@ -112,8 +98,7 @@ class CacheMirror:
         parent = event.get("parent_block_hash")
         if parent is not None:
             parent = _number(parent)
-        if not self._known(rank, parent):
-            self.stats.orphans += 1
+        if not self._known(rank, parent):  # no event of it came: nothing is known of the prefix
             return []
         chain = self._full_blocks(event)
         if not chain:
@@ -165,10 +150,7 @@ class CacheMirror:
         for place, block_hash in enumerate(event["block_hashes"]):
             own = tokens[place * size : (place + 1) * size]
             own_keys = keys[place] if place < len(keys) else None
-            if block_hash is None:
-                break
-            if len(own) < self.block_size:
-                self.stats.partial += 1
+            if block_hash is None or len(own) < self.block_size:
                 break
             if any(not isinstance(key, str | int) for key in own_keys or ()):
                 break  # a block of more than its tokens (images)
@@ -191,7 +173,6 @@ class CacheMirror:
         medium = str(event.get("medium") or "").upper()
         tier = _TIERS.get(medium, "device")
         if tier == "external" or str(event.get("locality") or "").upper() == "REMOTE":
-            self.stats.elsewhere += 1
             return None
         return tier
 

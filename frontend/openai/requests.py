@@ -271,9 +271,7 @@ class ChatRequest(Sampling, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if not self.messages:
-            raise ApiError(400, "messages is empty", param="messages")
-        check_messages(self.messages)
+        self._check_messages()
         if self.chat_template_kwargs or self.chat_template_args:
             self._check_variables()
         if self.top_logprobs is not None:
@@ -284,6 +282,11 @@ class ChatRequest(Sampling, kw_only=True):
                 raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
         if self.tools or self.tool_choice is not None:
             _ = self.tools_asked
+
+    def _check_messages(self) -> None:
+        if not self.messages:
+            raise ApiError(400, "messages is empty", param="messages")
+        check_messages(self.messages)
 
     def _check_variables(self) -> None:
         for field in ("chat_template_kwargs", "chat_template_args"):
@@ -306,6 +309,13 @@ class ChatRequest(Sampling, kw_only=True):
         return tool_choice_of(self.tools, self.tool_choice)._replace(single=single)
 
 
+class ChatApart(ChatRequest, kw_only=True):
+    """One whose messages are apart: here it has an empty list of them."""
+
+    def _check_messages(self) -> None:
+        pass
+
+
 class _ChatInPieces(ChatRequest, kw_only=True):
     """As it comes: messages and tools are decoded one by one, so that a thread that reads a large
     body leaves the interpreter to others between them."""
@@ -316,9 +326,10 @@ class _ChatInPieces(ChatRequest, kw_only=True):
 
 LONG_BODY = 16 << 10
 """Bytes of a body: a longer one is read off the event loop, and a chat then in pieces."""
+_KINDS = ChatRequest, ChatApart, CompletionRequest
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 _IN_PIECES = msgspec.json.Decoder(_ChatInPieces)
-_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)}
+_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in _KINDS}
 
 
 def read_request(body: bytes, kind: type[ChatRequest | CompletionRequest]) -> Any:

@@ -2,8 +2,8 @@
 
 from ._byte_text import ByteText
 from .chat_template import MAX_RENDERED_CHARS, ChatTemplate
+from .growing_template import Grown, Point
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 from .stop_strings import StopStrings
-from .template_pieces import FEW_MESSAGES, MOST_MESSAGES, TemplatePieces
-from .template_text import Shape, TextPiece, taken_apart, written
+from .template_pieces import MOST_MESSAGES
 from .tokenizer import Detokenizer, ModelText

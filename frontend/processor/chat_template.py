@@ -5,7 +5,7 @@ with: a sandboxed Jinja, blocks trimmed, and the few names below.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from secrets import token_hex
@@ -19,8 +19,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...base.errors import ConfigError, InvalidRequestError
+from .conversation import Conversation
+from .growing_template import GrowingTemplate, Grown, Point
 from .message_pieces import MessagePieces
-from .template_pieces import TemplatePieces, message_loop, passes_contents_on
+from .template_loop import FOUND, cut_loop
+from .template_pieces import TemplatePieces, message_loop, messages_in, passes_contents_on
 from .template_text import EDGES
 
 MAX_RENDERED_CHARS = 16 << 20
@@ -50,6 +53,8 @@ class ChatTemplate:
         all_text = "".join((text, *self._special_tokens.values()))
         if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
             self.pieces = TemplatePieces(self._rendered_plain, self._message_pieces(tree))
+        self.growing = _growing(text)
+        """how it goes on with a conversation that grew; None: it is to be asked for all of it"""
 
     def render(
         self,
@@ -66,6 +71,40 @@ class ChatTemplate:
             if text is not None and len(text) <= MAX_RENDERED_CHARS:
                 return text
         return self._rendered(messages, add_generation_prompt, tools, variables)
+
+    def grow(
+        self,
+        count: int,
+        read: Callable[[int], Mapping[str, Any]],
+        points: Sequence[Point],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> Grown | None:
+        """What it writes of `count` messages, which `read` reads by their numbers, behind one of
+        these points. None: it is to be asked for all."""
+        if self.growing is None:
+            return None
+        seen = read if self.takes_parts else lambda number: _flattened(read(number))
+        given = self._context(add_generation_prompt, tools, variables)
+        chat = Conversation(count, seen)
+        return self.growing.render(chat, given, points, MAX_RENDERED_CHARS)
+
+    def _context(
+        self,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """What it reads but for messages."""
+        return {
+            "documents": None,  # which templates ask for
+            **self._special_tokens,
+            **(variables or {}),
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def _message_pieces(self, tree: jinja_nodes.Template) -> MessagePieces | None:
         """None: the template may write more of a message than it makes of that alone."""
@@ -97,14 +136,8 @@ class ChatTemplate:
     ) -> str:
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
-        context = {
-            "documents": None,  # which templates ask for
-            **self._special_tokens,
-            **(variables or {}),
-            "messages": messages,
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        context = self._context(add_generation_prompt, tools, variables)
+        context["messages"] = messages
         pieces: list[str] = []
         length = 0
         template = template or self._template
@@ -150,6 +183,20 @@ def _compiled(source: str | jinja_nodes.Template) -> Template:
     # Copied for each rendering, which takes long of the chain of tables that it comes as.
     template.globals = dict(template.globals)
     return template
+
+
+def _growing(text: str) -> GrowingTemplate | None:
+    tree = _environment().parse(text)
+    loop = cut_loop(tree, messages_in(tree))
+    if loop is None:
+        return None
+    searches = []
+    for name, asked in loop.searches:
+        target = jinja_nodes.Name(FOUND, "store")
+        found = jinja_nodes.Template([jinja_nodes.Assign(target, asked, lineno=1)], lineno=1)
+        searches.append((name, _compiled(found)))
+    rest = _compiled(jinja_nodes.Template(loop.rest, lineno=1)) if loop.rest else None
+    return GrowingTemplate(loop, _compiled(tree), rest, searches)
 
 
 def _to_json(

@@ -167,7 +167,9 @@ class Encoder:
                     else:
                         key = await _long_key(salt, text, begin, end)
                     ids = cache.get(key)
-                if ids is None:
+                if ids is not None:
+                    ids = _wide(ids)
+                else:
                     missing.append(_Missing(len(pieces), begin, end, key))
                     missed += end - begin
                     ids = b""
@@ -187,7 +189,7 @@ class Encoder:
             for each, ids in zip(batch, found, strict=True):
                 pieces[each.nth] = ids
                 if each.key is not None:
-                    cache.put(each.key, ids, tenant)
+                    cache.put(each.key, _narrow(ids), tenant)
         _check_count(size // ID_BYTES, most)
         return pieces
 
@@ -231,6 +233,31 @@ class Encoder:
         if chars <= LONG_CHARS:
             return work()
         return await self._off_loop.run(work, size=chars, seconds=chars * SECONDS_PER_CHAR)
+
+
+def _narrow(ids: bytes) -> bytes:
+    """Ids with two or three bytes for each, if that is enough for all; the last byte is how many
+    they have."""
+    numbers = np.frombuffer(ids, np.uint32)
+    largest = int(numbers.max(initial=0))
+    if largest >= 1 << 24:
+        return ids + b"\4"
+    low = numbers.astype(np.uint16).tobytes()
+    if largest < 1 << 16:
+        return low + b"\2"
+    return b"%b%b\3" % (low, (numbers >> 16).astype(np.uint8).tobytes())
+
+
+def _wide(kept: bytes) -> bytes:
+    """Ids as they were."""
+    size = kept[-1]
+    if size == ID_BYTES:
+        return kept[:-1]
+    count = len(kept) // size
+    wide = np.frombuffer(kept, np.uint16, count).astype(np.uint32)
+    if size == 3:
+        wide |= np.frombuffer(kept, np.uint8, count, 2 * count).astype(np.uint32) << 16
+    return wide.tobytes()
 
 
 def _check_count(ids: int, most: int | None) -> None:

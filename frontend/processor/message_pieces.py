@@ -192,32 +192,6 @@ class MessagePieces:
             found = self._put_together(shape, prompted)
         return found
 
-    def behind(self, known: Shape, shape: Shape, prompted: bool) -> list[TextPiece] | None:
-        """The pieces of `known` and `shape` behind the last content in `known`. None: that is not
-        known yet, or they do not begin as those of `known` do."""
-        if len(known) < LEAST_MESSAGES:
-            return None
-        head = self._heads.get((*known[0], prompted))
-        if head is None or len(head.behind) > 1:
-            return None
-        whole, last = known + shape, len(known) - 1
-        # Only the first one and the last one may see another message now.
-        for number in (head.skipped, last):
-            before = head.kinds.get(self._kind(known, number, head))
-            now = head.kinds.get(self._kind(whole, number, head))
-            if before is None or now is None or before[:-1] != now[:-1]:
-                return None
-            if number != last and before != now:
-                return None
-        for begin in range(last, head.skipped, -1):  # to where the last content is
-            pieces = head.kinds.get(self._kind(whole, begin, head))
-            if pieces is None:
-                return None
-            if len(pieces) > 1:
-                found = self._texts(head, whole, begin)
-                return None if found is None else found[len(pieces) - 1 :]
-        return None
-
     def _put_together(self, shape: Shape, prompted: bool) -> list[TextPiece] | None:
         head = self._heads.get((*shape[0], prompted))
         return None if head is None else self._texts(head, shape, head.skipped)

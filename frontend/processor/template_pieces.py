@@ -18,8 +18,6 @@ MOST_MESSAGES = 1024
 """Of a conversation: a template takes some 10 us for each. It has no pieces beyond."""
 MOST_KEPT = 8192
 """Messages of all shapes whose pieces are kept."""
-FEW_MESSAGES = 64
-"""Of a shape whose pieces are made at once: more take a turn of their own."""
 _METHODS = frozenset(dir(dict))
 
 
@@ -63,12 +61,18 @@ def passes_contents_on(tree: nodes.Template) -> bool:
     return proof.is_consistent and proof.holds(tree, _Use.ANY)
 
 
-def message_loop(tree: nodes.Template) -> MessageLoop | None:
-    """The loop of a template that passes contents on in which it writes each message by itself."""
+def messages_in(tree: nodes.Template) -> Callable[[nodes.Node], bool]:
+    """Whether an expression of a template stands for the list of messages, or a part of it, as far
+    as that is seen."""
     proof = _Proof()
     while proof.learns(tree):
         pass
-    return loop_of(tree, proof.is_messages)
+    return proof.is_messages
+
+
+def message_loop(tree: nodes.Template) -> MessageLoop | None:
+    """The loop of a template that passes contents on in which it writes each message by itself."""
+    return loop_of(tree, messages_in(tree))
 
 
 class _Proof:
@@ -257,12 +261,6 @@ class TemplatePieces:
             pieces = self._pieces(shape, prompted)
             self._keep(key, pieces)
         return pieces
-
-    def behind(self, known: Shape, shape: Shape, prompted: bool) -> list[TextPiece] | None:
-        """Of `known` and `shape`, the pieces behind the last content in `known`, which do not
-        change those before; None: `of_shape` has to say it."""
-        messages = self._messages
-        return None if messages is None else messages.behind(known, shape, prompted)
 
     def _keep(self, key: tuple[Shape, bool], pieces: list[TextPiece]) -> None:
         shape = key[0]

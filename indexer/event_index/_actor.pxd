@@ -18,3 +18,12 @@ cdef class IndexActor:
     cdef uint32_t read_overlaps(
         self, const uint64_t* local_hashes, uint32_t n, uint32_t* out, uint32_t n_out
     ) noexcept nogil
+
+    # The same with the GIL, which is given away only if the lock is not free, by the overlaps that
+    # every worker has `at_least`, and with `lower` the blocks of the other tiers. MemoryError.
+    cdef uint32_t bound_overlaps(
+        self, const uint64_t* local_hashes, uint32_t n, const uint32_t* at_least, uint32_t* out,
+        uint32_t* lower, uint32_t n_out,
+    ) except? 0xFFFFFFFF
+
+    cdef bint has_lower_tiers(self) noexcept

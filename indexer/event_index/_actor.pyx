@@ -295,6 +295,9 @@ cdef class IndexActor:
 
     @property
     def lower_tiers(self):
+        return self.has_lower_tiers()
+
+    cdef bint has_lower_tiers(self) noexcept:
         return (<SharedState*>self.state).ingest.tiers.lower
 
     def match_bound(
@@ -319,7 +322,6 @@ cdef class IndexActor:
                 local = &array[0]
         cdef const uint32_t* least = NULL
         cdef uint32_t* rows = NULL
-        cdef uint32_t longest, ticket
         if at_least is not None and at_least.shape[0] != out.shape[0]:
             raise ValueError(f"at_least must have {n_out} overlaps")
         if lower is not None and (lower.shape[0] != ROWS or lower.shape[1] != out.shape[0]):
@@ -330,15 +332,23 @@ cdef class IndexActor:
             least = &at_least[0]
         if lower is not None:
             rows = &lower[0, 0]
+        return self.bound_overlaps(local, n, least, &out[0], rows, n_out)
+
+    cdef uint32_t bound_overlaps(
+        self, const uint64_t* local_hashes, uint32_t n, const uint32_t* at_least, uint32_t* out,
+        uint32_t* lower, uint32_t n_out,
+    ) except? 0xFFFFFFFF:
+        cdef SharedState* state = <SharedState*>self.state
+        cdef uint32_t longest, ticket
         ticket = rwlock_read_try(&state.lock)
         if ticket == 0:
             # Giving the GIL away and getting it back would take longer than the match.
-            longest = match_tiers_bound(state, local, n, least, &out[0], rows, n_out)
+            longest = match_tiers_bound(state, local_hashes, n, at_least, out, lower, n_out)
             rwlock_read_end(&state.lock)
         else:
             with nogil:
                 rwlock_read_wait(&state.lock, ticket)
-                longest = match_tiers_bound(state, local, n, least, &out[0], rows, n_out)
+                longest = match_tiers_bound(state, local_hashes, n, at_least, out, lower, n_out)
                 rwlock_read_end(&state.lock)
         if longest == UINT32_MAX:
             raise MemoryError

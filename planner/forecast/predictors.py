@@ -124,8 +124,11 @@ class Seasonal:
     """
 
     name = "seasonal"
-    RECENT = 4
-    """Bins that are compared with those of the period before."""
+    LATEST = 4
+    """Bins whose mean goes on where nothing is known of the period before."""
+    RECENT = 24
+    """Bins that are compared with those of the period before: requests of sessions come in bursts,
+    and what a few bins have of one says nothing of the hours to come."""
 
     def __init__(self, before: Sequence[float], period: int) -> None:
         if period < 1:
@@ -142,7 +145,7 @@ class Seasonal:
         self._seen.append(None)
 
     def predict(self, bins: int) -> Path:
-        known = [each for each in self._seen[-self.RECENT :] if each is not None]
+        known = [each for each in self._seen[-self.LATEST :] if each is not None]
         last = float(np.mean(known)) if known else 0.0
         if len(self._seen) < self._period:
             return np.full(bins, last)

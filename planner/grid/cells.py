@@ -88,6 +88,7 @@ class Scene:
             model_error=1.0 if cell.error == HITS else float(cell.error),
             prompts=self.days(other)[0] if cell.error == HITS else None,
             seed=self.seed,
+            counts_cpu=True,
         )
         return Comparison(setting, day, train)
 

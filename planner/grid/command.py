@@ -59,7 +59,9 @@ class PlanGridConfig:
     rate: float = option(3.0, "Requests a second of a day, in the mean.")
     engine_speed: float = option(0.2, "How much faster engines are than mock engines' step times.")
     engines_max: int = option(24, "Budget of engines.")
-    plan_budget_s: float = option(0.5, "CPU seconds that a plan may take.")
+    plan_budget_s: float = option(
+        0.5, "CPU seconds that a plan may take, counted in simulated requests."
+    )
     seed: int = option(0, "Of days, and of all that is random.")
     jobs: int = option(1, "Cells that are run at a time, each in a process.")
     limit_s: float | None = option(

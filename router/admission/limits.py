@@ -284,21 +284,23 @@ class LoadLimits:
             return None
         share = self.tenants.below_share(tenant, now)
         counts_itl = config.shed or config.slo_itl_ms is not None
-        ttft_s = self._ttft_to_shed_s(isl, asked, share) - waited_s
-        return ShedBound(ttft_s, share if counts_itl else math.inf)
+        ttft_s, is_possible = self._ttft_to_shed_s(isl, asked)
+        missed_share = share if counts_itl else math.inf
+        return ShedBound(ttft_s * share - waited_s, missed_share, is_possible, tenant)
 
-    def _ttft_to_shed_s(self, isl: int, asked: Objectives, share: float = 1.0) -> float:
+    def _ttft_to_shed_s(self, isl: int, asked: Objectives) -> tuple[float, bool]:
         """Seconds from its arrival within which a request is to have its first token, or is
-        refused; inf where it is not, also where no idle engine could do it."""
+        refused, and whether an idle engine with nothing cached would do it; inf where its TTFT
+        does not matter."""
         if self._config.shed is False or self._foreseer is None:
-            return math.inf
+            return math.inf, True
         cold_s, objectives = self.cold_s(isl), self.objectives(isl, asked)
         if cold_s is None or objectives.ttft_ms is None:
-            return math.inf
+            return math.inf, True
         if objectives.is_default_ttft and not self._config.shed:
-            return math.inf
+            return math.inf, True
         seconds = objectives.ttft_ms / 1e3
-        return seconds * share if cold_s < seconds else math.inf
+        return seconds, cold_s < seconds
 
     def _may_probe(self, now: float) -> bool:
         return self.seconds_to_probe is not None and self.seconds_to_probe(now) <= 0
@@ -371,7 +373,10 @@ class LoadLimits:
         self, isl: int, uncached_tokens: int, asked: Objectives, tenant: str, now: float
     ) -> float:
         """Seconds that a request can wait until it is sure to be refused; see shed_bound."""
-        seconds = self._ttft_to_shed_s(isl, asked, self.tenants.below_share(tenant, now))
+        seconds, is_possible = self._ttft_to_shed_s(isl, asked)
+        if not is_possible:
+            return math.inf  # whether it is refused is up to how many others are late
+        seconds *= self.tenants.below_share(tenant, now)
         return seconds - (self.cold_s(uncached_tokens) or 0.0)
 
     @property

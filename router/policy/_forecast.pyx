@@ -44,27 +44,6 @@ cdef void* regrown(void* memory, size_t n, size_t size) except NULL:
 cdef class Forecast:
     """See forecast.py."""
 
-    cdef EngineTimeline* timelines  # by worker number
-    cdef readonly uint32_t size     # of them
-    cdef uint32_t workers           # that are present
-    cdef Booking* bookings          # an arena
-    cdef uint32_t capacity          # bookings allocated
-    cdef uint32_t used              # of them, in use or free
-    cdef uint32_t first_free        # linked by `after`, NO_BOOKING if there is none
-    cdef dict records               # request id -> booking
-    cdef list ids                   # booking -> request id, None where free
-    cdef Model model
-    cdef readonly double late_s     # the last first token beyond what was foreseen; nan: unknown
-    cdef readonly double least_ttft # seconds to the first token, wherever the last prompt scored went
-    cdef readonly double least_missed   # objectives, wherever the last prompt scored would go
-    cdef double soonest_s           # least time to first token of the workers that were compared last
-    cdef double soonest_at          # when that was, and for how many tokens; nan: never
-    cdef uint32_t soonest_isl
-    cdef readonly double chosen_blocks  # of the worker chosen last, with the prompt; 0: no bound
-    cdef Candidate* candidates      # `size` of them, to choose among
-    cdef double* potential          # blocks of `size` workers, with the prompt
-    cdef int64_t* in_use            # and without it
-
     def __cinit__(self, params):
         self.first_free = NO_BOOKING
         self.soonest_at = NAN
@@ -116,6 +95,12 @@ cdef class Forecast:
         self, str request_id not None, uint32_t number, uint32_t isl, uint32_t tokens, double now,
         double blocks=0.0, int64_t block_size=0,
     ):
+        return self.book_request(request_id, number, isl, tokens, now, blocks, block_size)
+
+    cdef bint book_request(
+        self, str request_id, uint32_t number, uint32_t isl, uint32_t tokens, double now,
+        double blocks, int64_t block_size,
+    ) except -1:
         cdef EngineTimeline* timeline = self.timeline(number)
         cdef uint32_t record
         cdef double slowness
@@ -301,13 +286,10 @@ cdef class Forecast:
         double now,
         double u,
     ):
-        cdef Book* book = &slots.book
         cdef const uint64_t[::1] array
         cdef int64_t asked = 0
         cdef const uint64_t* hash = NULL
-        cdef int64_t number
-        cdef Prompt prompt
-        cdef Fleet fleet
+        cdef Py_ssize_t n = eligible.shape[0]
         if type(hashes) is bytes:  # a view of an array would take longer to make
             asked = len(<bytes>hashes) // <int64_t>sizeof(uint64_t)
             hash = <const uint64_t*><const char*><bytes>hashes
@@ -316,19 +298,36 @@ cdef class Forecast:
             asked = array.shape[0]
             if asked:
                 hash = &array[0]
-        fleet.n = eligible.shape[0]
-        read_prompt(
-            &prompt, isl, block_size, overlaps, None, None, fleet.n, now, self.load(), &self.model
-        )
-        require_length(book.n_loads, fleet.n)
+        if overlaps is not None:
+            require_length(overlaps.shape[0], n)
         if unheard is not None:
-            require_length(unheard.shape[0], fleet.n)
-        if fleet.n == 0:
+            require_length(unheard.shape[0], n)
+        return self.choose_of(
+            isl, block_size, &overlaps[0] if overlaps is not None and n else NULL, slots, hash,
+            asked, &eligible[0] if n else NULL, n, &unheard[0] if unheard is not None and n else NULL,
+            unheard_s, now, u,
+        )
+
+    cdef int64_t choose_of(
+        self, uint32_t isl, uint32_t block_size, const uint32_t* overlaps, SequenceBook slots,
+        const uint64_t* hash, int64_t asked, const uint8_t* eligible, Py_ssize_t n,
+        const double* unheard, double unheard_s, double now, double u,
+    ) except -2:
+        cdef Book* book = &slots.book
+        cdef int64_t number
+        cdef Prompt prompt
+        cdef Fleet fleet
+        read_prompt(
+            &prompt, isl, block_size, None, None, None, n, now, self.load(), &self.model
+        )
+        prompt.overlaps = overlaps
+        require_length(book.n_loads, n)
+        if n == 0:
             return -1
-        self.reserve(fleet.n)
+        self.reserve(n)
+        fleet.n = n
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
-        fleet.eligible = &eligible[0]
-        fleet.unheard, fleet.unheard_s = &unheard[0] if unheard is not None else NULL, unheard_s
+        fleet.eligible, fleet.unheard, fleet.unheard_s = eligible, unheard, unheard_s
         if may_wait_for_memory(&fleet, &self.model, book, asked):
             book_potential(book, hash, asked, self.potential, book.n_loads)
             book_in_use(book, self.in_use, book.n_loads)
@@ -379,24 +378,36 @@ cdef class Forecast:
         double now, bint leaves_some=False, bint memory_only=False,
     ):
         cdef Py_ssize_t n = eligible.shape[0]
+        cdef const uint8_t* able = &eligible[0] if n else NULL
         cdef const int64_t[::1] array
-        cdef const int64_t* active = self.in_use
-        require_time(now)
-        self.reserve(n)
+        cdef SequenceBook slots
         if isinstance(active_blocks, SequenceBook):
-            require_length((<SequenceBook>active_blocks).book.n_loads, n)
-            book_in_use(&(<SequenceBook>active_blocks).book, self.in_use, n)
-            active = self.in_use
-        else:
-            array = active_blocks
-            require_length(array.shape[0], n)
-            if n:
-                active = &array[0]
+            slots = active_blocks
+            return self.free_in_s(able, n, slots, now, leaves_some, memory_only)
+        require_time(now)
+        array = active_blocks
+        require_length(array.shape[0], n)
+        self.reserve(n)
         if n == 0:
             return 0.0
         return seconds_until_free(
-            self.timelines, n, self.bookings, &self.model, &eligible[0], active,
-            leaves_some, memory_only, now,
+            self.timelines, n, self.bookings, &self.model, able, &array[0], leaves_some,
+            memory_only, now,
+        )
+
+    cdef double free_in_s(
+        self, const uint8_t* eligible, Py_ssize_t n, SequenceBook slots, double now,
+        bint leaves_some, bint memory_only,
+    ) except -1.0:
+        require_time(now)
+        require_length(slots.book.n_loads, n)
+        self.reserve(n)
+        if n == 0:
+            return 0.0
+        book_in_use(&slots.book, self.in_use, <uint32_t>n)
+        return seconds_until_free(
+            self.timelines, n, self.bookings, &self.model, eligible, self.in_use, leaves_some,
+            memory_only, now,
         )
 
     @boundscheck(False)  # an array of `n` entries; n <= size

@@ -25,6 +25,10 @@ class ShedBound(NamedTuple):
     """seconds from now to its first token; inf: no TTFT objective is looked at"""
     missed_share: float
     """times as many missed ITL objectives as another request may cost; inf: none are looked at"""
+    is_possible: bool = True
+    """whether an idle engine with nothing cached would meet its TTFT objective"""
+    tenant: str = ""
+    """whose it is"""
 
 
 class Candidates:

@@ -40,6 +40,8 @@ MORE_UNMISSED = 2.0  # and more while hardly an answer missed its own of late:
 FEW_MISSED = 0.05  # where this share of them did, 1/e of that more
 LATE_WEIGHT = 4.0  # answers that a request counts as whose first token is foreseen too late
 LATE_RECENT = 0.02  # share of the newest request in the share of those
+FORGOTTEN_SHARE = 1e-3  # of those that is as good as none
+MOST_TENANTS = 1024  # whose share is remembered; beyond, who asked longest ago is forgotten
 UNHEARD = 2.0  # usual TTFTs: what waiting for one costs where `ttft` is the usual one
 LONGEST = 3.0  # times the usual TTFT: a prompt that computes so long is slow wherever it goes
 
@@ -111,7 +113,7 @@ class ForecastPolicy(Policy):
         self._numbers: set[int] = set()
         self._watch = ResidualWatch()
         self._fallback = LMetric()
-        self._late_share = 0.0  # of the requests of late, foreseen after their TTFT objective
+        self._late_shares: dict[str, float] = {}  # by tenant: see _count_late
         self._onboarding = Onboarding()
         self._loads: dict[str, Load] = {}  # of requests that find blocks in lower tiers
         self._loaded: dict[str, tuple[int, int]] = {}  # what their engines reported of it
@@ -167,9 +169,13 @@ class ForecastPolicy(Policy):
         return number
 
     def _shed(self, bound: ShedBound) -> None:
-        """Refuse the request that was scored last, if it is beyond its bound."""
+        """Refuse the request that was scored last, if it is beyond its bound. One that is late even
+        on an idle engine only where others miss their objectives for want of what it would take."""
         late = self._forecast.least_ttft > max(0.0, bound.ttft_s)  # an idle worker takes any
-        self._late_share += LATE_RECENT * (late - self._late_share)
+        if bound.is_possible:
+            self._count_late(bound.tenant, late)
+        elif late:
+            late = self._missed_share(bound) > FEW_MISSED
         if late or self._forecast.least_missed > self._most_missed(bound):
             self.refused += 1
             what = (
@@ -178,12 +184,27 @@ class ForecastPolicy(Policy):
             text = f"wherever the request went, {what}"
             raise NoWorkersError(text, overloaded=True, retry_after_s=self._excess_s(bound, late))
 
+    def _count_late(self, tenant: str, late: bool) -> None:
+        """Note whether a request was foreseen after its TTFT objective wherever it went. By tenant:
+        who comes again at once, as often as it is refused, says nothing of the others."""
+        share = self._late_shares.pop(tenant, 0.0)
+        share += LATE_RECENT * (late - share)
+        if share > FORGOTTEN_SHARE:
+            self._late_shares[tenant] = share  # as the newest
+        if len(self._late_shares) > MOST_TENANTS:
+            del self._late_shares[next(iter(self._late_shares))]
+
+    def _missed_share(self, bound: ShedBound) -> float:
+        """Of late: answers that missed their ITL objective, if it is looked at, and four times the
+        share of the tenant's requests whose first token was foreseen too late."""
+        slow = self._forecast.late_share if bound.missed_share < math.inf else 0.0
+        return slow + LATE_WEIGHT * self._late_shares.get(bound.tenant, 0.0)
+
     def _most_missed(self, bound: ShedBound) -> float:
         """Objectives that a request may cost. What is foreseen of answers is the engine as it is
         now; where next to none of them was late in the end, it was too much. Where first tokens are
         late, memory is short, and fewer answers help."""
-        share = self._forecast.late_share + LATE_WEIGHT * self._late_share
-        more = MORE_UNMISSED * math.exp(-share / FEW_MISSED)
+        more = MORE_UNMISSED * math.exp(-self._missed_share(bound) / FEW_MISSED)
         return (MOST_MISSED + more) * bound.missed_share
 
     def _excess_s(self, bound: ShedBound, late: bool) -> float:

@@ -23,6 +23,7 @@ from .store import (
 )
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
+_NO_STREAM = 10059
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class NatsBucket:
                 return True
 
     async def watch(self, prefix: str = "") -> Watch:
-        watch = NatsWatch(self._connection, self._subjects, prefix, self.make)
+        watch = NatsWatch(self._connection, self._subjects, prefix, self.make, self._doubt)
         try:
             while True:
                 for change in await watch.next():
@@ -217,6 +218,9 @@ class NatsBucket:
             if error.err_code in _WRONG_LAST_SEQUENCE and expected is not None:
                 return None
             raise self._refused(error) from None
+        except StoreError:
+            self._doubt()
+            raise
         return answer.seq
 
     async def _last(self, subject: str) -> Record | None:
@@ -225,7 +229,9 @@ class NatsBucket:
             message = await self._connection.call(
                 lambda streams: streams.get_last_msg(self._subjects.stream, subject)
             )
-        except NotFoundError:
+        except NotFoundError as error:
+            if error.err_code == _NO_STREAM:
+                self._doubt()
             return None
         except APIError as error:
             raise self._refused(error) from None
@@ -244,7 +250,11 @@ class NatsBucket:
         except StoreError:
             pass  # it is invisible as it is
 
+    def _doubt(self) -> None:
+        """Its stream may be gone: it was deleted, or NATS came back without its data."""
+        self._made = False
+
     def _refused(self, error: APIError) -> StoreError:
         if isinstance(error, NotFoundError):
-            self._made = False  # our stream was deleted
+            self._doubt()
         return refusal(self.name, error)

@@ -25,7 +25,8 @@ log = get_logger(__name__)
 
 
 class NatsWatch:
-    """Changes of the keys that begin with `prefix`, as lists. `make` makes the stream."""
+    """Changes of the keys that begin with `prefix`, as lists. `make` makes the stream, unless it is
+    known to be there."""
 
     def __init__(
         self,
@@ -33,9 +34,11 @@ class NatsWatch:
         subjects: BucketSubjects,
         prefix: str,
         make: Callable[[], Awaitable[None]],
+        on_failed: Callable[[], None],
     ) -> None:
+        """`on_failed`: it failed in a way that may pass, and the stream may be gone."""
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
-        self._make = make
+        self._make, self._on_failed = make, on_failed
         self._backoff = Backoff()
         self._warned = False  # once for each time that NATS is away, not at each attempt
         self._consumer: _Consumer | None = None
@@ -54,6 +57,7 @@ class NatsWatch:
                 if not self._warned:
                     log.warning("a watch lost NATS and goes on when it is back", error=str(error))
                 self._warned = True
+                self._on_failed()
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
 

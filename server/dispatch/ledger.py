@@ -142,7 +142,7 @@ class AttemptLedger:
         if origin is Origin.DEADLINE:
             return error or RequestTimeoutError(details)
         own = origin is Origin.ENGINE and code not in _LOST
-        if error is not None and (own or verdict.blame is Blame.REQUEST):
+        if error is not None and (own or verdict.blame in (Blame.REQUEST, Blame.US)):
             return error
         which = "worker" if leg is None else "prefill worker"
         when = f"in mid-stream after {attempt.messages} messages"

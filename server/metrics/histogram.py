@@ -84,7 +84,7 @@ class HistogramRow:
     def fold(self) -> None:
         """Have the histograms count what waits."""
         if self._new:
-            columns = np.array(self._new, dtype=np.float64).T
-            self._new.clear()
+            new, self._new = self._new, []
+            columns = np.array(new, dtype=np.float64).T
             for histogram, values in zip(self._histograms, columns, strict=True):
                 histogram.add(values)

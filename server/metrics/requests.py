@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+import structlog
 from prometheus_client.metrics_core import Metric
 
 from ...base.clock import Clock
@@ -29,6 +30,8 @@ from .histogram import (
 )
 from .http_answers import answer_class
 from .worker_requests import WorkerRequests
+
+log = structlog.get_logger(__name__)
 
 REQUEST_COUNTS = (
     "ok", "4xx", "5xx", "left",  # requests that ended, by the HTTP status that theirs stands for
@@ -179,26 +182,32 @@ class RequestMetrics:
         the processor's caches cold. A message counts as a token."""
         ended, self._new = self._new, []
         device = host = disk = 0
+        failure: Exception | None = None
         for (
             decision, queue_s, took_s, isl, decision_s, last_message,
             objectives, ttft_s, stream_s, messages,
         ) in ended:  # fmt: skip
-            device += decision.overlap_blocks
-            host += decision.host_overlap_blocks
-            disk += decision.disk_overlap_blocks
-            overlap = (
-                decision.overlap_blocks
-                + decision.host_overlap_blocks
-                + decision.disk_overlap_blocks
-            )
-            share = overlap / decision.request_blocks
-            self._of_decided.observe(queue_s, took_s, isl, share, decision_s)
-            if last_message is not None:
-                self._last_messages.append(last_message)
-            if objectives is not None:
-                self._count_objectives(objectives, ttft_s, stream_s / max(1, messages - 1))
+            try:
+                overlap = (
+                    decision.overlap_blocks
+                    + decision.host_overlap_blocks
+                    + decision.disk_overlap_blocks
+                )
+                share = overlap / decision.request_blocks
+                device += decision.overlap_blocks
+                host += decision.host_overlap_blocks
+                disk += decision.disk_overlap_blocks
+                self._of_decided.observe(queue_s, took_s, isl, share, decision_s)
+                if last_message is not None:
+                    self._last_messages.append(last_message)
+                if objectives is not None:
+                    self._count_objectives(objectives, ttft_s, stream_s / max(1, messages - 1))
+            except Exception as error:  # of this one alone: the others are counted
+                failure = error
         for tier, blocks in enumerate((device, host, disk)):
             self._overlap_blocks[tier] += blocks
+        if failure is not None:
+            log.error("a request was not counted", exc_info=failure)
         self._read_usage()
 
     def on_refused(self) -> None:
@@ -275,11 +284,17 @@ class RequestMetrics:
     def _read_usage(self) -> None:
         """Read what workers say at the end of an answer."""
         messages, self._last_messages = self._last_messages, []
+        failure: Exception | None = None
         for message in messages:
-            usage = usage_of(message)
-            if usage is not None:
-                self._output.observe(usage.completion_tokens)
-                self._cached.observe(usage.cached_tokens)
+            try:
+                usage = usage_of(message)
+                if usage is not None:
+                    self._output.observe(usage.completion_tokens)
+                    self._cached.observe(usage.cached_tokens)
+            except Exception as error:  # of this one alone
+                failure = error
+        if failure is not None:
+            log.error("the tokens of an answer were not counted", exc_info=failure)
 
 
 def _failed(counts: Counter[StatusCode]) -> dict[str, int]:

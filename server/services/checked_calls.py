@@ -4,8 +4,8 @@ Servers bound calls by dropping them without a count, so their own limits are se
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
 
 from ...base.account import account_of
 from ...base.errors import UNREADABLE_MESSAGE, CapacityError, RouterError, StatusCode
@@ -20,6 +20,10 @@ from ..dispatch import MAX_DECODED_BYTES, retry_metadata, status_of
 _INVALID = StatusCode.INVALID_ARGUMENT
 
 
+def _unheard(path: str, who: str, status: str, why: str) -> None:
+    pass
+
+
 class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no error
     def __init__(
         self, code: StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()
@@ -31,13 +35,20 @@ class _CallRefused(Exception):  # noqa: N818 - it is how a call is ended, and no
 class CheckedCalls:
     """Asks who calls, then whether there is capacity for the call; then its method answers."""
 
-    def __init__(self, guard: GrpcGuard, calls: CallLimits) -> None:
-        self._guard, self._calls = guard, calls
+    def __init__(
+        self,
+        guard: GrpcGuard,
+        calls: CallLimits,
+        on_refused: Callable[[str, str, str, str], None] = _unheard,
+    ) -> None:
+        """`on_refused` is called once for each call that is refused before its method has it: its
+        path, its client, the status and why."""
+        self._guard, self._calls, self._on_refused = guard, calls, on_refused
 
     def serving(self, path: str, method: Method) -> Any:
         """How the calls of a method are served."""
         calls, bound = self._calls, self._calls.bound_of(path)
-        answer = _answer_stream if method.streams else _answer
+        answer = self._answer_stream if method.streams else self._answer
 
         async def serve(call: ServerCall) -> None:
             try:
@@ -47,12 +58,13 @@ class CheckedCalls:
                     raise _no_capacity(calls, bound, refusal)
             except _CallRefused as error:
                 if error.code is StatusCode.UNAUTHENTICATED:
+                    self._note(path, call, error)
                     call.refuse(error.code, error.details)
                     return
-                await call.abort(error.code, error.details, error.trailing)
+                await self._refuse(path, call, error)
             try:
                 set_account(caller)
-                await answer(method, calls, bound, caller, call)
+                await answer(path, method, caller, call)
             finally:
                 bound.give_back(caller)
 
@@ -73,6 +85,7 @@ class CheckedCalls:
                 set_account(caller)
                 found = answer(message, call.invocation_metadata())
             except _CallRefused as error:
+                self._note(path, call, error)
                 if error.code is StatusCode.UNAUTHENTICATED:
                     call.refuse(error.code, error.details)
                 else:
@@ -89,7 +102,9 @@ class CheckedCalls:
         async def finish(call: ServerCall) -> None:
             # It is not asked who calls once more: a refusal would count twice.
             caller = call.payer or account_of(call.peer())
-            if bound.take(caller) is not None:
+            if (refusal := bound.take(caller)) is not None:
+                why = f"no room for the call while its client reads its answer: {refusal}"
+                self._on_refused(path, account_of(call.peer()), "RESOURCE_EXHAUSTED", why)
                 call.give_up()
                 return
             try:
@@ -115,39 +130,73 @@ class CheckedCalls:
             raise refused
         return current_caller().name or account_of(call.peer())
 
+    async def _answer(self, path: str, method: Method, caller: str, call: ServerCall) -> None:
+        calls = self._calls
+        message = call.read_at_once()  # it mostly is there: a time-out would cost more than that
+        if message is None:
+            message = await self._read(path, call)
+        size = len(message)
+        refusal = calls.bytes.take(caller, size)
+        if refusal is not None:
+            await self._refuse(path, call, _no_capacity(calls, calls.bound_of(path), refusal))
+        try:
+            request: Any = message
+            if method.decode is not None:
+                request = await self._decoded(path, method, message, call)
+            call.taken = True
+            await answer_call(method, request, call)
+        finally:
+            if size:
+                calls.bytes.give_back(caller, size)
 
-async def _answer(
-    method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
-) -> None:
-    message = call.read_at_once()  # it mostly is there: a time-out would cost more than to read it
-    if message is None:
-        message = await _read(calls, call)
-    size = len(message)
-    refusal = calls.bytes.take(caller, size)
-    if refusal is not None:
-        refused = _no_capacity(calls, bound, refusal)
-        await call.abort(refused.code, refused.details, refused.trailing)
-    try:
-        request: Any = message
-        if method.decode is not None:
-            request = await _decoded(calls, method, message, call)
-        await answer_call(method, request, call)
-    finally:
-        if size:
-            calls.bytes.give_back(caller, size)
+    async def _answer_stream(
+        self, path: str, method: Method, caller: str, call: ServerCall
+    ) -> None:
+        """The same for a method that takes a stream. What it decodes itself it also counts."""
 
+        async def requests() -> AsyncIterator[Any]:
+            while (message := await call.read()) is not None:
+                if method.decode is None:
+                    yield message
+                else:
+                    yield await self._decoded(path, method, message, call)
+                await asyncio.sleep(0)  # others have their turn, however many came in one piece
 
-async def _answer_stream(
-    method: Method, calls: CallLimits, bound: SharedBound, caller: str, call: ServerCall
-) -> None:
-    """The same for a method that takes a stream. What it decodes itself it also counts."""
+        call.taken = True
+        await answer_call(method, requests(), call)
 
-    async def requests() -> AsyncIterator[Any]:
-        while (message := await call.read()) is not None:
-            yield message if method.decode is None else await _decoded(calls, method, message, call)
-            await asyncio.sleep(0)  # others have their turn, however many came in one piece
+    async def _read(self, path: str, call: ServerCall) -> bytes:
+        """The call's message as it came."""
+        calls, message = self._calls, None
+        try:
+            async with asyncio.timeout(calls.message_timeout_s):
+                message = await call.read()
+        except TimeoutError:
+            calls.hits.hit("message_timeout_s")
+            late = _CallRefused(StatusCode.DEADLINE_EXCEEDED, "the call's message did not come")
+            await self._refuse(path, call, late)
+        if message is None:
+            await self._refuse(path, call, _CallRefused(_INVALID, "the call has no message"))
+        return message
 
-    await answer_call(method, requests(), call)
+    async def _decoded(self, path: str, method: Method, message: bytes, call: ServerCall) -> Any:
+        assert method.decode is not None
+        if len(message) > MAX_DECODED_BYTES:
+            self._calls.hits.hit("decoded_bytes")
+            text = f"a message of {len(message)} bytes is too long for this method"
+            await self._refuse(path, call, _CallRefused(_INVALID, text))
+        try:
+            return method.decode(message)
+        except Exception:
+            await self._refuse(path, call, _CallRefused(_INVALID, UNREADABLE_MESSAGE))
+
+    async def _refuse(self, path: str, call: ServerCall, error: _CallRefused) -> NoReturn:
+        self._note(path, call, error)
+        await call.abort(error.code, error.details, error.trailing)
+
+    def _note(self, path: str, call: ServerCall, error: _CallRefused) -> None:
+        if not call.ended:  # else it was noted, or its client has left
+            self._on_refused(path, account_of(call.peer()), error.code.name, error.details)
 
 
 def _size_of(metadata: Metadata) -> int:
@@ -159,29 +208,3 @@ def _no_capacity(calls: CallLimits, bound: SharedBound, why: str) -> _CallRefuse
         calls.on_request_refused()
     error = CapacityError(f"no room for the call: {why}")
     return _CallRefused(*status_of(error), retry_metadata(error))
-
-
-async def _read(calls: CallLimits, call: ServerCall) -> bytes:
-    """The call's message as it came."""
-    try:
-        async with asyncio.timeout(calls.message_timeout_s):
-            message = await call.read()
-    except TimeoutError:
-        calls.hits.hit("message_timeout_s")
-        text = "the call's message did not come"
-        await call.abort(StatusCode.DEADLINE_EXCEEDED, text)
-    if message is None:
-        await call.abort(_INVALID, "the call has no message")
-    return message
-
-
-async def _decoded(calls: CallLimits, method: Method, message: bytes, call: ServerCall) -> Any:
-    assert method.decode is not None
-    if len(message) > MAX_DECODED_BYTES:
-        calls.hits.hit("decoded_bytes")
-        text = f"a message of {len(message)} bytes is too long for this method"
-        await call.abort(_INVALID, text)
-    try:
-        return method.decode(message)
-    except Exception:
-        await call.abort(_INVALID, UNREADABLE_MESSAGE)

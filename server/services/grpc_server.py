@@ -12,7 +12,7 @@ from ...base.limit_hits import LimitHits
 from ...process.logs import UNLIMITED
 from ...process.system import why_cannot_listen
 from ...transport.grpc_methods import Method, Methods
-from ...transport.http2 import Http2Server, Refusal, ServerLimits
+from ...transport.http2 import Http2Server, ServerLimits
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ..access import Access, GrpcGuard
 from ..call_limits import CallLimits
@@ -55,7 +55,8 @@ class GrpcServer:
         healthy while `is_ready`, whether a request can be served now; `update` says that it may
         have changed. `name` is that of the ready line, `key` the setting of the port; 0 takes a
         free one. `reuse_port`: other processes of ours listen there too. `access_log`: a line for
-        each call that is refused for its headers, as requests have one that get further."""
+        each call that is refused before its method has it, as requests have one that get further.
+        """
         self._host, self._wanted_port, self._is_ready = host, port, is_ready
         calls = calls or CallLimits(CallerLimits(), LimitHits())
         limits = calls.limits
@@ -75,12 +76,12 @@ class GrpcServer:
             output_bound=calls.answer_bytes,
             on_refused=self._on_refused,
         )
-        self._hits, self._logs = calls.hits, access_log
+        self._logs = access_log
         self._health = HealthService()
         self._serving: bool | None = None
         self.port = 0
         self._reuse_port = reuse_port
-        checked = CheckedCalls(GrpcGuard(access or Access()), calls)
+        checked = CheckedCalls(GrpcGuard(access or Access()), calls, self._on_refused)
         self._name, self._key = name, key
         self._follow = ("", *ready)
         self._always = [each for each in services if each not in ready]
@@ -138,10 +139,9 @@ class GrpcServer:
         """End what is left. Idempotent."""
         await self.drain(0.0)
 
-    def _on_refused(self, path: str, who: str, refusal: Refusal) -> None:
-        self._hits.hit("client_violations")
+    def _on_refused(self, path: str, who: str, status: str, why: str) -> None:
         if self._logs:
-            fields = {"status": refusal.status, "route": path, "client": who, "error": refusal.why}
+            fields = {"status": status, "route": path, "client": who, "error": why}
             log.info("request ended", **fields, **{UNLIMITED: True})
 
     def _report(self, serving: bool) -> None:

@@ -65,7 +65,7 @@ class World:
         """What may happen in a step."""
         of_etcd = [self.etcd_restarts, self.etcd_loses_its_data, self.etcd_is_paused]
         return [
-            *(of_etcd if self._etcd is not None else ()),
+            *(of_etcd if self._etcd is not None else (self.nats_loses_its_data,)),
             self.nats_restarts,
             self.nats_is_paused,
             self.an_engine_crashes_and_comes_back,
@@ -85,6 +85,11 @@ class World:
 
     async def nats_restarts(self, rng: Random) -> None:
         await self._restart(self._nats, rng)
+
+    async def nats_loses_its_data(self, rng: Random) -> None:
+        self._nats.kill()
+        self._nats.lose_data()
+        await self._nats.come_back()
 
     async def nats_is_paused(self, rng: Random) -> None:
         await self._pause(self._nats, rng)

@@ -39,14 +39,6 @@ DEAF = PrefillQueueConfig(prefill_queue_ack_wait_s=600.0)
 
 
 @pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStreamServer]:
-    server = JetStreamServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server = EtcdServer(tmp_path_factory.mktemp("etcd"))
     server.start()

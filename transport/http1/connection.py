@@ -240,7 +240,9 @@ class HttpConnection(asyncio.Protocol):
 
     def on_answered(self, exchange: Exchange) -> None:
         self._exchange, self.answered_at = None, self._loop.time()
-        if not exchange.keep_alive:
+        if exchange.is_lost and self._refusal is not None:
+            pass  # `_answer` sends the refusal in its place
+        elif not exchange.keep_alive:
             self._linger() if self._reading and self._arriving is exchange else self._end()
         elif self._waiting:
             self._start(self._waiting.popleft())
@@ -272,9 +274,9 @@ class HttpConnection(asyncio.Protocol):
         record = self._record = RequestRecord(scope)
         keep_alive, whole = not self._connections.are_ending, None if missing else body
         exchange = Exchange(self, self._transport, scope, record, keep_alive=keep_alive, body=whole)
+        self._arriving = exchange
         if missing and body:
             exchange.on_body(body)
-        self._arriving = exchange
         if missing:
             self._missing, self._reading, self._came = missing, True, len(body)
             self._began = self._last_read = self._loop.time()
@@ -455,13 +457,13 @@ class HttpConnection(asyncio.Protocol):
             record.error = record.error or type(error).__name__
             self._refusal, failed = self._refusal or fault_of(error), True
         finally:
-            if exchange.ended:
+            if exchange.ended and not (exchange.is_lost and self._refusal is not None):
                 if failed or self._exchange is exchange:
                     self.abort()  # whatever is behind this answer may have no turn
                 self._report(record)
             else:
                 self._exchange = None
-                if self._refusal is not None and not exchange.started:
+                if self._refusal is not None and not exchange.sent:
                     self._send_refusal(record)
                 else:
                     self.abort()  # the client must not take a part for the whole
@@ -535,8 +537,7 @@ class HttpConnection(asyncio.Protocol):
         self._slow = None
         if self._paused:  # it is we who do not read
             self._began = self._last_read = self._loop.time()
-        left = self._seconds_left()
-        if left > 0:
+        if (left := self._seconds_left()) > 0:
             self._slow = self._loop.call_later(left, self._on_slow)
         else:
             self._connections.on_slow()

@@ -4,7 +4,6 @@ from .client_call import CallError, ClientCall
 from .client_channel import ChannelLimits, ClientChannel, Tls
 from .library import Library, load_library
 from .outcome import Fault, Outcome
-from .request_head import Refusal
 from .server import Http2Server
 from .server_call import AtOnce, PeerGoneError, Serve, ServerCall
 from .server_limits import ServerLimits

@@ -12,8 +12,9 @@ import structlog
 from ...base.backoff import Backoff
 from ...base.errors import StatusCode
 from ._session import Session, SessionError
-from ._streams import END, GOAWAY, MESSAGE, SETTINGS, Stream
-from .client_call import CANCELLED_HERE, CallError, ClientCall
+from ._client_call import CANCELLED_HERE
+from ._streams import GOAWAY, SETTINGS, Stream
+from .client_call import CallError, ClientCall, give_events
 from .connection import Connection
 from .keepalive import Keepalive
 from .library import make_session, require_library
@@ -119,9 +120,7 @@ class ClientConnection(Connection):
     def discard(self) -> None:
         """Close at once; calls under way are cancelled. `closed` says when it is."""
         self.ready.cancel()
-        for stream in self._session.close():
-            call, stream.owner = stream.owner, None
-            call.on_discarded()
+        self._end_calls(ClientCall.on_discarded)
         self.abort("closed by this side")
         if self._transport is None and not self.closed.done():
             self.closed.set_result(None)
@@ -151,43 +150,32 @@ class ClientConnection(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leaves()
-        if self._rest:  # it had come before that
-            self._session.most_frames = 0
-            self._take_rest()
-        super().connection_lost(exc)
+        try:
+            if self._rest:  # it had come before that
+                self._session.most_frames = 0
+                self._take_rest()
+        finally:
+            super().connection_lost(exc)
 
     def _on_lost(self, why: str) -> None:
-        for stream in self._session.close():
-            call, stream.owner = stream.owner, None
-            call.on_lost(why)
+        self._end_calls(lambda call: call.on_lost(why))
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(why))
 
     def _on_events(self, events: list[tuple[Any, int, Any]]) -> bool:
-        concerns_calls, take = False, self._session.take
-        for stream, kind, value in events:
-            if stream is None:
-                self._on_connection_event(kind, value)
-                continue
-            concerns_calls = True
-            call = stream.owner
-            if call is None:
-                continue
-            try:
-                if kind == MESSAGE:
-                    if call.on_message(value):
-                        take(stream, len(value))  # what that has to send is sent after the events
-                elif kind == END:
-                    stream.owner = None
-                    call.on_end(value)
-            except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
-                end_for_fault(call, error)
-                if stream.owner is not None:
-                    self.drop(stream)
-        return concerns_calls
+        # What calls have to send is sent after the events.
+        return give_events(self._on_connection_event, events, self._session.take, self._on_fault)
+
+    def _on_fault(self, stream: Stream, call: ClientCall, error: BaseException) -> None:
+        end_for_fault(call, error)
+        if stream.owner is not None:
+            self.drop(stream)
 
     def _on_undelivered(self, call: ClientCall) -> None:
         call.on_lost("its end was lost here")
+
+    def _on_failed_end(self, call: ClientCall, error: BaseException) -> None:
+        call.end(fault_of_ours(error))
 
     def _on_connection_event(self, kind: int, value: Any) -> None:
         if kind == SETTINGS:
@@ -214,8 +202,12 @@ class ClientConnection(Connection):
 def end_for_fault(call: ClientCall, error: BaseException) -> None:
     """End a call for a fault of ours, which is logged."""
     log.error("a call failed here", exc_info=error)
-    text = f"{type(error).__name__} in the router"
-    call.end(Outcome(Fault.STATUS, StatusCode.INTERNAL, text))
+    call.end(fault_of_ours(error))
+
+
+def fault_of_ours(error: BaseException) -> Outcome:
+    """What a call comes to that failed by an error of this side."""
+    return Outcome(Fault.OURS, StatusCode.INTERNAL, f"{type(error).__name__} in the router")
 
 
 class ClientChannel:
@@ -244,7 +236,7 @@ class ClientChannel:
         self._connections: set[ClientConnection] = set()  # those that leave too
         self._connecting: asyncio.Task[None] | None = None
         self._waiting: dict[ClientCall, None] = {}  # for a connection, in their order
-        self._failure = ""  # of the last attempt
+        self._failure: Outcome | None = None  # of the last attempt
         self._retry_at = 0.0
         self._closed = False
         self._heads: dict[str, tuple[tuple[bytes, bytes], ...]] = {}
@@ -280,7 +272,7 @@ class ClientChannel:
             try:
                 more += encode_metadata(metadata)
             except ValueError as error:
-                outcome = Outcome(Fault.STATUS, StatusCode.INTERNAL, str(error))
+                outcome = Outcome(Fault.OURS, StatusCode.INTERNAL, str(error))
         call = ClientCall(self, head, more, message, timeout, wide)
         if outcome is not None:
             call.end(outcome)
@@ -300,7 +292,8 @@ class ClientChannel:
             return
         loop = asyncio.get_running_loop()
         if self._connecting is None and loop.time() < self._retry_at:
-            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
+            assert self._failure is not None
+            call.end(self._failure)
             return
         self._waiting[call] = None
         if self._connecting is None:
@@ -358,16 +351,16 @@ class ClientChannel:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open()
         except (OSError, TimeoutError, ssl.CertificateError) as error:
-            self._failed(str(error) or type(error).__name__)
+            self._failed(self._not_connected(str(error) or type(error).__name__))
         except asyncio.CancelledError:
             self._connecting = None
             raise
         except Exception as error:  # a mistake of ours: calls fail with it, and it is logged
-            self._failed(repr(error))
+            self._failed(fault_of_ours(error))
             raise
         else:
             if connection.is_leaving:
-                self._failed("the engine takes no calls (GOAWAY)")
+                self._failed(self._not_connected("the engine takes no calls (GOAWAY)"))
                 return
             self._connecting = None
             self._backoff.reset()
@@ -379,13 +372,19 @@ class ClientChannel:
                 except Exception as error:  # ours: of this call alone
                     end_for_fault(call, error)
 
-    def _failed(self, why: str) -> None:
-        self._connecting = None
-        self._failure = f"failed to connect to all addresses; last error: {self.address}: {why}"
+    def _not_connected(self, why: str) -> Outcome:
+        text = f"failed to connect to all addresses; last error: {self.address}: {why}"
+        return Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, text)
+
+    def _failed(self, outcome: Outcome) -> None:
+        self._connecting, self._failure = None, outcome
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.next()
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
-            call.end(Outcome(Fault.CONNECT, StatusCode.UNAVAILABLE, self._failure))
+            try:
+                call.end(outcome)
+            except Exception as error:  # ours: of this call alone
+                end_for_fault(call, error)
 
     async def _open(self) -> ClientConnection:
         """A connection whose peer has sent its settings. OSError if there is none."""

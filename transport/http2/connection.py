@@ -1,14 +1,19 @@
 """What both sides of a connection have in common: bytes between a session and its transport."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
+
+import structlog
 
 from ._session import Session, SessionError
 from ._streams import END, PONG, Stream
 from .flood_guard import IDLE_BURST, IDLE_EACH_S, Allowance
 from .keepalive import Keepalive
+
+log = structlog.get_logger(__name__)
 
 SEND_BYTES = 64 << 10
 """This many are handed to the transport at once; then it is asked whether it takes more."""
@@ -100,6 +105,10 @@ class Connection(asyncio.BufferedProtocol):
         """The end of a call was among events that could not be delivered."""
         raise NotImplementedError
 
+    def _on_failed_end(self, call: Any, error: BaseException) -> None:
+        """A fault of ours as a call was ended: end it nevertheless."""
+        raise NotImplementedError
+
     def _on_connection_event(self, kind: int, value: Any) -> None:
         """Something happened that concerns no call, or all of them."""
         if kind == PONG:
@@ -147,12 +156,30 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = self._why or self._session.complaint or str(exc or "Socket closed")
-        self._deliver_events()  # what had come before it
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-        self._on_lost(why)
-        if not self.closed.done():
-            self.closed.set_result(None)
+        try:
+            self._deliver_events()  # what had come before it
+        finally:
+            if self._look_timer is not None:
+                self._look_timer.cancel()
+            self._on_lost(why)
+            if not self.closed.done():
+                self.closed.set_result(None)
+
+    def _end_calls(self, end: Callable[[Any], None]) -> None:
+        """Close the session, and end each call under way, whatever the end of another one does."""
+        self._end_each(self._session.close(), end)
+
+    def _end_each(self, streams: Iterable[Stream], end: Callable[[Any], None]) -> None:
+        for stream in streams:
+            call, stream.owner = stream.owner, None  # the session knows it no more
+            if call is None:
+                continue
+            try:
+                end(call)
+            except (Exception, asyncio.CancelledError) as error:  # ours: of this call alone
+                log.error("the end of a call failed here", exc_info=error)
+                with contextlib.suppress(Exception):
+                    self._on_failed_end(call, error)
 
     # Between the two
 
@@ -229,10 +256,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             concerns_calls = self._on_events(events)
         except BaseException:
-            for stream, kind, _ in events:
-                if kind == END and stream is not None and stream.owner is not None:
-                    call, stream.owner = stream.owner, None  # the session knows it no more
-                    self._on_undelivered(call)
+            ended = [stream for stream, kind, _ in events if kind == END and stream is not None]
+            self._end_each(ended, self._on_undelivered)
             raise
         finally:
             self._busy = False

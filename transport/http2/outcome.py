@@ -37,6 +37,8 @@ class Fault(enum.Enum):
     """the answer's headers or trailers are longer than our limit"""
     DEADLINE = "deadline"
     """its time was over"""
+    OURS = "ours"
+    """an error of this side, whatever the peer did"""
 
 
 class Outcome(NamedTuple):

@@ -10,11 +10,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import TypeAlias
 
+from ...base.account import account_of
 from ...base.errors import StatusCode
 from ...base.limit_hits import LimitLog
 from ..acceptor import Acceptor
 from .library import make_session, require_library
-from .request_head import Refusal
 from .server_call import AnswerNow, AtOnce, CallAborted, PeerGoneError, Serve, ServerCall
 from .server_connection import NOTICE_S, ServerConnection
 from .server_limits import ByteBound, ConnectionShare, OnLimit, ServerLimits
@@ -26,9 +26,9 @@ AGE_SPREAD = 0.1
 log = logging.getLogger(__name__)
 
 
-OnRefused: TypeAlias = Callable[[str, str, Refusal], None]
-"""Called for each call that is refused for its headers: its path, empty if no method has it, its
-client, and why."""
+OnRefused: TypeAlias = Callable[[str, str, str, str], None]
+"""Called for each call that is refused before its method has it: its path, empty if no method has
+it, its client, the status, of gRPC or HTTP, and why."""
 
 
 def _count_nothing(limit: str) -> None:
@@ -153,16 +153,18 @@ class Http2Server:
         """Count a limit that a client has hit: for connections."""
         self._limit_log.hit(limit, who)
 
-    def on_refused(self, path: bytes, who: str, refusal: Refusal) -> None:
-        """A call was refused for its headers: for connections."""
+    def on_refused(self, path: bytes, who: str, status: str, why: str) -> None:
+        """A call was refused before its method had it: for connections."""
         if self._on_refused is not None:
-            self._on_refused(path.decode() if path in self._methods else "", who, refusal)
+            self._on_refused(path.decode() if path in self._methods else "", who, status, why)
 
     def begin(self, call: ServerCall, path: bytes) -> None:
         """Have a call served, or end it: for connections."""
         method = self._methods.get(path)
         if method is None:
-            call.refuse(StatusCode.UNIMPLEMENTED, "Method not found!")
+            text = "Method not found!"
+            self.on_refused(path, account_of(call.peer()), "UNIMPLEMENTED", text)
+            call.refuse(StatusCode.UNIMPLEMENTED, text)
             return
         serve, at_once = method
         if at_once is None:

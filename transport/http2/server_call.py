@@ -17,7 +17,7 @@ from ...process.loop_turns import end_in_turn
 from ._session import Session
 from ._streams import HEADERS_TOO_LONG, MESSAGE_COMPRESSED, MESSAGE_TOO_LONG, Stream
 from .flood_guard import FloodGuard
-from .request_head import ANSWER_HEAD, DONE, Refusal, RequestHead, status_head, status_trailers
+from .request_head import ANSWER_HEAD, DONE, RequestHead, status_head, status_trailers
 from .server_limits import ByteBound, ServerLimits
 from .wire import Header, Metadata, encode_metadata
 
@@ -69,8 +69,8 @@ class Host(Protocol):
         """A client has hit it."""
         ...
 
-    def on_refused(self, path: bytes, who: str, refusal: Refusal) -> None:
-        """A client's call was refused for its headers."""
+    def on_refused(self, path: bytes, who: str, status: str, why: str) -> None:
+        """A client's call was refused before its method had it."""
         ...
 
     def begin(self, call: "ServerCall", path: bytes) -> None:
@@ -104,6 +104,7 @@ class ServerCall:
         "loop",
         "over",
         "payer",
+        "taken",
         "task",
     )
 
@@ -121,6 +122,8 @@ class ServerCall:
         """set by its server, which sees to what it raises"""
         self.payer = ""
         """for those that serve it: who it is charged to, if they know"""
+        self.taken = False
+        """set once its method has it, which sees to what is noted of it"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
         self._metadata = head.metadata
@@ -290,20 +293,22 @@ class ServerCall:
         if not self.ended and self._waiter is not None:
             self._wake(self._waiter)
 
-    def on_violation(self, why: int) -> None:
-        """Its request is refused, wherever its task is."""
+    def on_violation(self, why: int) -> tuple[str, str]:
+        """Its request is refused, wherever its task is: by which status, and why."""
+        code, known = StatusCode.RESOURCE_EXHAUSTED, tuple[Header, ...]()
         if why == MESSAGE_COMPRESSED:
+            code, text = StatusCode.UNIMPLEMENTED, "compressed messages are not taken"
             known = ((b"grpc-accept-encoding", b"identity"),)
-            self.end(StatusCode.UNIMPLEMENTED, "compressed messages are not taken", known)
         elif why == MESSAGE_TOO_LONG:
             sizes = f"{self._stream.message_bytes} vs. {self._connection.limits.max_message_bytes}"
             text = f"SERVER: Received message larger than max ({sizes})"
-            self.end(StatusCode.RESOURCE_EXHAUSTED, text)
         elif why == HEADERS_TOO_LONG:
-            self.end(StatusCode.RESOURCE_EXHAUSTED, "the call's metadata is too long")
+            text = "the call's metadata is too long"
         else:
-            self.end(StatusCode.RESOURCE_EXHAUSTED, "no room for the call's message")
+            text = "no room for the call's message"
+        self.end(code, text, known)
         self._cancel()
+        return code.name, text
 
     def on_end(self) -> None:
         """Its stream is gone, in whatever way."""

@@ -279,6 +279,10 @@ class ServerConnection(Connection):
     def _on_undelivered(self, call: ServerCall) -> None:
         call.on_end()
 
+    def _on_failed_end(self, call: ServerCall, error: BaseException) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
     def _on_other_event(self, stream: Stream, kind: int, value: Any) -> None:
         call: ServerCall | None = stream.owner
         if kind == END:
@@ -286,6 +290,9 @@ class ServerConnection(Connection):
             answered = call is not None and call.ended
             if stream.violation == HEADERS_TOO_LONG and not answered:  # not read to the end
                 self.on_limit("max_metadata_bytes")
+                if call is None or not call.taken:
+                    why = "RESOURCE_EXHAUSTED", "the call's metadata is too long"
+                    self._host.on_refused(_path_of(stream), self._client, *why)
             self._on_stream_end(call, value)
         elif call is None:
             return
@@ -296,14 +303,17 @@ class ServerConnection(Connection):
                 self.on_limit("max_metadata_bytes")
             elif value == MESSAGE_TOO_LONG:
                 self.on_limit("max_message_bytes")
-            call.on_violation(value)
+            noted = call.ended or call.taken
+            refusal = call.on_violation(value)
+            if not noted:
+                self._host.on_refused(_path_of(stream), self._client, *refusal)
 
     def _begin(self, stream: Stream) -> None:
         head = self._heads.read(stream.headers)
         if isinstance(head, Refusal):
             self.session.refuse(stream, head.headers)
-            path = next((value for name, value in stream.headers if name == b":path"), b"")
-            self._host.on_refused(path, self._client, head)
+            self.on_limit("client_violations")
+            self._host.on_refused(_path_of(stream), self._client, head.status, head.why)
             self.on_refused()
             return
         call = stream.owner = ServerCall(self, stream, head)
@@ -368,10 +378,7 @@ class ServerConnection(Connection):
             self._header_timer.cancel()
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(None)
-        for stream in self.session.close():
-            call, stream.owner = stream.owner, None
-            if call is not None:
-                call.on_end()
+        self._end_calls(ServerCall.on_end)
         for counted in (self._input, self._output):
             if counted.steps:
                 counted.count(self._client, 0)
@@ -407,3 +414,7 @@ class ServerConnection(Connection):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _path_of(stream: Stream) -> bytes:
+    return next((value for name, value in stream.headers if name == b":path"), b"")

@@ -25,6 +25,7 @@ _ORIGINS = {
     Fault.STATUS_SIZE: Origin.STATUS_SIZE,
     # Who set the time knows whether it was a client's deadline.
     Fault.DEADLINE: Origin.ENGINE,
+    Fault.OURS: Origin.ROUTER,
 }
 
 

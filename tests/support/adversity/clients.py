@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from grpc import aio
+from support.adversity.chats import CHAT_KINDS, ChatClients
 from support.adversity.ledger import NOT_COUNTED, Entry, Ledger
 from support.adversity.schedule import Step
 from support.adversity.world import BLOCK, World
 
+from dynamo_router.engines.mocker.own_model import OWN_VOCABULARY
 from dynamo_router.engines.mocker.sampling import plan_output
 from dynamo_router.engines.serving.request import EngineRequest
 from dynamo_router.router.proto import RouterServiceStub
@@ -21,7 +23,7 @@ from dynamo_router.router.proto import router_pb2 as rpb
 from dynamo_router.workers.trtllm_proto import SERVICE, pb
 
 PINNED_KEY = "x-dynamo-worker-instance-id"
-VOCABULARY, EOS = 32_000, 2  # of a mock engine
+EOS = 2  # of a mock engine
 HUGE_ID_BYTES = 256 << 10
 BLOCKED_TOKENS = 6000
 """Enough messages to fill every buffer to a client that reads none."""
@@ -34,16 +36,35 @@ class Clients:
         self._world, self._ledger, self._step = world, ledger, step
         self._random = Random(step.seed)
         self._made = 0
-        self.prompts: list[list[int]] = []
-        """of the requests so far"""
-        self.messages = 0
-        """that arrived so far, at all of them"""
+        self._prompts: list[list[int]] = []
+        self._messages = 0
         self.others_are_done = asyncio.Event()
         """set when those that read nothing may go"""
         self.select = RouterServiceStub(world.near)
+        self._chats = ChatClients(
+            world.http_clients,
+            world.openai,
+            world.oracle,
+            ledger,
+            Random(step.seed + 1),
+            loses_streams=step.loses_streams,
+        )
 
     async def run(self, kind: str) -> None:
-        await getattr(self, f"_run_{kind}")(kind)
+        if kind in CHAT_KINDS:
+            await self._chats.run(kind)
+        else:
+            await getattr(self, f"_run_{kind}")(kind)
+
+    @property
+    def messages(self) -> int:
+        """That arrived so far, at all of them."""
+        return self._messages + self._chats.messages
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Of the requests so far."""
+        return self._prompts + self._chats.prompts
 
     # Those that behave
 
@@ -228,10 +249,10 @@ class Clients:
         """Tokens of which a part is shared with others'."""
         random = self._random
         family = random.randrange(6)
-        shared = [1000 * (family + 1) + n for n in range(BLOCK * random.randint(0, 8))]
-        own = [random.randrange(10_000, VOCABULARY) for _ in range(random.randint(1, 6 * BLOCK))]
+        shared = [300 * (family + 1) + n for n in range(BLOCK * random.randint(0, 8))]
+        own = [random.randrange(2500, OWN_VOCABULARY) for _ in range(random.randint(1, 6 * BLOCK))]
         prompt = shared + own
-        self.prompts.append(prompt)
+        self._prompts.append(prompt)
         return prompt
 
     def _request(
@@ -267,7 +288,7 @@ class Clients:
                 if message is aio.EOF:
                     entry.code = (await call.code()).name.lower()
                     return
-                self.messages += 1
+                self._messages += 1
                 answer.take(message)
         except aio.AioRpcError as error:
             entry.code, entry.details = error.code().name.lower(), error.details() or ""
@@ -325,6 +346,6 @@ class Answer:
             max_tokens=self._request.max_tokens,
         )
         tokens: list[int] = plan_output(
-            asked, vocab_size=VOCABULARY, ends=frozenset({EOS})
+            asked, vocab_size=OWN_VOCABULARY, ends=frozenset({EOS})
         ).tokens.tolist()
         return tokens

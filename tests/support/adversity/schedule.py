@@ -26,8 +26,9 @@ ENGINE_FAULTS = frozenset((*LOSING, *LOSING_A_PROCESS, *BOTHERSOME))
 KINDS = (
     *("stream", "unary", "leaver", "blocked", "deadline", "pinned", "aborted", "remote"),
     *("selector", "junk", "huge_id", "same_id", "raw_bytes"),
+    *("chat", "chat_whole", "chat_tools", "conversation", "chat_leaver"),
 )
-"""Clients, see clients.py. Each step has some of every kind."""
+"""Clients, see clients.py and chats.py. Each step has some of every kind."""
 
 
 @dataclass(frozen=True)

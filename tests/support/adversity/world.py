@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from grpc import aio
+from support.adversity.chat_oracle import ChatOracle, write_model
 from support.adversity.engine_cache import cached_blocks
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
@@ -18,6 +20,7 @@ from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text
 
+from dynamo_router.engines.mocker.own_model import OWN_VOCABULARY
 from dynamo_router.runtime.event_planes.embedded_nats import EmbeddedNats
 
 BLOCK = 16
@@ -25,7 +28,7 @@ DURABLE = "--durable-kv-events"
 """of a router whose events last: then the server keeps them"""
 MOCKER = (
     *("--block-size", str(BLOCK), "--num-gpu-blocks", "1024", "--heartbeat-s", "0.3"),
-    *("--speedup-ratio", "4", "--fault-port", "0"),
+    *("--speedup-ratio", "4", "--fault-port", "0", "--vocab-size", str(OWN_VOCABULARY)),
 )
 # Quick to see a fault and to forgive it, but not so quick that a busy machine looks like one.
 SERVE = (
@@ -75,6 +78,11 @@ class World:
         stack = self._stack
         await self.nats.start()
         stack.push_async_callback(self.nats.stop)
+        model = write_model(self._folder / "model")
+        self.oracle = ChatOracle(model)
+        self.http_clients = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
         nats_port = int(self.nats.url.rpartition(":")[2])
         self.nats_proxy = await self._proxy(nats_port, {"down": self.event_faults.filter})
         self.together = await self._mocker(0, LAST)
@@ -84,6 +92,8 @@ class World:
             command(
                 self._folder / "serve",
                 *("serve", "--port", "0", "--http-port", "0", "--block-size", str(BLOCK)),
+                *("--http-frontend", "0", "--model-path", str(model), "--model-id", "tiny"),
+                *("--tool-call-parser", "hermes"),
                 *("--nats", f"nats://{self.nats_proxy.address}", *SERVE, *self._serve),
                 *(word for p in self.proxies for word in ("--worker", f"grpc://{p.address}")),
             )
@@ -91,6 +101,7 @@ class World:
         words = (await self.router.says("dynamo-router ready")).split()
         self.http = words[words.index("http") + 1]
         self.address = words[words.index("grpc") + 1]
+        self.openai = words[words.index("openai") + 1]
         self.client_proxy = await self._proxy(int(self.address.rpartition(":")[2]))
         self.near = await stack.enter_async_context(
             aio.insecure_channel(self.address, options=CHANNEL)

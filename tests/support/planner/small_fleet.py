@@ -21,6 +21,7 @@ from dynamo_router.planner import (
     PlanningConfig,
     search,
 )
+from dynamo_router.planner.planning import CpuBudget
 from dynamo_router.planner.what_if import Outcome, Scenario
 
 ENGINE = EngineConfig(num_gpu_blocks=2048, max_num_seqs=8, max_model_len=0)
@@ -35,7 +36,7 @@ def new_planner(
     ticks = count()
     facts = {"start_up_s": 30.0, "roles": roles, **more.pop("planning", {})}
     planning = PlanningConfig(**facts)
-    more.setdefault("cpu", lambda: 0.002 * next(ticks))
+    more.setdefault("budget", CpuBudget(planning.plan_budget_s, lambda: 0.002 * next(ticks)))
     return Planner(
         planning,
         EngineModel(

@@ -189,6 +189,27 @@ MESSAGES = st.lists(
 WORDS = st.lists(st.sampled_from(["a ", "the ", "of ", "é", "漢", "x\n"]), max_size=9).map("".join)
 ROLE = st.sampled_from(["user", "system", "assistant"])
 CHAT = st.lists(st.fixed_dictionaries({"role": ROLE, "content": WORDS}), min_size=1, max_size=4)
+CALL = st.builds(
+    lambda name, arguments: {"function": {"name": name, "arguments": arguments}},
+    st.sampled_from(["f", 1]),
+    st.sampled_from(['{"a": 1}', "", "{", {"b": 2}]),
+)
+PARTS = st.lists(
+    st.builds(
+        lambda text: {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}},
+        st.one_of(WORDS, WORDS, WORDS, st.none()),
+    ),
+    max_size=3,
+)
+MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": ROLE, "content": WORDS}),
+    st.fixed_dictionaries({"role": ROLE, "content": PARTS}),
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["assistant", "tool", 3]), "content": st.none() | WORDS},
+        optional={"tool_calls": st.lists(CALL, max_size=2), "name": WORDS, "tool_call_id": WORDS},
+    ),
+)
+AGENTS_CHAT = st.lists(MESSAGE, min_size=1, max_size=4)
 NUMBERS = st.sampled_from([None, -3, -1, 0, 0.5, 1, 2, 2.5, 300, 500, 1 << 31, "1"])
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     name: NUMBERS
@@ -208,6 +229,13 @@ OPTIONS |= {
     "seed": st.sampled_from([None, 5]),
     "verbosity": st.sampled_from(["low", "medium"]),
     "stream": st.sampled_from([True, False, False, None]),
+    "tools": st.sampled_from([None, [], [{"type": "function", "function": {"name": "f"}}], [{}]]),
+    "tool_choice": st.sampled_from([None, "none", "none", "auto"]),
+    "chat_template_kwargs": st.sampled_from([None, {}, {"bos_token": "the"}]),
+    "documents": st.sampled_from([None, [], [{"a": 1}]]),
+    "reasoning_effort": st.sampled_from([None, "low"]),
+    "add_generation_prompt": st.booleans(),
+    "nvext": st.sampled_from([{}, {"token_data": [3, 4]}]),
 }
 SOME = st.lists(st.sampled_from(sorted(OPTIONS)), max_size=3, unique=True).flatmap(
     lambda names: st.fixed_dictionaries({name: OPTIONS[name] for name in names})
@@ -220,7 +248,16 @@ HEADERS = st.dictionaries(
 
 
 @settings(max_examples=100, deadline=None)
-@given(CHAT, SOME, HEADERS, MESSAGES, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+@given(
+    CHAT | AGENTS_CHAT,
+    SOME,
+    HEADERS,
+    MESSAGES,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_both_ways_tell_the_same(
     chat: list[Any],
     some: dict[str, Any],

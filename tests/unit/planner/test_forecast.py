@@ -153,7 +153,7 @@ def found_in_cache(requests: list[SampledRequest]) -> list[int]:
 
 
 def test_a_scenario_has_as_many_cached_blocks_as_engines_reported() -> None:
-    """Before, prompts that look new were simulated as new, whatever engines found in caches."""
+    """Prompts that look new are simulated as warm as engines found them."""
     alone = [ObservedRequest(float(n), 100, 5, tuple(range(50 * n, 50 * n + 10))) for n in range(9)]
     warm = [replace(each, cached_tokens=58) for each in alone]
     assert sum(found_in_cache(RequestBodies(alone, 10).draw(60, seed=3))) == 0
@@ -185,8 +185,8 @@ def test_what_a_scenario_brings_by_itself_is_not_made_warm_again() -> None:
 
 
 def test_a_prompt_goes_on_with_what_its_engine_had_in_cache() -> None:
-    """Before, what was cached was one beginning of all prompts, warm wherever one of them had been
-    served, and each request a session of its own: bursts of sessions were jumps of the load."""
+    """What was cached is warm on the engine that served its session, and requests that go on with
+    each other are one session: a burst of sessions is no jump of the load."""
     engines, sessions = 2, 6
     turns = [
         replace(
@@ -231,7 +231,7 @@ def test_a_prompt_whose_beginning_is_known_goes_on_with_no_other() -> None:
 
 
 def test_copies_of_small_ids_have_none_in_common() -> None:
-    """Before, a copy's ids were those of another one in another order: 5 ^ 1 is 6 ^ 2."""
+    """Ids are mixed: by exclusive or alone, 5 ^ 1 is 6 ^ 2."""
     window = [ObservedRequest(float(n), 40, 5, tuple(range(4 * n, 4 * n + 4))) for n in range(16)]
     ids = [n for each in RequestBodies(window, 10).draw(64, seed=3) for n in each.ids.tolist()]
     assert len(set(ids)) == len(ids) == 256
@@ -249,10 +249,20 @@ def test_requests_that_run_get_the_output_of_others() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 64])
 def test_ids_that_are_none_share_nothing(number: int) -> None:
-    """Before, one such record ended every plan of its window."""
+    """Such a record ends no plan of its window."""
     requests = [ObservedRequest(float(n), 128, 10, (number, n)) for n in range(3)]
     bodies = RequestBodies(requests, 64)
     assert len({each.ids.tobytes() for each in bodies.as_seen(0)}) == 3
+
+
+def test_a_burst_of_a_minute_makes_no_busier_day() -> None:
+    seasonal = Seasonal([30.0] * 240, 240)
+    for count in [*[30.0] * 20, *[60.0] * 4]:
+        seasonal.update(count)
+    assert seasonal.predict(20).max() < 1.25 * 30
+    for _ in range(20):
+        seasonal.update(60.0)
+    assert seasonal.predict(20).min() > 1.8 * 30, "six minutes are no burst"
 
 
 def test_a_rise_of_yesterday_is_foreseen_as_long_as_today_is_alike() -> None:
@@ -337,7 +347,7 @@ def test_sessions_that_nothing_tells_make_counts_that_vary_as_they_were_seen_to(
 
 
 def test_a_burst_of_sessions_ends_no_hour_of_one_rate() -> None:
-    """Before, the season was taken times the last minute's rate, and a burst made it another."""
+    """The season's own counts say how the hour goes on, not those times the last minute's rate."""
     hour = (4.0 * np.random.default_rng(5).poisson(5, 240)).tolist()
     forecast = fed(ArrivalForecast(15.0, 14, hour), hour[:60])
     assert forecast.is_settled(4.0)
@@ -363,7 +373,7 @@ def test_an_hour_of_one_rate_says_nothing_where_the_season_ends_it() -> None:
 
 
 def test_a_quantile_is_that_of_the_total_of_bins_that_miss_in_both_directions() -> None:
-    """Before, bins had a quantile each, whose sum is reached by one total in hundreds."""
+    """The sum of the bins' quantiles is reached by one total in hundreds."""
     counts = list(np.random.default_rng(3).poisson(20, 500).astype(float))
     forecast, below, planned = fed(ArrivalForecast(15.0, 10), counts[:190]), 0, 0.0
     for place in range(190, 490):
@@ -375,8 +385,7 @@ def test_a_quantile_is_that_of_the_total_of_bins_that_miss_in_both_directions() 
 
 
 def test_the_end_of_a_silence_says_nothing_of_a_busy_hour() -> None:
-    """Before, what a forecast of none had missed by counted at every load, and asked for ten times
-    the arrivals that came."""
+    """What a forecast of none has missed by does not count at a load many times as high."""
     rng = np.random.default_rng(3)
     busy = list(rng.poisson(36, 60).astype(float))
     yesterday = [*busy, *[0.0] * 80, *busy]
@@ -393,7 +402,7 @@ def test_a_day_begins_with_what_was_missed_by_on_the_day_before() -> None:
 
 
 def test_arrivals_that_jump_are_believed_after_a_bin() -> None:
-    """Before, five times the arrivals were planned for two minutes later."""
+    """A jump is planned for at once, not when smooth predictors have come to it."""
     rng = np.random.default_rng(3)
     calm = list(rng.poisson(8, 40).astype(float))
     forecast = fed(ArrivalForecast(15.0, 10), calm)

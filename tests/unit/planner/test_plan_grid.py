@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def test_prompts_of_another_day_are_seen_and_the_day_is_the_same() -> None:
         for error in ("hits", "1")
     )
     assert other == same
+
+
+def test_a_row_is_the_same_on_a_machine_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of a grid are limited by what they simulate: nothing of a row but `cpu_s` is timed."""
+    config = PlanGridConfig(requests=300, rate=2.0, engine_speed=0.2, plan_budget_s=0.05)
+
+    def plan() -> dict[str, Any]:
+        (found,) = run_cell(config.scene, Cell("sinus", 20.0, "1.25"), ("plan",))
+        return found
+
+    first = plan()
+    now = count(step=0.2)  # seconds that pass from one look at the clock to the next
+    monkeypatch.setattr("time.process_time", lambda: float(next(now)))
+    slow = plan()
+    assert slow.pop("cpu_s") > 0 < first.pop("cpu_s") and next(now) > 0.2
+    assert slow == first
 
 
 @pytest.mark.parametrize(

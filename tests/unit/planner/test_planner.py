@@ -29,6 +29,7 @@ from dynamo_router.planner import (
     search,
 )
 from dynamo_router.planner.fleet import Role
+from dynamo_router.planner.planning import CpuBudget
 from dynamo_router.planner.rules import alarms
 from dynamo_router.planner.what_if import Outcome, Scenario
 
@@ -223,7 +224,8 @@ def test_cpu_holds_at_any_load_and_cost_of_a_request(
 ) -> None:
     """Simulations end soon after half a second of it, whatever a request costs."""
     clock = SimulationClock(monkeypatch, each_s)
-    planner = new_planner(engines_max=64, planning={"start_up_s": 300.0}, cpu=lambda: clock.now)
+    budget = CpuBudget(0.5, lambda: clock.now)
+    planner = new_planner(engines_max=64, planning={"start_up_s": 300.0}, budget=budget)
     for n in range(3):
         before = clock.now
         decision = planner.observe(observation(1000.0 + 60 * n, rate, 48))
@@ -236,7 +238,7 @@ def test_cpu_holds_at_any_load_and_cost_of_a_request(
 
 def test_where_no_fleet_can_be_simulated_none_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimulationClock(monkeypatch, 1.0)
-    planner = new_planner(engines_max=64, cpu=lambda: clock.now)
+    planner = new_planner(engines_max=64, budget=CpuBudget(0.5, lambda: clock.now))
     decision = planner.observe(observation(1000.0, 20.0, 8))
     assert not decision.changes and not decision.scores
     assert "no fleet could be simulated in 0.5 s of CPU" in decision.reasons

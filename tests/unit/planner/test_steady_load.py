@@ -36,7 +36,7 @@ def test_constant_load_is_left_alone() -> None:
 def test_a_steady_load_changes_no_fleet_once_it_is_settled(
     monkeypatch: pytest.MonkeyPatch, two_keep: tuple[float, ...], settled: int
 ) -> None:
-    """Before, engines went when two plans in turn had calm arrivals, and came back after that."""
+    """Two plans in turn that have calm arrivals remove no engine."""
     judge_by(monkeypatch, two_keep)
     for there in (2, 3):
         fleets = fleets_of(new_planner(), there, 60, [1.0])
@@ -44,7 +44,7 @@ def test_a_steady_load_changes_no_fleet_once_it_is_settled(
 
 
 def test_bursts_of_a_load_that_was_constant_for_an_hour_change_no_fleet() -> None:
-    """Before, each burst of a constant load was planned for, and engines came and went."""
+    """The rate of the hour is planned for, not each burst."""
     planner, there, changes = new_planner(season=[30.0] * 240), 2, 0
     for n in range(20):
         at, rate = 1000.0 + 60 * n, (2.0, 2.0, 3.4, 1.2, 2.0)[n % 5]
@@ -58,7 +58,7 @@ def test_bursts_of_a_load_that_was_constant_for_an_hour_change_no_fleet() -> Non
 
 
 def test_a_burst_of_a_settled_load_adds_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, as many were started as the burst had needed: they served once it was over."""
+    """The burst is over before as many engines as it needs would serve."""
     planner = new_planner(season=[15.0] * 240)
     judge_by(monkeypatch, (1.0,))
     assert fleets_of(planner, 1, 1, [1.0]) == [2]
@@ -80,7 +80,7 @@ def test_a_burst_of_a_settled_load_adds_one_engine(monkeypatch: pytest.MonkeyPat
 def test_an_engine_that_late_answers_of_a_settled_load_called_for_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, the plans that had found one less enough took it away again as soon as it served."""
+    """Plans from before its start that found one less enough do not count."""
     judge_by(monkeypatch, (1.0,))
     planner = new_planner(season=[15.0] * 240)
     assert fleets_of(planner, 2, 30, [1.0]) == [2] * 30
@@ -96,7 +96,7 @@ def test_an_engine_that_late_answers_of_a_settled_load_called_for_stays(
 def test_a_settled_fleet_shrinks_where_bursts_have_room(
     monkeypatch: pytest.MonkeyPatch, two_keep: float, there: int
 ) -> None:
-    """Before, 2 % of misses at the rate of an hour were few enough: its bursts missed 8."""
+    """With 2 % of misses at the rate of an hour, its bursts miss 8 %."""
     judge_by(monkeypatch, (two_keep,))
     assert fleets_of(new_planner(season=[15.0] * 240), 3, 30, [1.0])[-1] == there
 
@@ -146,8 +146,7 @@ def test_late_answers_are_not_outvoted_by_plans(monkeypatch: pytest.MonkeyPatch)
 def test_a_regret_is_forgotten_with_the_load_that_it_was_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, each rise after a removal doubled the plans that have to agree, for an hour: engines
-    of a morning stayed until the night."""
+    """A rise after a removal doubles the plans that have to agree, until arrivals are others."""
     judge_by(monkeypatch, (1.0,))
     planner = new_planner()
     assert fleets_of(planner, 3, 4, [1.0])[-1] == 2
@@ -168,7 +167,7 @@ def test_a_regret_is_forgotten_with_the_load_that_it_was_of(
 def test_a_plan_of_a_load_that_ends_does_not_count_for_the_one_that_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, a rise of yesterday's that did not come held engines for ten minutes."""
+    """A rise of yesterday's that does not come holds engines for a few plans only."""
     judge_by(monkeypatch, (1.0,))
     yesterday = [15.0] * 45 + [90.0] * 40
     planner = new_planner(season=yesterday)

@@ -66,7 +66,7 @@ def test_what_may_be_the_requests_or_the_workers_fault_gets_one_more_opinion(
             Verdict(Blame.TRANSPORT, Retry.YES, "connection_lost"),
         ),
         (Origin.DEADLINE, StatusCode.DEADLINE_EXCEEDED, Verdict(Blame.SLOW, Retry.NO, "deadline")),
-        (Origin.ROUTER, StatusCode.INTERNAL, Verdict(Blame.US, Retry.NO, "internal")),
+        (Origin.ROUTER, StatusCode.INTERNAL, Verdict(Blame.US, Retry.ONCE, "router_fault")),
     ],
 )
 def test_whose_fault_it_is(origin: Origin, code: StatusCode, verdict: Verdict) -> None:

@@ -53,15 +53,15 @@ def test_one_failed_probe_takes_a_ready_worker_away_and_one_good_one_brings_it_b
 
 def test_a_probe_that_was_late_by_our_own_stall_is_repeated_once() -> None:
     tracker = ready()
-    tracker.on_probe_late(5, "no answer")
+    tracker.on_probe_void(5, "no answer")
     assert (tracker.state, tracker.next_probe, tracker.failed_probes) == (WorkerState.READY, 5, 0)
     tracker.on_probe_ok(5.1)
-    tracker.on_probe_late(11, "no answer")
+    tracker.on_probe_void(11, "no answer")
     assert tracker.state is WorkerState.READY
-    tracker.on_probe_late(15, "no answer")
+    tracker.on_probe_void(15, "no answer")
     assert (tracker.state, tracker.reason) == (WorkerState.UNHEALTHY, "no answer")
     tracker.on_probe_ok(16)
-    tracker.on_probe_late(22, "no answer")
+    tracker.on_probe_void(22, "no answer")
     assert tracker.state is WorkerState.READY
 
 

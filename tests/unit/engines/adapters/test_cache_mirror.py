@@ -57,7 +57,7 @@ def test_a_chain_ends_before_a_block_that_is_not_full_and_one_of_an_image() -> N
     mirror = CacheMirror(SIZE)
     (event,) = stored(1, 2)
     mirror.apply(0, [{**event, "token_ids": event["token_ids"][:-2]}])
-    assert ids(mirror) == [1] and mirror.stats.partial == 1
+    assert ids(mirror) == [1]
     mirror.apply(0, stored(4, 5, first=50, extra_keys=[None, [["image", 0]]]))
     assert ids(mirror) == [1, 4]
     assert mirror.apply(0, removed(2, 5)) == []
@@ -66,7 +66,7 @@ def test_a_chain_ends_before_a_block_that_is_not_full_and_one_of_an_image() -> N
 def test_blocks_behind_an_unknown_one_are_counted_and_left_out() -> None:
     mirror = CacheMirror(SIZE)
     assert mirror.apply(0, stored(2, parent=1)) == []
-    assert mirror.stats.orphans == 1 and ids(mirror) == []
+    assert ids(mirror) == []
 
 
 def test_blocks_that_nothing_leads_to_are_not_announced_until_it_is_back() -> None:
@@ -86,7 +86,7 @@ def test_tiers_and_ranks_are_kept_apart_and_a_parent_may_be_in_another_tier() ->
     assert ids(mirror) == [1] and ids(mirror, "host_pinned") == [2]
     assert mirror.apply(0, removed(1, medium="CPU")) == []
     assert mirror.apply(0, removed(2, medium="CPU")) == [BlocksRemoved([2], "host_pinned")]
-    assert mirror.apply(0, stored(9, medium="SHARED")) == [] and mirror.stats.elsewhere == 1
+    assert mirror.apply(0, stored(9, medium="SHARED")) == []
     assert mirror.cached_blocks(1, "device") == []
     assert mirror.apply(0, [CLEARED]) == [CacheCleared()]
     assert mirror.apply(0, [CLEARED]) == [] and ids(mirror) == []
@@ -112,7 +112,7 @@ def test_other_groups_and_shared_pools_are_left_out() -> None:
     mirror = CacheMirror(SIZE)
     assert mirror.apply(0, stored(1, kv_cache_spec_kind="mamba")) == []
     assert mirror.apply(0, stored(1, locality="REMOTE")) == []
-    assert mirror.apply(0, [{"type": "Other"}]) == [] and mirror.stats.elsewhere == 1
+    assert mirror.apply(0, [{"type": "Other"}]) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("srrc"), st.integers(0, 14)), max_size=60))

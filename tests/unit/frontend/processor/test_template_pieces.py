@@ -13,7 +13,7 @@ from dynamo_router.frontend.processor.template_pieces import (
     MOST_MESSAGES,
     TemplatePieces,
 )
-from dynamo_router.frontend.processor.template_text import LEFT, RIGHT, taken_apart
+from dynamo_router.frontend.processor.template_text import LEFT, RIGHT
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 BY_ROLE = (
@@ -252,28 +252,6 @@ def test_which_templates_write_each_message_by_itself(name: str) -> None:
     assert pieces is not None and (pieces._messages is not None) == (name in EACH)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(PLAIN, min_size=1, max_size=9), st.integers(0, 8), st.booleans())
-@pytest.mark.parametrize("name", PASS_ON)
-def test_pieces_behind_those_that_are_known(
-    name: str, chat: list[Any], count: int, prompted: bool
-) -> None:
-    """They are the last ones of all, and those before are the same without the new messages."""
-    pieces, found = TEMPLATES[name].pieces, taken_apart(chat)
-    assert pieces is not None
-    if found is None or "refused" in text_of(TEMPLATES[name], chat, prompted, pieces=False):
-        return
-    shape, _ = found
-    known = shape[:count]
-    whole = pieces._pieces(shape, prompted)
-    assert pieces.of_shape(shape, prompted) == whole
-    behind = pieces.behind(known, shape[count:], prompted)
-    if behind is None:
-        return
-    before = pieces._pieces(known, prompted)[:-1]
-    assert whole == before + behind
-
-
 def test_a_long_chat_of_known_messages_renders_no_template() -> None:
     rendered: list[int] = []
     template = ChatTemplate(JOINED, TOKENS)
@@ -292,8 +270,6 @@ def test_a_long_chat_of_known_messages_renders_no_template() -> None:
         text = template.render(chat[:count])
         assert text == template._rendered(chat[:count], True, None, None)
     assert rendered == [5]
-    shape = taken_apart(chat)
-    assert shape is not None and pieces.behind(shape[0][:799], shape[0][799:], True) is not None
     for number in range(300):  # and what it keeps is bounded
         odd = [
             {"role": f"r{number}", "content": "a"},

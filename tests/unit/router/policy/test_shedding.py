@@ -1,5 +1,7 @@
 """Requests that would miss objectives wherever they went are refused, where somebody named one."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,6 +134,50 @@ def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() ->
             router.place(placement)
     router.free("beside")
     assert refused_beside_five(router)
+
+
+def be_late(router: KvRouter, clock: ManualClock, times: int, tenant: str = "") -> None:
+    """Send a tenant's requests that are foreseen too late, beside another one."""
+    router.decide(TOKENS, "beside")
+    for turn in range(times):
+        placement = Placement(
+            router.prompt(TOKENS), f"late {turn}", clock.now() - 9.0, tenant=tenant
+        )
+        with pytest.raises(NoWorkersError, match="TTFT objective"):
+            router.place(placement)
+
+
+def test_what_no_engine_computes_in_time_is_refused_only_where_others_are_late() -> None:
+    router, clock = taught(sheds=None, itl_s=0.04, slo_itl_ms=None, slo_ttft_ms=200.0)
+    cold_s = [router.limits.cold_s(tokens) or math.nan for tokens in (len(TOKENS), 60_000)]
+    assert cold_s[0] < 0.2 < cold_s[1]
+    be_late(router, clock, 0)
+    router.decide(list(range(60_000)), "in a fleet that has time for it")
+    router.free("in a fleet that has time for it")
+    router.free("beside")
+    be_late(router, clock, 2)
+    long = list(range(100_000, 160_000))  # cached nowhere
+    with pytest.raises(NoWorkersError, match="TTFT objective"):
+        router.decide(long, "in one that has none")
+    router.free("beside")
+    router.decide(long, "on an idle worker")
+
+
+@pytest.mark.parametrize(("tenant", "is_refused"), [("loud", True), ("quiet", False)])
+def test_requests_of_one_tenant_that_come_again_when_refused_have_no_others_refused(
+    tenant: str, is_refused: bool
+) -> None:
+    router, clock = taught(sheds=True, itl_s=0.024)
+    be_late(router, clock, 30, "loud")
+    router.free("beside")
+    for turn in range(5):
+        router.decide(TOKENS, f"beside {turn}", pinned_worker=0)
+    long = Placement(router.prompt(list(range(8_000))), "one", clock.now(), tenant=tenant)
+    if is_refused:
+        with pytest.raises(NoWorkersError, match="theirs of ITL"):
+            router.place(long)
+    else:
+        router.place(long)
 
 
 NAMED = read_objectives([("x-dynamo-slo-ttft-ms", "200")])

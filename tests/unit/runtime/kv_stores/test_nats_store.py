@@ -21,6 +21,7 @@ from dynamo_router.runtime.kv_stores import (
     nats_connection,
     nats_watch,
 )
+from dynamo_router.runtime.kv_stores.nats_store import NatsBucket
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -41,6 +42,38 @@ async def test_a_watch_goes_on_after_a_restart(jetstream: JetStreamServer) -> No
             if len(change.entries) == 1:
                 assert await anext(watch) == Entry("b", b"2", last)
     await store.close()
+
+
+async def test_a_nats_that_comes_back_without_its_data_is_written_again(
+    jetstream: JetStreamServer,
+) -> None:
+    store = NatsStore(NatsAddress(jetstream.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await anext(watch)
+        waiting = asyncio.create_task(anext(watch))
+        jetstream.kill()
+        jetstream.lose_data()
+        await jetstream.come_back()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await bucket.get("a") is None
+            await put_again(bucket, "b")
+            change = await waiting
+            if change == Listing((), 0):
+                change = await anext(watch)
+            assert "b" in str(change)
+    await store.close()
+
+
+async def put_again(bucket: NatsBucket, key: str) -> None:
+    """As what renews its lease does: until it works."""
+    while True:
+        try:
+            await bucket.put(key, b"2")
+            return
+        except StoreError as error:
+            assert error.transient
 
 
 async def test_a_paused_nats_is_noticed_and_the_watch_goes_on(

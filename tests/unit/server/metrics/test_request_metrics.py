@@ -1,6 +1,7 @@
 """What is counted of requests: by message, by end, by worker."""
 
 import pytest
+from structlog.testing import capture_logs
 from support.fake_engine import chunk, complete, prompt
 
 from dynamo_router.base.clock import ManualClock
@@ -14,6 +15,7 @@ from dynamo_router.server.dispatch.generate_request import read_generate
 from dynamo_router.server.dispatch.observers import MOST_GAPS
 from dynamo_router.server.dispatch.request import Attempt, Request
 from dynamo_router.server.dispatch.retries import FailedAttempt, FailedAttempts
+from dynamo_router.server.metrics import requests
 from dynamo_router.server.metrics.requests import (
     BUCKETS,
     KEPT_MESSAGES,
@@ -93,6 +95,32 @@ def test_an_answer_is_counted_by_its_last_message() -> None:
     told = samples(metrics)
     assert told["dynamo_component_router_output_sequence_tokens_sum"] == 3 * (KEPT_MESSAGES + 1)
     assert told["dynamo_component_router_kv_hit_rate_sum"] == 0.5 * (KEPT_MESSAGES + 1)
+
+
+def test_a_request_that_cannot_be_counted_leaves_the_others_their_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics, request = Fixture().metrics, prompt()
+    usage_of = requests.usage_of
+
+    def flawed(message: bytes) -> object:
+        if message == b"flawed":
+            raise ZeroDivisionError("of one message")
+        return usage_of(message)
+
+    monkeypatch.setattr(requests, "usage_of", flawed)
+    ended = [in_flight(b"", end(request, 1, 2, 3)) for _ in range(5)]
+    assert ended[1].attempt is not None
+    ended[1].attempt.decision = Decision(WorkerWithDpRank(1), 0, 1, 0, 0, "r1")  # of no block
+    ended[3].last_message = b"flawed"
+    with capture_logs() as logs:
+        for each in ended:
+            metrics.on_end(each, StatusCode.OK)
+        told = samples(metrics)
+    assert told["dynamo_router_request_duration_seconds_count"] == 4
+    assert told["dynamo_router_overlap_blocks_totaldevice"] == 4
+    assert told["dynamo_component_router_output_sequence_tokens_count"] == 3
+    assert [line["log_level"] for line in logs] == ["error", "error"]
 
 
 def test_several_answers_are_counted_one_by_one() -> None:

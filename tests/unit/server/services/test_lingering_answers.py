@@ -88,6 +88,7 @@ async def test_a_call_is_judged_once_however_long_its_end_takes_to_leave(refused
         Any,
         SimpleNamespace(
             payer="",
+            ended=False,
             peer=lambda: "ipv4:10.0.0.1:7",
             invocation_metadata=lambda: (),
             answer=lambda message: None,

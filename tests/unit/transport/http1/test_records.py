@@ -94,6 +94,23 @@ async def test_a_client_gets_as_many_answers_as_are_noted(sent: bytes) -> None:
     assert found and ends.statuses == found
 
 
+KEPT = CHUNKED.replace(b"connection: close\r\n", b"")
+
+
+@pytest.mark.parametrize("head", [CHUNKED, KEPT])
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"1\r\nx\r\n0\r\ncontent-length: 9\r\n\r\n"])
+async def test_an_answer_to_the_beginning_of_what_is_no_request_gives_way(
+    head: bytes, rest: bytes
+) -> None:
+    async def early(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await answer(send, b"without a look at the body")
+
+    async with watched(early) as (rig, ends):
+        found = await rig.send(head + rest)
+        await until(lambda: not rig.connections.open)
+    assert statuses_in(found) == {400: 1} == ends.statuses
+
+
 @pytest.mark.parametrize(
     "sent, count",
     [

@@ -293,7 +293,7 @@ async def test_what_is_too_large_is_not_sent() -> None:
         said = await outcome(channel.call("/a/B", bytes(1001)))
         assert (said.fault, said.code) == (Fault.REQUEST_SIZE, StatusCode.RESOURCE_EXHAUSTED)
         said = await outcome(channel.call("/a/B", b"", metadata=(("a b", "c"),)))
-        assert said.fault is Fault.STATUS and not script.connections
+        assert said.fault is Fault.OURS and not script.connections
 
 
 async def test_closing_cancels_what_is_under_way_and_what_comes_later() -> None:

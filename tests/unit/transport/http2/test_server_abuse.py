@@ -188,7 +188,9 @@ async def test_a_flood_is_told_to_be_calm(flood: str) -> None:
         async with raw_client(port) as client:
             client.greet()
             await works(client, 1)
-        assert hits == ["client_floods"]
+        assert hits.count("client_floods") == 1
+        refused = flood == "heads that are none"  # each of them counts, too
+        assert set(hits) == {"client_floods"} | ({"client_violations"} if refused else set())
         await until(lambda: not server.calls_open)
 
 

@@ -83,10 +83,10 @@ FAULTS = {
         CALL + raw.headers(1, ((b"x", b"y"),)), reset=PROTOCOL
     ),
     "an empty name": Fault(raw.headers(1, (*ECHO, (b"", b"x")), end=True), status=b"0"),
-    "timeout of nothing": Fault(timeout(b""), status=b"13"),
-    "timeout in weeks": Fault(timeout(b"1W"), status=b"13"),
-    "timeout of nine digits": Fault(timeout(b"123456789S"), status=b"13"),
-    "negative timeout": Fault(timeout(b"-1S"), status=b"13"),
+    "timeout of nothing": Fault(timeout(b""), status=b"13", counted=VIOLATED),
+    "timeout in weeks": Fault(timeout(b"1W"), status=b"13", counted=VIOLATED),
+    "timeout of nine digits": Fault(timeout(b"123456789S"), status=b"13", counted=VIOLATED),
+    "negative timeout": Fault(timeout(b"-1S"), status=b"13", counted=VIOLATED),
     # Frames
     "window update of 0 for a call": Fault(
         CALL + frames(raw.WINDOW_UPDATE, bytes(4), 1), goaway=PROTOCOL, counted=VIOLATED
