@@ -217,8 +217,8 @@ class Completions:
     async def _any_chat(self, call: HttpCall) -> None:
         if call.messages is not None and self._beginnings is not None:
             if (known := await self._known_chat(call, self._beginnings)) is not None:
-                request, prompt = known
-                await self._answer(call, request, CHAT, [(prompt, "")])
+                chat, prompt = known
+                await self._answer(call, chat, CHAT, [(prompt, "")])
                 return
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
         await self._answer_chat(call, request, CHAT)

@@ -214,7 +214,7 @@ class KnownBeginnings:
         """What the template writes behind what is known; None: that is not to be had so."""
         ends, view = apart.ends, memoryview(body)
         behind = ends[known.messages - 1] if known.messages else apart.begin
-        points = [part.point for part in reversed(known.parts)]
+        points = [part.point for part in reversed(known.parts) if part.point is not None]
 
         def work() -> Grown | None:
             raw = b"[%b]" % bytes(view[behind : ends[-1]]).lstrip(_BETWEEN)

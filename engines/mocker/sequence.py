@@ -51,7 +51,7 @@ class Sequence:
             request,
             vocab_size=config.vocab_size,
             ends=config.end_tokens,
-            context=config.max_seq_len if config.max_model_len else 0,
+            context=config.max_model_len,
         )
         tokens = np.concatenate([request.token_ids, plan.tokens])
         local = block_hashes(

@@ -39,6 +39,7 @@ cdef extern from *:
     #define FORECAST_MANY 2.0
     #define FORECAST_MOST_HELD 4.0
     #define FORECAST_MOST_COUNTED 4.0
+    #define FORECAST_SPARED 6.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -51,6 +52,7 @@ cdef extern from *:
     const double MEMORY_RANGE "FORECAST_MEMORY_RANGE"   # spreads beyond which an error is none
     const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
+    const double SPARED "FORECAST_SPARED"   # times more that one counts where engines have time over
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
     const double MANY "FORECAST_MANY"   # requests of a worker, which leave no engine time over
 
@@ -166,9 +168,15 @@ cdef inline void estimate_misses(
     Estimate* found, const Prompt* prompt, const EngineTimeline* timeline, const Model* model,
     double slowness,
 ) noexcept nogil:
-    """Fill in the rest: `missed`, and its part in the cost."""
+    """Fill in the rest: `missed`, and its part in the cost.
+
+    Where all engines are busy an answer that is kept in time is paid for by another one. Where
+    they have time over it is not: some other worker meets the objective, for computing anew.
+    """
+    cdef double over = 1.0 - prompt.paid
+    cdef double weight = model.miss_weight * (1.0 + SPARED * over * over)
     found.missed = missed_objectives(timeline, model, slowness, prompt.isl)
-    found.cost += model.miss_weight * found.missed
+    found.cost += weight * found.missed
 
 
 cdef inline void estimate_fleet(

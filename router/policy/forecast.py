@@ -13,7 +13,8 @@ take, with as much of empty steps as they fill, in the share that others are the
 `delay` is what those suffer whose last step this prompt would fill up, `memory` the time until its
 blocks have room, `crowding` how much longer those then wait for room who come later, `decode` what
 it and the requests decoding there cost each other until those who come next have evened that out,
-`missed` how many more of them then miss their ITL objective. docs/routing.md has the reasons.
+`missed` how many more of them then miss their ITL objective, which weighs more where engines have
+time over. docs/routing.md has the reasons.
 """
 
 import logging
@@ -58,7 +59,7 @@ class ForecastParams:
 
     prefill_weight: float = 1.5  # of a second of computing that others pay for
     decode_weight: float = 0.6  # of a second that decoding takes longer
-    miss_weight: float = 0.2  # seconds that a missed ITL objective counts as
+    miss_weight: float = 0.2  # seconds that a missed ITL objective counts as, in a busy fleet
     itl_objective_s: float = 0.025  # mean ITL that an answer should have at most
     lead_s: float = 0.1  # seconds of prompts that an engine may have before requests are held
     step_s: float = 0.02  # of a step that computes a prompt

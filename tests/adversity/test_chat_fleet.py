@@ -11,10 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.adversity.chat_fleet import FAULTS, LOSES_CONNECTIONS, LOSES_STREAMS, ChatFleet
-from support.adversity.chats import CHAT_KINDS, ChatClients
 from support.adversity.ledger import Ledger
 from support.adversity.seeds import seeds_of
+from support.chats.clients import CHAT_KINDS, ChatClients
+from support.chats.fleet import FAULTS, LOSES_CONNECTIONS, LOSES_STREAMS, ChatFleet
 from support.polling import until
 
 ROUNDS = {"": 1, "long": 8}[environ.get("ADVERSITY_PROFILE", "")]

@@ -23,13 +23,15 @@ from support.fake_engine import (
 from support.polling import until
 from support.rig import Rig, first
 
+from dynamo_router.base.errors import StatusCode
 from dynamo_router.server.request_limits import RequestLimits
-from dynamo_router.transport.http2 import ClientCall
+from dynamo_router.transport.http2 import _client_call
 from dynamo_router.workers.channels import MAX_MESSAGE_BYTES
+from dynamo_router.workers.failures import EngineCallError, Origin
 from dynamo_router.workers.health_tracker import HealthPolicy
 from dynamo_router.workers.outliers import OutlierPolicy
 from dynamo_router.workers.registry import WorkerState
-from dynamo_router.workers.trtllm_proto import SERVICE, pb
+from dynamo_router.workers.trtllm_proto import pb
 
 Code = grpc.StatusCode
 
@@ -88,24 +90,18 @@ async def test_a_worker_that_fails_at_once_attracts_nothing_and_no_client_notice
 
 async def test_a_fault_of_ours_is_held_against_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request is tried elsewhere once, and fails by a status of ours if that is no use."""
-    fails = itertools.count()
-    on_end = ClientCall.on_end
 
-    def flawed(call: ClientCall, reset: int) -> None:
-        generates = (b":path", f"/{SERVICE}/Generate".encode()) in call.headers
-        if generates and next(fails) % 3 < 2:
-            raise ZeroDivisionError("a mistake of ours")
-        on_end(call, reset)
+    def flawed(*_: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
 
     async with Rig(FakeEngine(empty), FakeEngine(empty)) as rig:
         for engine in rig.engines:
             engine.script = fail(Code.UNAVAILABLE, "full")
-        monkeypatch.setattr(ClientCall, "on_end", flawed)
+        monkeypatch.setattr(_client_call, "outcome_of", flawed)
         with capture_logs() as logs:
             for number in range(30):
                 code, text = await rig.refusal(prompt(f"r{number}"))
                 assert (code, text) == (Code.INTERNAL, "ZeroDivisionError in the router")
-                next(fails)
         assert not rig.monitor.reports.errors
         assert {state(rig, engine) for engine in rig.engines} == {WorkerState.READY}
         assert sum(len(engine.requests) for engine in rig.engines) == 60
@@ -118,19 +114,19 @@ async def test_a_probe_that_fails_by_a_fault_of_ours_takes_no_worker_away(
     policy = HealthPolicy(probe_interval_s=0.02, retry_first_s=0.02, retry_most_s=0.1)
     async with Rig(FakeEngine(), policy=policy) as rig:
         (engine,) = rig.engines
-        seen, failed = list[WorkerState](), list[ClientCall]()
-        on_end = ClientCall.on_end
-
-        def flawed(call: ClientCall, reset: int) -> None:
-            if not failed:
-                failed.append(call)
-                raise ZeroDivisionError("a mistake of ours")
-            on_end(call, reset)
-
+        seen, failed = list[WorkerState](), list[str]()
         rig.monitor.listeners.append(lambda: seen.append(state(rig, engine)))
         watched = rig.monitor.find(engine.address)
         assert watched is not None
-        monkeypatch.setattr(ClientCall, "on_end", flawed)
+        check_health = watched.client.check_health
+
+        async def flawed(**words: float) -> Any:
+            if not failed:
+                failed.append("a mistake of ours")
+                raise EngineCallError(Origin.ROUTER, StatusCode.INTERNAL, *failed)
+            return await check_health(**words)
+
+        monkeypatch.setattr(watched.client, "check_health", flawed)
         await until(lambda: failed)
         probes = watched.probes
         await until(lambda: watched.probes >= probes + 2)

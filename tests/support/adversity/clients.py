@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from grpc import aio
-from support.adversity.chats import CHAT_KINDS, ChatClients
 from support.adversity.ledger import NOT_COUNTED, Entry, Ledger
 from support.adversity.schedule import Step
 from support.adversity.world import BLOCK, World
+from support.chats.clients import CHAT_KINDS, ChatClients
 
 from dynamo_router.engines.mocker.own_model import OWN_VOCABULARY
 from dynamo_router.engines.mocker.sampling import plan_output

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from random import Random
 
+from support.chats.clients import CHAT_KINDS
+
 ENGINES = 3
 LAST = ENGINES - 1
 """the engine that has a process of its own"""
@@ -26,9 +28,9 @@ ENGINE_FAULTS = frozenset((*LOSING, *LOSING_A_PROCESS, *BOTHERSOME))
 KINDS = (
     *("stream", "unary", "leaver", "blocked", "deadline", "pinned", "aborted", "remote"),
     *("selector", "junk", "huge_id", "same_id", "raw_bytes"),
-    *("chat", "chat_whole", "chat_tools", "conversation", "chat_leaver"),
+    *CHAT_KINDS,
 )
-"""Clients, see clients.py and chats.py. Each step has some of every kind."""
+"""Clients, see clients.py, and clients.py of chats. Each step has some of every kind."""
 
 
 @dataclass(frozen=True)

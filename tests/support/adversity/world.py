@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 from grpc import aio
-from support.adversity.chat_oracle import ChatOracle, write_model
 from support.adversity.engine_cache import cached_blocks
 from support.adversity.fault_proxy import FaultProxy
 from support.adversity.nats_messages import MessageFaults
 from support.adversity.schedule import ENGINES, LAST
+from support.chats.oracle import ChatOracle, write_model
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, children_of, command, http_json, http_text

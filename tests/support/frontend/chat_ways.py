@@ -150,14 +150,17 @@ class Client:
         await asyncio.gather(self.writer.wait_closed(), return_exceptions=True)
 
     async def answer(self) -> Answer:
-        """All that comes, up to the end of the connection."""
-        async with asyncio.timeout(60):
-            try:
-                self._came += await self.reader.read()
-            except ConnectionError:
-                pass  # it ended in the middle
+        """All that comes, up to the end of the connection. TimeoutError if nothing more does: how
+        long all of it takes says how busy the machine is."""
+        came = [self._came]
+        try:
+            while came[-1] or len(came) == 1:
+                async with asyncio.timeout(60):
+                    came.append(await self.reader.read(1 << 20))
+        except ConnectionError:
+            pass  # it ended in the middle
         await self.leaves()
-        return read_answer(self._came)
+        return read_answer(b"".join(came))
 
 
 def read_answer(data: bytes) -> Answer:

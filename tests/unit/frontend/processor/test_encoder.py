@@ -10,7 +10,6 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,8 +32,6 @@ from dynamo_router.frontend.processor.encoder import (
     MOST_CHARS,
     STEP_CHARS,
     Encoder,
-    _narrow,
-    _wide,
 )
 from dynamo_router.frontend.processor.tokenizer import encode_texts
 from dynamo_router.process.off_loop import OffLoop
@@ -394,15 +391,6 @@ def newly_encoded(encoder: Encoder, text: str, tenant: Tenant = NO_TENANT) -> in
     ids = asyncio.run(encoder.encode(text, tenant, add_special_tokens=False)).tobytes()
     assert [ids] == encoder._encode([text], False)
     return encoder._cache.encoded_chars - before
-
-
-@given(st.lists(st.integers(0, (1 << 32) - 1)), st.sampled_from([14, 16, 17, 24, 32]))
-def test_kept_ids_are_the_same_in_fewer_bytes(ids: list[int], bits: int) -> None:
-    ids = [each % (1 << bits) for each in ids]
-    raw = np.asarray(ids, np.uint32).tobytes()
-    kept = _narrow(raw)
-    assert _wide(kept) == raw
-    assert len(kept) <= (2 if bits <= 16 else 3 if bits <= 24 else 4) * len(ids) + 1
 
 
 TAIL = LEAST_CHARS + MOST_CHARS

@@ -2,10 +2,12 @@
 
 import random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
+from dynamo_router.frontend.processor.encoder import _narrow, _wide
 from dynamo_router.frontend.processor.piece_cache import OVERHEAD, SHARE_OVERHEAD
 
 IDS = b"x" * 600
@@ -87,3 +89,12 @@ def test_sizes_are_those_of_what_is_kept(puts: list[tuple[int, int, int, int]]) 
     shares = {id(share) for share in cache._shares.values()}
     pieces = sum(left) + OVERHEAD * len(left)
     assert cache.size == pieces + SHARE_OVERHEAD * len(shares) <= cache.most_bytes
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1)), st.sampled_from([14, 16, 17, 24, 32]))
+def test_kept_ids_are_the_same_in_fewer_bytes(ids: list[int], bits: int) -> None:
+    ids = [each % (1 << bits) for each in ids]
+    raw = np.asarray(ids, np.uint32).tobytes()
+    kept = _narrow(raw)
+    assert _wide(kept) == raw
+    assert len(kept) <= (2 if bits <= 16 else 3 if bits <= 24 else 4) * len(ids) + 1

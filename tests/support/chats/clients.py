@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 import aiohttp
-from support.adversity.chat_oracle import ChatOracle, Expected, StreamedAnswer
 from support.adversity.ledger import NOT_COUNTED, Entry, Ledger
+from support.chats.oracle import ChatOracle, Expected, StreamedAnswer
 
 from dynamo_router.bench.load.chat_client import WORDS
 from dynamo_router.server.dispatch import HTTP_STATUSES

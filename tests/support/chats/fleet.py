@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 import aiohttp
-from support.adversity.chat_oracle import ChatOracle, write_model
 from support.adversity.world import BLOCK, MOCKER, SERVE
+from support.chats.oracle import ChatOracle, write_model
 from support.free_port import free_port
 from support.polling import until
 from support.processes import Command, command, http_json
