@@ -206,8 +206,8 @@ class KnownBeginnings:
             part = get(parent)
             if part is not None and part.number != behind:
                 break
-        if parts:
-            self._text.pieces.forget(key)  # it would be in the way of what is made anew
+        for each in keys:  # they would be in the way of what is made anew
+            self._text.pieces.forget(each)
         return None
 
     async def _grown(

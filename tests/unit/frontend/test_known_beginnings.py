@@ -431,6 +431,29 @@ async def test_a_beginning_goes_on_from_the_very_one_that_it_went_on_from(
         await check(text, body_of(talk[:count]))
 
 
+async def test_a_long_row_without_its_first_is_looked_through_once(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk, looks = texts["plain"], conversation(30, 100), 0
+    cache = text.pieces
+    while len(cache):
+        cache._drop()
+    for count in range(1, len(talk), 2):
+        await check(text, body_of(talk[:count]))
+    first = next(key for key, share in cache._shares.items() if is_first(share.pieces[key]))
+    cache.forget(first)
+    get = cache.get
+
+    def noted(key: bytes) -> Any:
+        nonlocal looks
+        looks += 1
+        return get(key)
+
+    monkeypatch.setattr(cache, "get", noted)
+    await check(text, body_of(talk))
+    assert looks < 6 * len(talk)
+
+
 async def test_what_was_left_in_another_way_may_be_dropped_meanwhile(
     texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
