@@ -431,6 +431,7 @@ class _Run:
         """The last message that this search finds in all of these; none if there is none."""
         if not isinstance(rows, Messages):
             raise UnknownUseError
+        self._conversation.end()  # all of them were looked at
         hit = self._finder.last[search]
         if hit < first_of(rows):
             return []

@@ -134,6 +134,8 @@ def _asks_all(node: nodes.Node, is_messages: IsMessages) -> bool:
     for part in (node, *node.find_all(nodes.Node)):
         if isinstance(part, nodes.For) and is_messages(_base(part.iter)):
             return True
+        if isinstance(part, nodes.Name) and part.name == LAST_HIT:
+            return True
         if isinstance(part, nodes.Filter) and part.node is not None and is_messages(part.node):
             return True
         if isinstance(part, nodes.Getitem) and is_messages(part.node):

@@ -182,6 +182,9 @@ UNSEEN = {
     "looks with a flag that is not there": "{% for m in messages[::-1] %}{% if ns.flag and m.role "
     "== 'none' %}{% set ns.flag = false %}{% endif %}{% endfor %}{% set ns = 1 %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "looks, and counts nothing": "{% set ns = namespace(flag=true) %}{% for m in messages[::-1] %}"
+    "{% if ns.flag and m.role == 'tool' %}{% set ns.flag = false %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ ns.flag }}{{ m.content }}{% endfor %}",
     "a later one, noted elsewhere": "{% set out = namespace(found=false) %}{% for m in messages %}"
     "{% set ns = namespace(found=false) %}{% for other in messages[loop.index:] %}"
     "{% set ns = out %}{% if other.role == 'tool' %}{% set ns.found = true %}{% endif %}"
