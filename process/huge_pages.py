@@ -50,7 +50,7 @@ def use_huge_pages(system: Path = SYSTEM, clock: Callable[[], float] = time.mono
 
 def _whole_pages(maps: bytes, size: int) -> Iterator[int]:
     """Where huge pages would be in memory of no file that only this process has."""
-    for line in maps.split(b"\n"):  # names of files may be no text, and have any other end of a line
+    for line in maps.split(b"\n"):  # names of files may be no text, or have other ends of lines
         bounds, allowed, _, _, inode, *name = line.split(maxsplit=5) or [b""] * 5
         if allowed != b"rw-p" or inode != b"0" or (name and name[0].startswith(b"[stack")):
             continue
