@@ -50,7 +50,7 @@ def new_planner(setup: Setup, block_size: int) -> Planner:
 
 def main() -> None:
     """Until the standard input ends."""
-    os.nice(NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
     lines = sys.stdin.buffer
     setup = msgspec.json.decode(lines.readline(), type=Setup)
     planner: Planner | None = None
