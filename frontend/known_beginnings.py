@@ -5,6 +5,7 @@ tokens as engines get them and hashes of blocks, is kept by a hash of the bytes 
 message, each turn behind the one that it goes on from; so it is neither read nor made again.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ _NO_IDS: Ids = np.empty(0, np.uint32)
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 _BETWEEN = b" \t\r\n,"
+_numbers = itertools.count(1)
 _decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -84,14 +86,16 @@ class Beginning:
     """
 
     __slots__ = (
-        "_bytes", "chars", "largest", "last_hash", "left", "local", "packed", "parent", "point",
-        "sequence", "tail", "tokens",
+        "_bytes", "behind", "chars", "largest", "last_hash", "left", "local", "number", "packed",
+        "parent", "point", "sequence", "tail", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: bytes | None, point: Point | None, chars: int, tail: str) -> None:
         """`parent` is a key, `chars` the number of characters up to `point`."""
         self.parent, self.point = parent, point
         self.chars, self.tail = chars, tail
+        self.number, self.behind = next(_numbers), 0
+        """its own, and its parent's: under a key there may be another later, as of another day"""
         self.packed = b""
         """ids as requests to engines have them"""
         self.tokens = self.largest = 0
@@ -105,6 +109,7 @@ class Beginning:
 
     def add_ids(self, before: "Beginning", ids: Ids, prompt: Prompt, block_size: int) -> None:
         """Its own ids, behind those of its parent, as `prompt` has them hashed."""
+        self.behind = before.number
         self.packed, largest = pack_tokens(ids)
         self.tokens, self.largest = before.tokens + len(ids), max(before.largest, largest)
         begun, end = before.tokens // block_size, self.tokens // block_size
@@ -197,10 +202,12 @@ class KnownBeginnings:
             keys.append(parent)
             if part.parent is None:
                 return _Known(count, tuple(keys[::-1]), tuple(parts[::-1]))
-            parent = part.parent
+            parent, behind = part.parent, part.behind
             part = get(parent)
-        if parts:
-            self._text.pieces.forget(key)  # it would be in the way of what is made anew
+            if part is not None and part.number != behind:
+                break
+        for each in keys:  # they would be in the way of what is made anew
+            self._text.pieces.forget(each)
         return None
 
     async def _grown(
@@ -278,8 +285,8 @@ class KnownBeginnings:
         parent = at_point.keys[-1] if at_point.keys else None
         kept = Beginning(parent, point, encoded + stays, whole[cut:stays])
         kept.add_ids(before, first, made, self._block_size)
-        if key in known.keys[used:]:  # it was left in another way
-            text.pieces.forget(key)
+        if key in known.keys[used:] and text.pieces.get(key) is not None:
+            text.pieces.forget(key)  # it was left in another way
         text.pieces.put(key, kept, tenant)
         return HashedPrompt(rest, made, (*at_point.packed, kept.packed), kept.largest)
 

@@ -58,7 +58,7 @@ class MockEnginesConfig:
 
 
 class MockProcess:
-    """The child, in our process group, from `start` until `stop` and never longer than us."""
+    """The child, in a session of its own, from `start` until `stop` and never longer than us."""
 
     def __init__(
         self,

@@ -95,6 +95,11 @@ class Messages:
             raise IndexError("list index out of range")
         return self._conversation.at(self._first + number)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a list has such as it has
+            raise AttributeError(name)
+        raise UnknownUseError(name)
+
     def _all(self) -> list[Message]:
         conversation = self._conversation
         return [conversation.at(number) for number in range(self._first, conversation.end())]

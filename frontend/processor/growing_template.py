@@ -279,12 +279,10 @@ class _Run:
         spaces: dict[str, dict[str, Any]] = {}
         try:
             for name, value in values.items():
-                if (
-                    name == NOW
-                    or value is self._globals.get(name, self)
-                    or type(value) is Undefined
-                ):
+                if name == NOW or value is self._globals.get(name, self):
                     continue  # it is there again
+                if type(value) is Undefined and name not in {*self._given, *self._globals}:
+                    continue
                 if type(value) is Messages:
                     firsts[name] = first_of(value)
                 elif type(value) is Namespace:
@@ -373,7 +371,12 @@ class _Run:
         self._bounds, self._hits, self._asked = dict(point.bounds), point.hits, point.messages
 
     def _frozen(self, values: dict[str, Any], spaces: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        found = {name: self._form(value) for name, value in values.items() if name not in spaces}
+        found = {
+            # A macro of another name reads what is not known.
+            name: Macro if type(value) is Macro and value.name == name else self._form(value)
+            for name, value in values.items()
+            if name not in spaces
+        }
         for name, space in spaces.items():
             found[name] = {
                 key: None if (name, key) in self._loop.compared else self._form(value)
@@ -389,9 +392,7 @@ class _Run:
         if kind is str:
             return value if len(value) <= SHORT else (len(value), _hash(value))
         if kind is Undefined:
-            return kind, value._undefined_name
-        if kind is Macro:
-            return kind, value.name
+            return kind
         if kind is Messages:
             return kind, first_of(value)
         if (number := self._conversation.number_of(value)) is not None:
@@ -426,10 +427,11 @@ class _Run:
         least, most = self._bounds.get(key, (-(1 << 62), 1 << 62))
         self._bounds[key] = (least, min(most, limit - 1)) if below else (max(least, limit), most)
 
-    def _last_hit(self, search: int, rows: object) -> list[tuple[Any, "_Found"]]:
+    def _last_hit(self, search: int, rows: object, _: object) -> list[tuple[Any, "_Found"]]:
         """The last message that this search finds in all of these; none if there is none."""
         if not isinstance(rows, Messages):
             raise UnknownUseError
+        self._conversation.end()  # all of them were looked at
         hit = self._finder.last[search]
         if hit < first_of(rows):
             return []
@@ -460,8 +462,10 @@ def _namespaces(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _small(value: Any) -> Any:
     """A value that a namespace may be given again."""
-    if value is None or type(value) in (bool, int, float, Undefined):
+    if value is None or type(value) in (bool, int, float):
         return value
+    if type(value) is Undefined:
+        return Undefined()  # it would keep what it is no part of
     if type(value) is str and len(value) <= SHORT:
         return value
     raise _NotKeptError

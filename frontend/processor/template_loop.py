@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from jinja2 import nodes
+from jinja2.idtracking import Symbols, symbols_for_node
 from jinja2.visitor import NodeTransformer
 
 BEGUN, ROWS, PLACE = "growing_begun", "growing_rows", "growing_place"
@@ -57,6 +58,9 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     names = {name.name for name in tree.find_all(nodes.Name)}
     if names & {"self", "super", *_OURS}:
         return None
+    if any(name.name == NOW and name.ctx != "load" for name in tree.find_all(nodes.Name)):
+        return None
+    known = symbols_for_node(tree)
     loops = [loop for loop in _outer_loops(tree.body) if is_messages(_base(loop.iter))]
     writing = [loop for loop in loops if _is_plain(loop) and _writes(loop)]
     if not writing or not isinstance(writing[-1].target, nodes.Name):
@@ -75,16 +79,17 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     for other in loops:
         if other is not loop:
             changes.search(other)
-    read = _names(seen)
-    loop.iter = _call(ROWS, loop.iter, _values(read))
+    values = _values(_names(seen))
+    loop.iter = _call(ROWS, loop.iter, values)
+    _leave_out_later(tree, known, values)
     loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
     if loop in tree.body:
-        parts.rest.extend(_cut_beginning(tree, loop, is_messages))
-    return parts
+        parts.rest.extend(_cut_beginning(tree, loop, known, is_messages))
+    return None if _later(tree, known) else parts
 
 
 def _cut_beginning(
-    tree: nodes.Template, loop: nodes.For, is_messages: IsMessages
+    tree: nodes.Template, loop: nodes.For, known: Symbols, is_messages: IsMessages
 ) -> list[nodes.Node]:
     """Call BEGUN where a template has written what asks nothing of later messages, with the names
     that are read behind it; return what comes behind it."""
@@ -95,10 +100,32 @@ def _cut_beginning(
     rest = [*(each for each in before if isinstance(each, nodes.Macro)), *behind]
     if len(before) == len(rest) - len(behind) or _vary(before, _VARIES - {NOW}):
         return []
-    read = _names(rest) - {each.name for each in rest if isinstance(each, nodes.Macro)}
-    call = nodes.ExprStmt(_call(BEGUN, _values(read)), lineno=loop.lineno)
-    tree.body[count:count] = [call]
-    return rest
+    macros = {each.name for each in rest if isinstance(each, nodes.Macro)}
+    if any(each.name in macros and each.ctx != "load" for each in tree.find_all(nodes.Name)):
+        return []
+    values = _values(_names(rest) - macros)
+    tree.body[count:count] = [nodes.ExprStmt(_call(BEGUN, values), lineno=loop.lineno)]
+    _leave_out_later(tree, known, values)
+    # They are read first there, too: a name that is set first has no value in macros before.
+    return [nodes.ExprStmt(values, lineno=loop.lineno), *rest]
+
+
+def _leave_out_later(tree: nodes.Template, known: Symbols, values: nodes.Dict) -> None:
+    """Leave out what has no value where these values are read."""
+    later = _later(tree, known)
+    values.items = [each for each in values.items if _name_of(each) not in later]
+
+
+def _later(tree: nodes.Template, known: Symbols) -> set[str]:
+    """Names that are set only behind where a tree, as it was changed, reads them: up to that they
+    have no value, and now they would have that of the context. `known`: of the tree before."""
+    now = symbols_for_node(tree)
+    return {name for name, at in known.refs.items() if now.loads[at] != known.loads[at]}
+
+
+def _name_of(pair: nodes.Pair) -> str:
+    assert isinstance(pair.value, nodes.Name)
+    return pair.value.name
 
 
 def _asks_all(node: nodes.Node, is_messages: IsMessages) -> bool:
@@ -106,6 +133,8 @@ def _asks_all(node: nodes.Node, is_messages: IsMessages) -> bool:
     is looked at again when it does."""
     for part in (node, *node.find_all(nodes.Node)):
         if isinstance(part, nodes.For) and is_messages(_base(part.iter)):
+            return True
+        if isinstance(part, nodes.Name) and part.name == LAST_HIT:
             return True
         if isinstance(part, nodes.Filter) and part.node is not None and is_messages(part.node):
             return True
@@ -266,7 +295,7 @@ class _Changes(NodeTransformer):
             and wanted.arg.start is not None
             and _is_number(wanted.arg.start)
             and self._is_messages(wanted.node)
-            and (asked := _only_asks(node)) is not None
+            and (asked := _only_asks(node, self._is_messages)) is not None
             and _asks_each(asked.test, asked.target)
             and all(isinstance(value, nodes.Const) for _, value in asked.sets)
         ):
@@ -276,7 +305,7 @@ class _Changes(NodeTransformer):
 
     def search(self, loop: nodes.For) -> None:
         """Change one before the loop that only looks for the last message of some kind."""
-        base, asked = _base(loop.iter), _only_asks(loop)
+        base, asked = _base(loop.iter), _only_asks(loop, self._is_messages)
         if base is loop.iter or asked is None:
             return
         conditions = list(_conditions(asked.test))
@@ -287,6 +316,8 @@ class _Changes(NodeTransformer):
         flag, sets = flags[0], dict(asked.sets)
         if not isinstance(flag.node, nodes.Name) or len(sets) != len(asked.sets):
             return
+        if any(name != flag.node.name for name, _ in sets):
+            return  # it may be another name of the same namespace
         ends = sets.get((flag.node.name, flag.attr))
         if not isinstance(ends, nodes.Const) or ends.value is not False:
             return
@@ -297,7 +328,8 @@ class _Changes(NodeTransformer):
         test = others[0]
         for each in others[1:]:
             test = nodes.And(test, each)
-        loop.iter = _call(LAST_HIT, self._search(asked, test), base)
+        # Without a message that is found the flag is looked at, too: it may not be there.
+        loop.iter = _call(LAST_HIT, self._search(asked, test), base, flag)
         loop.target = nodes.Tuple([loop.target, nodes.Name(PLACE, "store")], "store")
 
     def _search(self, asked: "_Asked", test: nodes.Expr) -> nodes.Const:
@@ -315,26 +347,42 @@ class _Asked(NamedTuple):
     """what the body sets"""
 
 
-def _only_asks(loop: nodes.For) -> _Asked | None:
-    """None: it is no such loop."""
+def _only_asks(loop: nodes.For, is_messages: IsMessages) -> _Asked | None:
+    """None: it is no such loop. Names that it sets before are numbers, which cannot fail."""
     *before, asked = loop.body
     target = loop.target
     if not _is_plain(loop) or not isinstance(target, nodes.Name):
         return None
+    names = {target.name}
     if not isinstance(asked, nodes.If) or asked.elif_ or asked.else_:
         return None
     for each in before:
         if not isinstance(each, nodes.Assign) or not isinstance(each.target, nodes.Name):
             return None
-        if each.target.name == target.name:
+        if each.target.name == target.name or not _is_place(each.node, is_messages):
             return None
+        names.add(each.target.name)
     sets: list[tuple[Key, nodes.Node]] = []
     for each in asked.body:
         if not isinstance(each, nodes.Assign) or not isinstance(each.target, nodes.NSRef):
             return None
+        if each.target.name in names:
+            return None
         sets.append(((each.target.name, each.target.attr), each.node))
     assert isinstance(asked.test, nodes.Expr)
     return _Asked(target.name, asked.test, asked.body, sets)
+
+
+def _is_place(node: nodes.Node, is_messages: IsMessages) -> bool:
+    """Whether it is the place of a message: numbers of messages and times of a loop, added up."""
+    if isinstance(node, nodes.Add | nodes.Sub):
+        return _is_place(node.left, is_messages) and _is_place(node.right, is_messages)
+    if isinstance(node, nodes.Filter):
+        plain = node.name in ("length", "count") and not node.args and not node.kwargs
+        return plain and node.node is not None and is_messages(node.node)
+    if isinstance(node, nodes.Getattr):
+        return _is_name(node.node, "loop") and node.attr in ("index", "index0")
+    return isinstance(node, nodes.Const) and type(node.value) is int
 
 
 def _conditions(test: nodes.Expr) -> Iterator[nodes.Expr]:

@@ -24,6 +24,7 @@ from .store import (
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_STREAM = 10059
+_OTHER_SETTINGS = 10058
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class NatsBucket:
     def __init__(self, store: NatsStore, connection: NatsConnection, name: str) -> None:
         self._store, self._connection, self.name = store, connection, name
         self._subjects = BucketSubjects(name)
-        self._made = False
+        self._made = self._was_made = False
         self._making = asyncio.Lock()
 
     async def get(self, key: str) -> Entry | None:
@@ -183,8 +184,10 @@ class NatsBucket:
             try:
                 await self._connection.call(lambda streams: streams.add_stream(config))
             except APIError as error:
-                raise self._refused(error) from None
-            self._made = True
+                # One that was made as we want it is there, changed by who runs NATS since.
+                if error.err_code != _OTHER_SETTINGS or not self._was_made:
+                    raise self._refused(error) from None
+            self._made = self._was_made = True
 
     async def _publish_key(
         self, key: str, value: bytes, lease: int | None, expected: int | None

@@ -173,6 +173,8 @@ cdef class Exchange:
         for name, value in headers:
             if name == b"content-length":
                 self._left = int(value)
+                if self._left < 0:
+                    raise ValueError("an answer has a content-length below 0")
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
                 continue

@@ -69,6 +69,10 @@ TEMPLATES = {
         "{% if loop.index0 > ns.last %}{{ m.reasoning_content }}{% endif %}{{ m.content }}<|end|>"
         "{% endfor %}"
     ),
+    "dated": (
+        "{{ strftime_now('%A') }}{% for m in messages %}<|start|>{{ m['content'] }}<|end|>"
+        "{% endfor %}"
+    ),
     "its length": (
         "{% if messages | length > 3 %}long {% endif %}{% for m in messages %}"
         "<|end|>{{ m['content'] }}{% endfor %}"
@@ -410,6 +414,67 @@ async def test_what_goes_on_from_one_that_was_dropped_is_kept_anew(
 
 def is_first(part: object) -> bool:
     return isinstance(part, known_beginnings.Beginning) and part.parent is None
+
+
+async def test_a_beginning_goes_on_from_the_very_one_that_it_went_on_from(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from one that has the same messages and was written on another day; the day comes again,
+    as days of a week and hours do."""
+    text, talk, day = texts["dated"], conversation(3), ["Monday"]
+    assert text.template is not None and text.template.growing is not None
+    growing = text.template.growing
+    for each in (text.template._template, growing._template, growing._rest):
+        if each is not None:
+            monkeypatch.setitem(each.globals, "strftime_now", lambda form: day[0])
+    for count, day[0] in ((3, "Monday"), (5, "Monday"), (3, "Friday the 13th"), (7, "Monday")):
+        await check(text, body_of(talk[:count]))
+
+
+async def test_a_long_row_without_its_first_is_looked_through_once(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talk, looks = texts["plain"], conversation(30, 100), 0
+    cache = text.pieces
+    while len(cache):
+        cache._drop()
+    for count in range(1, len(talk), 2):
+        await check(text, body_of(talk[:count]))
+    first = next(key for key, share in cache._shares.items() if is_first(share.pieces[key]))
+    cache.forget(first)
+    get = cache.get
+
+    def noted(key: bytes) -> Any:
+        nonlocal looks
+        looks += 1
+        return get(key)
+
+    monkeypatch.setattr(cache, "get", noted)
+    await check(text, body_of(talk))
+    assert looks < 6 * len(talk)
+
+
+async def test_what_was_left_in_another_way_may_be_dropped_meanwhile(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, body, day = texts["dated"], body_of(conversation(1)), ["Monday"]
+    assert text.template is not None and text.template.growing is not None
+    growing = text.template.growing
+    for each in (text.template._template, growing._template, growing._rest):
+        if each is not None:
+            monkeypatch.setitem(each.globals, "strftime_now", lambda form: day[0])
+    await check(text, body)
+    day[0], encode = "Tuesday", text.encode
+
+    async def drops(*given: Any, **more: Any) -> Any:
+        while len(text.pieces):
+            text.pieces._drop()
+        return await encode(*given, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(text, "encode", drops)
+        await check(text, body)
+    await check(text, body)
 
 
 async def test_what_is_no_message_is_for_others_to_say(texts: dict[str, ModelText]) -> None:

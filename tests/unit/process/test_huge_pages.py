@@ -1,11 +1,13 @@
 """What was allocated is moved into huge pages where it fills them, and only where it may be."""
 
+import itertools
 import mmap
+import os
 from pathlib import Path
 
 import pytest
 
-from dynamo_router.process.huge_pages import SYSTEM, use_huge_pages
+from dynamo_router.process.huge_pages import MOST_S, SYSTEM, use_huge_pages
 
 MANY = 16 << 20
 
@@ -72,3 +74,19 @@ def test_a_system_without_them_is_left_alone(tmp_path: Path, enabled: str | None
         assert huge_kb() <= before
     finally:
         filled.close()
+
+
+def test_it_ends_when_its_time_is_over(system: Path) -> None:
+    filled = mmap.mmap(-1, 2 * MANY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        filled[:] = b"x" * (2 * MANY)
+        assert use_huge_pages(system, itertools.count(0, MOST_S / 4).__next__) <= 3
+    finally:
+        filled.close()
+
+
+def test_files_may_have_names_that_are_no_text(system: Path, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9\x0b\xe2\x80\xa8x"))
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        use_huge_pages(system)

@@ -1,6 +1,8 @@
 """What a template writes behind a point that was kept is what it writes of the whole chat there."""
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -149,7 +151,53 @@ ODD = {
     "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{{ loop.index0 > ns.last }}{{ m.content }}{% endfor %}",
 }
-TEMPLATES = {name: ChatTemplate(text, TOKENS) for name, text in {**GOES_ON, **ODD}.items()}
+UNSEEN = {
+    "a macro of another name": "{% set ns = namespace(n=0) %}{% macro shown(m) %}"
+    "{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ m.content }}{% endmacro %}{% set other = shown %}"
+    "{% for m in messages %}{{ other(m) }}{% endfor %}",
+    "a macro of another name, with what it reads": "{% macro shown(m) %}{{ count }}{{ m.content }}"
+    "{% endmacro %}{% set count = messages | length %}{% set other = shown %}"
+    "{% for m in messages %}{{ other(m) }}{% endfor %}",
+    "set behind": "{% for m in messages %}{{ v }}{{ m.content }}{% endfor %}{% set v = 5 %}",
+    "set behind a macro": "{% macro shown() %}{{ v }}{% endmacro %}{{ shown() }}"
+    "{% for m in messages %}{{ m.content }}{{ shown() }}{% endfor %}{% set v = 5 %}",
+    "set before and behind": "{% set v = 3 %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% for a in [1] %}{{ v }}{% endfor %}{% set v = 4 %}{{ v }}",
+    "set to what is not there": "{% set v = bos_token.x %}{% for m in messages %}{{ m.content }}"
+    "{% endfor %}{{ v }}",
+    "a macro's name that is set": "{% macro shown() %}{% endmacro %}{% set shown = 'x' %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ shown }}",
+    "looks with another namespace each time": "{% set out = namespace(at=-1) %}"
+    "{% for m in messages[::-1] %}{% set ns = namespace(flag=true) %}{% if ns.flag and m.role == "
+    "'tool' %}{% set ns.flag = false %}{% set out.at = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ out.at }}{{ m.content }}{% endfor %}",
+    "looks on by another name": "{% set ns = namespace(flag=true, at=-1) %}{% set out = ns %}"
+    "{% for m in messages[::-1] %}{% if ns.flag and m.role == 'tool' %}{% set ns.flag = false %}"
+    "{% set out.flag = true %}{% set out.at = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ out.at }}{{ m.content }}{% endfor %}",
+    "looks, and may fail": "{% set ns = namespace(flag=true, at=-1) %}{% for m in messages[::-1] %}"
+    "{% set text = m.missing.missing %}{% if ns.flag and m.role == 'tool' %}"
+    "{% set ns.flag = false %}{% set ns.at = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ ns.at }}{{ m.content }}{% endfor %}",
+    "looks with a flag that is not there": "{% for m in messages[::-1] %}{% if ns.flag and m.role "
+    "== 'none' %}{% set ns.flag = false %}{% endif %}{% endfor %}{% set ns = 1 %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "looks, and counts nothing": "{% set ns = namespace(flag=true) %}{% for m in messages[::-1] %}"
+    "{% if ns.flag and m.role == 'tool' %}{% set ns.flag = false %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ ns.flag }}{{ m.content }}{% endfor %}",
+    "a later one, noted elsewhere": "{% set out = namespace(found=false) %}{% for m in messages %}"
+    "{% set ns = namespace(found=false) %}{% for other in messages[loop.index:] %}"
+    "{% set ns = out %}{% if other.role == 'tool' %}{% set ns.found = true %}{% endif %}"
+    "{% endfor %}{{ m.content }}{{ ns.found }}{{ out.found }}{% endfor %}",
+    "a list's method": "{% for m in messages %}{{ (messages | attr('index')) is defined }}"
+    "{{ m.content }}{% endfor %}",
+    "a name of ours for the date": "{% set strftime_now = 'x' %}{{ strftime_now }}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ strftime_now }}",
+}
+"""What hides from a look at the syntax tree what the loop reads, or changes."""
+TEMPLATES = {
+    name: ChatTemplate(text, TOKENS) for name, text in {**GOES_ON, **ODD, **UNSEEN}.items()
+}
 
 CONTENT = st.one_of(
     st.sampled_from(["", " ", "a", "<result>", "<think>x</think>\nb", "\x1e", "é", "a" * 400]),
@@ -292,6 +340,33 @@ def test_a_turn_of_an_agent_reads_what_is_new(name: str, tools: Any) -> None:
     answered = [*asked, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
     grown = chat.check(answered)
     assert grown is not None and grown.used is not None and len(chat.read) <= 6
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("variables", [{}, {"v": 7}])
+def test_what_is_not_seen_in_the_tree_is_made_anew(name: str, variables: dict[str, Any]) -> None:
+    given = {"tools": None, "variables": variables, "add_generation_prompt": True}
+    chat, messages = Chat(TEMPLATES[name], given), agents_chat(4)
+    for count in (3, 4, 6, 7, len(messages)):
+        chat.check(messages[:count])
+
+
+def test_what_is_kept_has_no_message_behind_it() -> None:
+    class Seen(dict[str, Any]):
+        pass
+
+    text = (
+        "{% set ns = namespace(t='') %}{% for m in messages %}{{ m.content }}{% set ns.t = m.t %}"
+        "{% endfor %}{{ ns.t }}"
+    )
+    given: Any = {"tools": None, "variables": {}, "add_generation_prompt": True}
+    messages = [Seen(message) for message in agents_chat(3)]
+    last = weakref.ref(messages[-1])
+    grown = ChatTemplate(text, TOKENS).grow(8, messages.__getitem__, [], **given)
+    assert grown is not None and grown.point is not None and grown.point.messages == 8
+    messages.clear()
+    gc.collect()
+    assert last() is None
 
 
 def test_another_day_is_another_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
+import nats
 import pytest
 import structlog
 from support.polling import DEADLINE_S, until
@@ -63,6 +64,33 @@ async def test_a_nats_that_comes_back_without_its_data_is_written_again(
             if change == Listing((), 0):
                 change = await anext(watch)
             assert "b" in str(change)
+    await store.close()
+
+
+async def test_a_bucket_whose_settings_were_changed_is_kept_as_it_is(
+    jetstream: JetStreamServer,
+) -> None:
+    """Where it may be gone, as after a restart: by who runs NATS, more bytes or replicas."""
+    store = NatsStore(NatsAddress(jetstream.url))
+    bucket = store.bucket("v1/x")
+    await bucket.put("a", b"1")
+    async with aclosing(bucket.watch()) as watch:
+        await anext(watch)
+        client = await nats.connect(jetstream.url)
+        streams = client.jetstream()
+        (info,) = await streams.streams_info()
+        await streams.update_stream(info.config, max_bytes=1 << 20)
+        await client.close()
+        waiting = asyncio.create_task(anext(watch))
+        jetstream.kill()
+        await jetstream.come_back()
+        async with asyncio.timeout(DEADLINE_S):
+            await put_again(bucket, "b")
+            assert "b" in str(await waiting)
+    client = await nats.connect(jetstream.url)
+    (info,) = await client.jetstream().streams_info()
+    assert info.config.max_bytes == 1 << 20
+    await client.close()
     await store.close()
 
 

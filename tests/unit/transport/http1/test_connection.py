@@ -243,18 +243,19 @@ async def test_an_answer_before_the_body_is_read(close: bool) -> None:
         [(b"a\r", b"b")],
         [(b"content-length", b"1")],
         [(b"content-length", b"5")],
+        [(b"content-length", b"-1")],
     ],
 )
 async def test_an_answer_that_is_none_is_not_sent(headers: Any) -> None:
     async def wrong(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"abc"})
+        await send({"type": "http.response.body", "body": b"xyz"})
 
     async with serving(wrong) as rig:
         reader, writer = await rig.open()
         writer.write(post(b""))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            await reader.readuntil(b"abc")
+            await reader.readuntil(b"xyz")  # which no id has
         writer.close()
 
 
