@@ -42,3 +42,6 @@ cdef class AmountInUse:
         self.used -= amount
         if self.on_given_back is not None:
             self.on_given_back(amount)
+
+    def refusal(self, str caller not None, int64_t amount=1):
+        raise NotImplementedError

@@ -144,6 +144,12 @@ def mutual_decode_s(theta, contexts, new_context, tokens):
     return tokens * (theirs + together - step([new_context]))
 
 
+def missed_weight(requests, workers):
+    """How much more a missed objective counts: seven times as much in an idle fleet, no more from
+    two requests a worker on."""
+    return 1.0 + 6.0 * (1.0 - min(1.0, requests / workers / 2)) ** 2
+
+
 @cache
 def felt_share(requests, workers):
     """For how much of half an answer it is felt where a request went, by following the rest of it.

@@ -14,6 +14,7 @@ from oracles.forecast import (
     held_tokens,
     memory_wait_s,
     missed_objectives,
+    missed_weight,
     mutual_decode_s,
     running_mean,
 )
@@ -241,7 +242,8 @@ class ForecastMachine(RuleBasedStateMachine):
         params, own = self.params, row["prefill_s"]
         longer = 1 + waiting / usual + own / (usual + cold)
         rest = params.prefill_weight * row["work_s"] + params.decode_weight * row["decode_s"]
-        rest += params.miss_weight * row["missed"] + row["delay_s"] + row["crowding_s"]
+        weight = params.miss_weight * missed_weight(len(self.requests), len(self.workers))
+        rest += weight * row["missed"] + row["delay_s"] + row["crowding_s"]
         assert row["cost"] == pytest.approx((waiting + own) * longer + rest)
 
     def falls_with_cached_blocks(self, row, uncached):
