@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 from support.fake_engine import FakeEngine, fail, prompt, stall
 from support.observability.exposition import families, values_of
 from support.polling import until
@@ -12,7 +13,7 @@ from support.serving import BLOCK, Ports, serving
 
 from dynamo_router.router.config import KvRouterConfig
 from dynamo_router.server.services import state_routes
-from dynamo_router.transport.http1.exchange import Exchange
+from dynamo_router.transport.http1 import HttpCall
 
 
 async def ended(ports: Ports, count: int) -> dict[str, float]:
@@ -130,15 +131,17 @@ async def test_a_long_page_is_written_in_pieces_and_arrives_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pieces: list[int] = []
-    write = Exchange.write
+    answer = state_routes.MetricsRoute._on_metrics
 
-    def noted(self: Exchange, data: Any, *, more: bool = True) -> None:
-        if self.scope["method"] == "GET":
-            pieces.append(len(data))
-        write(self, data, more=more)
+    async def noted(route: state_routes.MetricsRoute, call: HttpCall) -> None:
+        async def send(message: dict[str, Any]) -> None:
+            pieces.append(len(message.get("body", b"")))
+            await call.send(message)
+
+        await answer(route, replace(call, send=send))
 
     monkeypatch.setattr(state_routes, "WRITTEN_AT_ONCE", 1000)
-    monkeypatch.setattr(Exchange, "write", noted)
+    monkeypatch.setattr(state_routes.MetricsRoute, "_on_metrics", noted)
     async with serving(FakeEngine()) as ports:
         status, text = await ports.http("GET", "/metrics", headers=FORMS["plain"])
         assert status == 200 and sum(pieces) == len(text.encode())
