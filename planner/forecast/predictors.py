@@ -127,8 +127,10 @@ class Seasonal:
     LATEST = 4
     """Bins whose mean goes on where nothing is known of the period before."""
     RECENT = 24
-    """Bins that are compared with those of the period before: requests of sessions come in bursts,
-    and what a few bins have of one says nothing of the hours to come."""
+    """Bins that are compared with those of the period before, LATEST at a time: requests of
+    sessions come in bursts, and what a few bins have of one says nothing of the hours to come."""
+    CALM = 20.0
+    """Arrivals that are taken to have come both now and then: a few say little of the day."""
 
     def __init__(self, before: Sequence[float], period: int) -> None:
         if period < 1:
@@ -167,12 +169,13 @@ class Seasonal:
         return self._seen[place]
 
     def _ratio(self) -> float:
-        now, then = 0.0, 0.0
-        newest = len(self._seen)
-        for place in range(max(self._begun, newest - self.RECENT), newest):
-            a, b = self._seen[place], self._seen[place - self._period]
-            if place >= self._period and a is not None and b is not None:
-                now, then = now + a, then + b
-        # A few arrivals say little of the day: as if some had come as often as the day before.
-        calm = 20.0
-        return float(np.clip((now + calm) / (then + calm), 0.25, 4.0))
+        """The median: one spike, however high, makes neither the hours to come nor their rest."""
+        newest, ratios = len(self._seen), list[float]()
+        for end in range(newest, newest - self.RECENT, -self.LATEST):
+            places = range(max(self._begun, self._period, end - self.LATEST), end)
+            pairs = [(self._seen[place], self._seen[place - self._period]) for place in places]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if known:
+                now, then = np.sum(known, axis=0) + self.CALM
+                ratios.append(float(now / then))
+        return float(np.clip(np.median(ratios), 0.25, 4.0)) if ratios else 1.0

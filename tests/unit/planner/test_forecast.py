@@ -255,11 +255,20 @@ def test_ids_that_are_none_share_nothing(number: int) -> None:
     assert len({each.ids.tobytes() for each in bodies.as_seen(0)}) == 3
 
 
-def test_a_burst_of_a_minute_makes_no_busier_day() -> None:
+@pytest.mark.parametrize("times", [2, 10])
+@pytest.mark.parametrize("since", [0, 8, 16])
+def test_a_burst_of_a_minute_makes_no_busier_day(times: int, since: int) -> None:
+    """Neither while it lasts nor behind it."""
+    seasonal = Seasonal([30.0] * 240, 240)
+    for count in [*[30.0] * 20, *[30.0 * times] * 4, *[30.0] * since]:
+        seasonal.update(count)
+    assert seasonal.predict(20).max() < 1.25 * 30
+
+
+def test_a_day_is_busier_once_it_was_for_minutes() -> None:
     seasonal = Seasonal([30.0] * 240, 240)
     for count in [*[30.0] * 20, *[60.0] * 4]:
         seasonal.update(count)
-    assert seasonal.predict(20).max() < 1.25 * 30
     for _ in range(20):
         seasonal.update(60.0)
     assert seasonal.predict(20).min() > 1.8 * 30, "six minutes are no burst"
