@@ -10,7 +10,7 @@ SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS = Path("/proc/self/maps")
 _MADV_COLLAPSE = 25
 _MOST_EMPTY = 4
-"""At most one part in so many of a huge page may be made for it alone."""
+"""A huge page is filled up and moved if at most one part in this many of it is empty."""
 MOST_S = 0.5
 """Nothing else runs meanwhile: an index of gigabytes would take longer than leases last."""
 

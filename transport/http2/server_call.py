@@ -123,7 +123,7 @@ class ServerCall:
         self.payer = ""
         """for those that serve it: who it is charged to, if they know"""
         self.taken = False
-        """set once its method has it, which sees to what is noted of it"""
+        """set once its method has it: the method writes its line of the access log"""
         self.task: asyncio.Task[None] | None = None
         self._messages: deque[bytes] = deque()
         self._metadata = head.metadata

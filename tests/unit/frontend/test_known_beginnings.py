@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,18 @@ def seen(text: ModelText, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def dropping(text: ModelText) -> Callable[..., Awaitable[Any]]:
+    """Its `encode`, while which all that is kept of texts goes."""
+    encode = text.encode
+
+    async def drops(*given: Any, **more: Any) -> Any:
+        while len(text.pieces):
+            text.pieces._drop()
+        return await encode(*given, **more)
+
+    return drops
+
+
 async def test_a_turn_costs_what_is_new(
     texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,15 +389,8 @@ async def test_a_repeated_turn_that_was_dropped_meanwhile_is_no_circle(
     """Its own beginning goes while its prompt is made."""
     text, body = texts["plain"], body_of(conversation(1))
     await check(text, body)
-    encode = text.encode
-
-    async def drops(*given: Any, **more: Any) -> Any:
-        while len(text.pieces):
-            text.pieces._drop()
-        return await encode(*given, **more)
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text, "encode", drops)
+        patched.setattr(text, "encode", dropping(text))
         patched.setattr(text, "last_cut", lambda whole, end: end - 1)
         await known(text, body)
     async with asyncio.timeout(10):
@@ -464,15 +469,9 @@ async def test_what_was_left_in_another_way_may_be_dropped_meanwhile(
         if each is not None:
             monkeypatch.setitem(each.globals, "strftime_now", lambda form: day[0])
     await check(text, body)
-    day[0], encode = "Tuesday", text.encode
-
-    async def drops(*given: Any, **more: Any) -> Any:
-        while len(text.pieces):
-            text.pieces._drop()
-        return await encode(*given, **more)
-
+    day[0] = "Tuesday"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text, "encode", drops)
+        patched.setattr(text, "encode", dropping(text))
         await check(text, body)
     await check(text, body)
 

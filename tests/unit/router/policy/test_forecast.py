@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.forecast import missed_weight
 from support.policy.routers import router_among
 
 from dynamo_router import KvRouter, KvRouterConfig
@@ -340,8 +341,8 @@ def test_an_explanation_adds_up(router: KvRouter, clock: ManualClock) -> None:
         assert own is not None
         ttft = sum(own[term] for term in ("wait_s", "unsure_s", "prefill_s", "memory_s"))
         rest = params.prefill_weight * own["work_s"] + params.decode_weight * own["decode_s"]
-        weight = 1.0 + 6.0 * (1.0 - 0.5 / 2) ** 2  # one request on two workers
-        rest += params.miss_weight * weight * own["missed"] + own["crowding_s"]
+        weight = params.miss_weight * missed_weight(requests=1, workers=2)
+        rest += weight * own["missed"] + own["crowding_s"]
         share = (ttft - own["prefill_s"]) / usual + own["prefill_s"] / (usual + cold)
         assert own["cost"] == pytest.approx(ttft * (1 + share) + own["delay_s"] + rest)
 
