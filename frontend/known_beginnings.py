@@ -6,6 +6,7 @@ message, each turn behind the one that it goes on from; so it is neither read no
 """
 
 import itertools
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ..base.errors import InvalidRequestError
-from ..indexer.hashing import block_hashes, sequence_hashes
-from ..router.prompt import Content, Hashes, Prompt
+from ..indexer.hashing import packed_hashes
+from ..router.prompt import NO_CONTENT, Content, Prompt
 from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
 from ..workers.dialects import pack_tokens
 from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, with_read_arguments
@@ -48,7 +49,7 @@ ID_BYTES = 4
 
 Ids = npt.NDArray[np.uint32]
 _NO_IDS: Ids = np.empty(0, np.uint32)
-_NO_HASHES: Hashes = np.empty(0, np.uint64)
+_HASH_BYTES = 8
 
 _BETWEEN = b" \t\r\n,"
 _numbers = itertools.count(1)
@@ -100,9 +101,10 @@ class Beginning:
         """ids as requests to engines have them"""
         self.tokens = self.largest = 0
         """how many ids there are, those of the parents among them, and the largest"""
-        self.left = _NO_IDS
-        """those behind the last full block"""
-        self.local = self.sequence = _NO_HASHES
+        self.left = b""
+        """those behind the last full block, as numbers of 32 bits"""
+        self.local = self.sequence = b""
+        """hashes of its full blocks, as the machine has them"""
         self.last_hash: int | None = None
         """of the sequence up to there"""
         self._bytes = 0
@@ -113,12 +115,14 @@ class Beginning:
         self.packed, largest = pack_tokens(ids)
         self.tokens, self.largest = before.tokens + len(ids), max(before.largest, largest)
         begun, end = before.tokens // block_size, self.tokens // block_size
-        behind = np.concatenate((before.left, ids))
-        self.left = behind[(end - begun) * block_size :].copy()
-        self.local = prompt.local_hashes[begun:end].copy()
-        self.sequence = prompt.sequence_hashes[begun:end].copy()
-        self.last_hash = int(prompt.sequence_hashes[end - 1]) if end else None
-        numbers = self.local.nbytes + self.sequence.nbytes + self.left.nbytes
+        behind = b"".join((before.left, ids))
+        self.left = behind[(end - begun) * block_size * ID_BYTES :]
+        own = slice(begun * _HASH_BYTES, end * _HASH_BYTES)
+        self.local, self.sequence = (hashes[own] for hashes in prompt.packed_hashes())
+        self.last_hash = before.last_hash
+        if end > begun:
+            self.last_hash = int.from_bytes(self.sequence[-_HASH_BYTES:], sys.byteorder)
+        numbers = len(self.local) + len(self.sequence) + len(self.left)
         numbers += len(self.packed) + self.tail.__sizeof__()
         point = self.point
         assert point is not None
@@ -146,7 +150,7 @@ class _Known(NamedTuple):
 
     @property
     def packed(self) -> tuple[bytes, ...]:
-        return tuple(part.packed for part in self.parts)
+        return tuple([part.packed for part in self.parts])
 
 
 _NOTHING = Beginning(None, None, 0, "")
@@ -312,12 +316,11 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:
     """What is known of a prompt, and then these ids."""
     before = known.last
-    ids = np.concatenate((before.left, first, rest))
-    local = block_hashes(ids, block_size, cache_namespace=tenant.name)
-    sequence = sequence_hashes(local, before.last_hash)
+    ids = b"".join((before.left, first, rest))
+    local, sequence = packed_hashes(ids, block_size, tenant.name, before.last_hash)
     if known.parts:
-        local = np.concatenate((*(part.local for part in known.parts), local))
-        sequence = np.concatenate((*(part.sequence for part in known.parts), sequence))
+        local = b"".join((*[part.local for part in known.parts], local))
+        sequence = b"".join((*[part.sequence for part in known.parts], sequence))
     tokens = before.tokens + len(first) + len(rest)
-    content = Content(cache_namespace=tenant.name)
-    return Prompt.of_hashes(tokens, block_size, local, sequence, content)
+    content = NO_CONTENT if tenant.name is None else Content(cache_namespace=tenant.name)
+    return Prompt.of_packed(tokens, block_size, (local, sequence), content)

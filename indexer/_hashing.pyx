@@ -111,9 +111,12 @@ cdef list mm_hashes(object info):
     return found
 
 
-def packed_hashes(tokens, Py_ssize_t kv_block_size):
+def packed_hashes(tokens, Py_ssize_t kv_block_size, cache_namespace=None, parent=None):
     if kv_block_size < 1:
         raise ValueError(f"kv_block_size must be at least 1, not {kv_block_size}")
+    cdef uint64_t seed = BASE_SEED if cache_namespace is None else local_seed(None, cache_namespace)
+    cdef bint goes_on = parent is not None
+    cdef uint64_t before = parent if goes_on else 0
     cdef UIntView view = view_integers(tokens, 4, "token id")
     cdef const uint32_t* data = <const uint32_t*>view.data
     cdef size_t n_blocks = view.size // <size_t>kv_block_size
@@ -122,12 +125,12 @@ def packed_hashes(tokens, Py_ssize_t kv_block_size):
     cdef uint64_t* first = <uint64_t*><char*>local
     cdef uint64_t* then = <uint64_t*><char*>sequence
     if view.size < NOGIL_TOKENS:
-        hash_blocks(data, n_blocks, kv_block_size, kv_block_size, BASE_SEED, first)
-        hash_sequence(first, n_blocks, False, 0, then)
+        hash_blocks(data, n_blocks, kv_block_size, kv_block_size, seed, first)
+        hash_sequence(first, n_blocks, goes_on, before, then)
     else:
         with nogil:
-            hash_blocks(data, n_blocks, kv_block_size, kv_block_size, BASE_SEED, first)
-            hash_sequence(first, n_blocks, False, 0, then)
+            hash_blocks(data, n_blocks, kv_block_size, kv_block_size, seed, first)
+            hash_sequence(first, n_blocks, goes_on, before, then)
     return local, sequence
 
 

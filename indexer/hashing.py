@@ -54,10 +54,15 @@ def block_hashes(
     )
 
 
-def packed_hashes(tokens: Integers, kv_block_size: int) -> tuple[bytes, bytes]:
-    """`block_hashes` of tokens alone, and the `sequence_hashes` of these, 8 bytes each as the
-    machine has them: two arrays, and views of them, take longer to make. Raises as those do."""
-    return _hashing.packed_hashes(tokens, kv_block_size)
+def packed_hashes(
+    tokens: Integers,
+    kv_block_size: int,
+    cache_namespace: str | None = None,
+    parent: int | None = None,
+) -> tuple[bytes, bytes]:
+    """`block_hashes` of tokens, and the `sequence_hashes` of these behind `parent`, 8 bytes each as
+    the machine has them: two arrays, and views of them, take longer to make. Raises as those do."""
+    return _hashing.packed_hashes(tokens, kv_block_size, cache_namespace, parent)
 
 
 def sequence_hashes(local_hashes: Integers, parent: int | None = None) -> NDArray[np.uint64]:

@@ -84,6 +84,18 @@ class Prompt:
         prompt._local_hashes, prompt._sequence_hashes = local_hashes, sequence_hashes
         return prompt
 
+    @classmethod
+    def of_packed(
+        cls, isl: int, block_size: int, packed: tuple[bytes, bytes], content: Content = NO_CONTENT
+    ) -> Self:
+        """The same, with hashes as `packed_hashes` has them."""
+        if not isl // block_size * 8 == len(packed[0]) == len(packed[1]):
+            sizes = f"{len(packed[0])} and {len(packed[1])} bytes of hashes"
+            raise ValueError(f"{sizes} for {isl} tokens in blocks of {block_size}")
+        prompt = cls(range(isl), block_size, content)
+        prompt._token_ids, prompt._packed = (), packed
+        return prompt
+
     @property
     def blocks(self) -> int:
         """Its blocks, a last one that is not full among them."""

@@ -41,6 +41,9 @@ cdef struct Blocks:
 cdef int blocks_init(Blocks* blocks) except -1 nogil
 cdef void blocks_free(Blocks* blocks) noexcept nogil
 
+# Empties it, where no block has more than one holder.
+cdef void blocks_clear(Blocks* blocks) noexcept nogil
+
 # Room for `more` hashes that are new, so that blocks_acquire need not grow. -1: no memory.
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memmove
+from libc.string cimport memmove, memset
 
 cdef enum:
     MIN_CAPACITY = 4096     # slots of an empty table, 128 KiB: some prompts fit without growing
@@ -36,6 +36,13 @@ cdef void blocks_free(Blocks* blocks) noexcept nogil:
             free(blocks.slots[at].held.many)
     free(blocks.slots)
     blocks.slots = NULL
+
+
+cdef void blocks_clear(Blocks* blocks) noexcept nogil:
+    free(blocks.old)
+    blocks.old = NULL
+    memset(blocks.slots, 0, blocks.capacity * sizeof(Block))
+    blocks.count = 0
 
 
 cdef int blocks_reserve(Blocks* blocks, uint64_t more) noexcept nogil:

@@ -14,6 +14,7 @@ from ._blocks cimport (
     blocks_find,
     blocks_free,
     blocks_acquire,
+    blocks_clear,
     blocks_holder,
     blocks_init,
     blocks_prefetch,
@@ -23,6 +24,7 @@ from ._blocks cimport (
 
 cdef enum:
     PREFETCH = 8            # hashes looked ahead
+    CLEARED_FOR_EACH = 8    # slots of the table, where it is emptied in place of each block's release
 
 
 cdef int book_init(Book* book) except -1 nogil:
@@ -113,7 +115,11 @@ cdef uint32_t book_add(
 cdef void book_release(Book* book, uint32_t record) noexcept nogil:
     cdef Request* request = &book.requests[record]
     cdef Load* load = &book.loads[request.worker]
-    release_blocks(book, request.worker, request.hashes, request.n_hashes)
+    if book.live == 1 and request.n_hashes * <uint64_t>CLEARED_FOR_EACH >= book.blocks.capacity:
+        blocks_clear(&book.blocks)  # all of them are its own
+        load.blocks = load.loss = 0
+    else:
+        release_blocks(book, request.worker, request.hashes, request.n_hashes)
     book_complete_prefill(book, record)
     load.requests -= 1
     book.entries -= 1 + request.n_hashes
@@ -235,9 +241,12 @@ cdef void book_potential(
 cdef int64_t book_potential_of(
     const Book* book, const uint64_t* hashes, int64_t count, uint32_t worker
 ) noexcept nogil:
+    cdef const Blocks* blocks = &book.blocks
     cdef int64_t held = 0
     cdef int64_t i
-    for i in range(count):
+    for i in range(count if blocks.count else 0):
+        if i + PREFETCH < count:
+            blocks_prefetch(blocks, hashes[i + PREFETCH])
         held += blocks_holder(&book.blocks, hashes[i], worker) != NULL
     return load_blocks(&book.loads[worker]) + (count - held)
 

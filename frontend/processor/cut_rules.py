@@ -3,14 +3,15 @@ the whole. Read off tokenizer.json, once; what is not known there makes no cut.
 
 Of the library's steps only the split at added tokens sees more than one stretch of text. So a text
 can be cut before an *atom*: an added token that no other one runs into. And a stretch can be cut
-between a letter and a *stop*, such as a blank, where the known expressions that make words of text
-do: none of them has a letter and then a stop in one word, and none looks behind; and a word that
-ends in a letter ends there whether a stop follows or nothing. (It is for what comes after white
-space that they look ahead.) What follows makes ids of each word by itself.
+between a letter and a *stop*, such as a blank or a bracket, where the known expressions that make
+words of text do: none of them has a letter and then a stop in one word, and none looks behind; and
+a word that ends in a letter ends there whether a stop follows or nothing. (It is for what comes
+after white space that they look ahead.) What follows makes ids of each word by itself.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from string import punctuation
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +22,9 @@ from ._cuts import Cutter
 BLANK = " "
 STOPS = " \n,.\u3001\u3002\uff0c"
 """What Cutter knows of; all of them stand for themselves in Unicode's form NFC."""
+MORE_STOPS = "\t\r" + "".join(sorted({*punctuation} - {*STOPS, "'"}))
+"""Stops with all of these, but for those that an added token has behind a letter. An apostrophe is
+none: there are words that go on with it."""
 
 
 class CutRules(NamedTuple):
@@ -193,7 +197,7 @@ def _stops(file: _File, tokenizer: Tokenizer) -> str:
     stops = min(_stops_of_normalizer(file, tokenizer), _stops_of_words(file), key=len)
     if not stops:
         return ""
-    gaps = Cutter((), stops, 1, 1)
+    gaps, more = Cutter((), stops, 1, 1), set(MORE_STOPS if stops == STOPS else ())
     for token in file.added_tokens:
         content = token.content
         if token.single_word or (token.rstrip and content[-1:].isalpha()):
@@ -203,9 +207,12 @@ def _stops(file: _File, tokenizer: Tokenizer) -> str:
                 content = tokenizer.normalizer.normalize_str(content)
             if any(character in stops for character in content[1:]):
                 return ""
+            more -= {*content[1:]}
         elif gaps.cuts(content, 0, 0, len(content)):
             return ""
-    return stops
+        else:
+            more -= {then for before, then in pairwise(content) if before.isalpha()}
+    return stops + "".join(sorted(more))
 
 
 def _stops_of_normalizer(file: _File, tokenizer: Tokenizer) -> str:

@@ -96,20 +96,14 @@ class Encoder:
         found = words.known(text, LEARNT)
         if found is None or sum(map(len, found[2])) > LONG_CHARS:
             return None
-        made, places, missing = found
-        if not missing:
-            return made
+        if not found[2]:
+            return found[0]
+        parts, missing = _with_gaps(*found)
         try:
-            learnt = self._encode(missing, False, None)
+            made = self._encode(list(missing), False, None)
         except InvalidRequestError:  # of the text, which it is part of
             return None
-        parts: list[bytes] = []
-        begin = 0
-        for word, place, ids in zip(missing, places, learnt, strict=True):
-            words.keep(word, ids)
-            parts += made[begin:place], ids
-            begin = place
-        return b"".join((*parts, made[begin:]))
+        return _filled(words, parts, missing, iter(made))
 
     def last_cut(self, text: str, end: int) -> int:
         """The last place before `end` where the text can be cut, whatever comes there; 0: none."""
@@ -204,25 +198,17 @@ class Encoder:
         wanted: list[str] = []
         gaps: list[tuple[list[Any], dict[str, list[int]]]] = []
         for text in texts:
-            if (known := words.known(text)) is not None:
-                gaps.append(([known[0]], {}))
-                continue
-            parts, missing = words.look_up(text)
+            if (known := words.known(text, LEARNT)) is not None:
+                parts, missing = _with_gaps(*known)
+            else:
+                parts, missing = words.look_up(text)
             if len(missing) > LEARNT:
                 learnt: dict[str, list[int]] = {word: [] for word in islice(missing, LEARNT)}
                 parts, missing = [None], {**learnt, text: [0]}
             wanted += missing
             gaps.append((parts, missing))
         made = iter(await self._run(wanted, False, None) if wanted else ())
-        found = []
-        for parts, missing in gaps:
-            for word, places in missing.items():
-                ids = next(made)
-                words.keep(word, ids)
-                for place in places:
-                    parts[place] = ids
-            found.append(b"".join(parts))
-        return found
+        return [_filled(words, parts, missing, made) for parts, missing in gaps]
 
     async def _run(
         self, texts: list[str], add_special_tokens: bool, most: int | None
@@ -233,6 +219,34 @@ class Encoder:
         if chars <= LONG_CHARS:
             return work()
         return await self._off_loop.run(work, size=chars, seconds=chars * SECONDS_PER_CHAR)
+
+
+def _with_gaps(
+    made: bytes, places: list[int], words: list[str]
+) -> tuple[list[Any], dict[str, list[int]]]:
+    """Parts of ids, those of words that are not known empty; and where those are missing, by word.
+    `places`: where they are missing in `made`."""
+    parts: list[Any] = []
+    missing: dict[str, list[int]] = {}
+    begin = 0
+    for word, place in zip(words, places, strict=True):
+        parts += made[begin:place], b""
+        missing.setdefault(word, []).append(len(parts) - 1)
+        begin = place
+    parts.append(made[begin:])
+    return parts, missing
+
+
+def _filled(
+    words: WordIds, parts: list[Any], missing: dict[str, list[int]], made: Iterator[bytes]
+) -> bytes:
+    """All ids, with those of each word that was missing, which are kept."""
+    for word, places in missing.items():
+        ids = next(made)
+        words.keep(word, ids)
+        for place in places:
+            parts[place] = ids
+    return b"".join(parts)
 
 
 def _narrow(ids: bytes) -> bytes:

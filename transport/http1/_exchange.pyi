@@ -55,7 +55,8 @@ class Exchange:
         answered, http.disconnect."""
 
     def whole_body(self) -> bytes | None:
-        """The body, if it has come in one piece and none of it was read; None: see `receive`."""
+        """The body, if all of it has come, none was read and it is in one piece, or not long; None:
+        see `receive`."""
 
     async def send(self, message: Message) -> None:
         """Waits while the client does not read."""

@@ -20,6 +20,7 @@ cdef bytes date = b""
 cdef enum:
     NO_LENGTH = -1
     FIRST_STATUS = 100
+    MOST_JOINED = 1 << 20   # bytes of a body, in one step
 
 
 cdef bytes date_line():
@@ -113,7 +114,9 @@ cdef class Exchange:
 
     def whole_body(self):
         cdef bytes body
-        if not self.body_ended or self._taken or self.gone or self.ended or len(self._parts) > 1:
+        if not self.body_ended or self._taken or self.gone or self.ended:
+            return None
+        if len(self._parts) > 1 and self.unread > MOST_JOINED:
             return None
         body = self._take_parts()
         self._taken = True

@@ -282,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
             self._began = self._last_read = self._loop.time()
             self._watch()
         self._start(exchange)
-        if exchange.unread > self._limits.unread_bytes:
+        if exchange.unread > self._limits.turn_bytes:
             self._read_no_more()
 
     # The parser's side
@@ -583,8 +583,8 @@ class HttpConnection(asyncio.Protocol):
         a client that leaves is noticed by it."""
         limits, current = self._limits, self._exchange
         unread = sum([each.unread for each in self._waiting]) if self._waiting else 0
-        if current is not None:
-            unread += current.unread
+        if current is not None and current.unread > limits.turn_bytes:
+            return True
         return unread > limits.unread_bytes or len(self._waiting) > limits.pipelined // 2
 
     def _no_request(self, error: Exception) -> HttpError:

@@ -19,7 +19,10 @@ class HttpLimits:
     pipelined: int = 16
     """requests behind the one that is being answered"""
     unread_bytes: int = 64 << 10
-    """unread, of a body; beyond, no more is taken from the socket"""
+    """unread, of bodies; beyond, no more is taken from the socket"""
+    turn_bytes: int = 1 << 20
+    """the same of the request in turn, whose application is about to ask for it: to stop and to go
+    on takes two system calls, a timer and a turn of the loop"""
     request_s: float = 30.0
     least_bytes_per_s: float = 64 << 10
     silence_s: float = 15.0

@@ -22,7 +22,9 @@ from dynamo_router.transport.http1 import (
     plain_error,
 )
 
-LIMITS = HttpLimits(head_bytes=2000, headers=10, pipelined=3, unread_bytes=4000, linger_s=0.2)
+LIMITS = HttpLimits(
+    head_bytes=2000, headers=10, pipelined=3, unread_bytes=4000, turn_bytes=4000, linger_s=0.2
+)
 TEXT = (b"content-type", b"text/plain")
 Answering = Callable[[Scope, Receive, Send, Client], Any]
 

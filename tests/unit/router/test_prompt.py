@@ -91,6 +91,25 @@ def test_packed_hashes_are_those_of_its_arrays(length: int, content: Content) ->
     assert first._token_ids == then._token_ids == ()
 
 
+@pytest.mark.parametrize("namespace", [None, "", "tenant"])
+def test_packed_hashes_go_on_from_a_parent(namespace: str | None) -> None:
+    tokens = np.arange(7, 7 + 83, dtype=np.uint32)
+    local = block_hashes(tokens, BLOCK, cache_namespace=namespace)
+    whole = local.tobytes(), sequence_hashes(local).tobytes()
+    assert packed_hashes(tokens, BLOCK, namespace) == whole
+    parent = int(sequence_hashes(local)[1])
+    behind = packed_hashes(tokens[2 * BLOCK :].tobytes(), BLOCK, namespace, parent)
+    assert behind == (whole[0][16:], whole[1][16:])
+    content = Content(cache_namespace=namespace)
+    made = Prompt.of_packed(83, BLOCK, whole, content)
+    assert made.local_hashes.tobytes() == whole[0] and made.hashed() is made
+    assert (made.sequence_hashes.tobytes(), made.packed_hashes()) == (whole[1], whole)
+    with pytest.raises(ValueError, match="40 and 32 bytes of hashes for 83 tokens"):
+        Prompt.of_packed(83, BLOCK, (whole[0], whole[1][:-8]), content)
+    with pytest.raises(OverflowError):
+        packed_hashes(tokens, BLOCK, parent=1 << 64)
+
+
 @pytest.mark.parametrize("tokens", [[-1] * BLOCK, [1 << 32] * BLOCK, ["a"], b"12345"])
 def test_tokens_that_are_none_have_no_packed_hashes(tokens: Any) -> None:
     made = Prompt(tokens, BLOCK)

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 
 from dynamo_router.slots.table import SlotTable
 
@@ -61,6 +62,31 @@ def test_what_is_booked_and_freed_while_it_moves_is_counted_right() -> None:
         table.free(f"r{request}")
     table.check_integrity()
     assert not table.active_blocks().any()
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_the_last_request_leaves_an_empty_table(moving: bool) -> None:
+    """It is emptied at once, also where some of it is in the table before."""
+    table = SlotTable(16)
+    table.add_worker(0)
+    table.add_worker(1)
+    hashes = np.arange(10_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for _ in range(3):
+        for request, worker, count in (("a", 0, 6000), ("b", 1, 10_000), ("c", 1, 10_000)):
+            table.add_request(
+                request, worker, hashes[:count], isl=160_000, overlap_blocks=0, now=0.0,
+                expected_output_tokens=100,
+            )  # fmt: skip
+            if moving and request == "a":
+                continue
+            for generated in range(1, 40):
+                table.add_output_tokens(request, generated)
+        for request in "abc":
+            table.free(request)
+            table.check_integrity()
+        assert not table.active_blocks().any() and not table.active_requests().any()
+        potential, _ = table.potential(hashes, 160_000, np.zeros(2, np.uint32))
+        assert potential.tolist() == [10_000, 10_000]
 
 
 def test_a_table_keeps_its_size_from_one_long_prompt_to_the_next() -> None:

@@ -26,7 +26,12 @@ from tokenizers import (
 
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.frontend.processor import NO_TENANT, ChatTemplate, PieceCache, Tenant
-from dynamo_router.frontend.processor.cut_rules import STOPS, CutRules, read_cut_rules
+from dynamo_router.frontend.processor.cut_rules import (
+    MORE_STOPS,
+    STOPS,
+    CutRules,
+    read_cut_rules,
+)
 from dynamo_router.frontend.processor.encoder import (
     LEAST_CHARS,
     MOST_CHARS,
@@ -223,17 +228,19 @@ MAKERS: dict[str, Any] = {
         ],
     ),
 }
+MOST = STOPS + "".join(sorted({*MORE_STOPS} - {*"_|>]"}))
+"""All but those in SPECIAL behind a letter."""
 RULES: dict[str, tuple[bool, str]] = {
     # whether there are atoms, and at which stops words end
-    "gpt-2": (True, STOPS),
+    "gpt-2": (True, MOST),
     "gpt-2, prefixed": (True, " "),
-    "gpt-2, split": (True, STOPS),
+    "gpt-2, split": (True, MOST),
     "gpt-2, its special token normalized": (True, ""),
-    "llama 3": (True, STOPS),
-    "qwen": (True, STOPS),
-    "gpt-4o": (True, STOPS),
-    "deepseek": (True, STOPS),
-    "digits first": (True, STOPS),
+    "llama 3": (True, MOST),
+    "qwen": (True, MOST),
+    "gpt-4o": (True, MOST),
+    "deepseek": (True, MOST),
+    "digits first": (True, MOST),
     "metaspace always": (True, " "),
     "metaspace first": (True, " "),
     "metaspace never": (True, " "),
@@ -248,7 +255,7 @@ RULES: dict[str, tuple[bool, str]] = {
     "drops blanks": (True, ""),
     "strips both ends": (True, ""),
     "small letters": (True, " "),
-    "tokens that strip": (True, STOPS),
+    "tokens that strip": (True, MOST),
     "a stripping word": (True, ""),
     "single words": (True, ""),
     "tokens within tokens": (True, ""),
@@ -267,6 +274,7 @@ PIECES = st.sampled_from(
         "<|im_end|>\n",
         "<\uff5cUser\uff5c>",
         *"<>|[]/ \n\r\t.,'",
+        *'"(){}=_-:;#*+!?@\\^`~$%&',
         *(f"<|{name}|>" for name in ("left", "right", "both", "endoftext")),
         "<|<s>|>",
         "x<s",

@@ -2,9 +2,12 @@
 leave, wait or do not read."""
 
 import asyncio
+import random
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ from support.polling import until
 from support.servers.http1_server import (
     CHUNKED,
     CLOSE,
+    LIMITS,
     TEXT,
+    Rig,
     answer,
     bodies,
     echo,
@@ -208,6 +213,40 @@ async def test_a_body_that_nobody_reads_is_not_taken() -> None:
         async with asyncio.timeout(60):
             assert bodies(await reader.read()) == [b"POST /a? " + body]
         writer.close()
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+async def test_the_body_of_the_request_in_turn_is_taken_before_it_is_asked_for(pieces: int) -> None:
+    """If it is not too long; behind it, too, no more is taken than usual."""
+    asked = asyncio.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send, client: Client) -> None:
+        await asked.wait()
+        if (body := client.whole_body()) is None:
+            await echo(scope, receive, send, client)
+        else:
+            await answer(send, body)
+
+    async with serving(waits, replace(LIMITS, turn_bytes=1 << 20)) as rig:
+        body, long = random.Random(1).randbytes(500_000), b"y" * (16 << 20)
+        reader, writer = await rig.open()
+        sent = post(body)
+        size = len(sent) // pieces + 1
+        for begin in range(0, len(sent), size):
+            writer.write(sent[begin : begin + size])
+            there = min(begin + size, len(sent)) - len(sent) + len(body)
+            await until(partial(_is_there, rig, there))
+        writer.write(post(long, "/a", CLOSE))
+        await until(lambda: writer.transport.get_write_buffer_size() > 1 << 20)
+        asked.set()
+        async with asyncio.timeout(60):
+            assert bodies(await reader.read()) == [body, b"POST /a? " + long]
+        writer.close()
+
+
+def _is_there(rig: Rig, size: int) -> bool:
+    exchanges = [each._exchange for each in rig.connections.open]
+    return sum(each.unread for each in exchanges if each is not None) >= size
 
 
 @pytest.mark.parametrize("close", [True, False])
