@@ -24,7 +24,6 @@ from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, with_re
 from .openai import BAD_BODY, LONG_BODY, ApiError, check_messages
 from .processor import (
     MAX_RENDERED_CHARS,
-    MOST_MESSAGES,
     ChatTemplate,
     Grown,
     ModelText,
@@ -36,7 +35,7 @@ MOST_BYTES = 1 << 20
 """Of a body that is read in one turn of the event loop."""
 MOST_REST = 128 << 10
 """Of what such a body has beside its messages: an agent's tools."""
-MOST_STEPS = 128 << 10
+MOST_MESSAGES, MOST_STEPS = 1024, 128 << 10
 USUAL_TURN = 2
 """Messages that a turn adds: the answer to the one before, and a question."""
 SECONDS_PER_MESSAGE = 2e-5

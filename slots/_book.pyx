@@ -176,6 +176,8 @@ cdef int book_output(Book* book, uint32_t record, uint32_t generated) noexcept n
     if generated < request.expected:
         loss = <uint32_t>(<uint64_t>generated * WHOLE // request.expected)
     for i in range(request.n_hashes):
+        if i + PREFETCH < request.n_hashes:
+            blocks_prefetch(&book.blocks, request.hashes[i + PREFETCH])
         holder = blocks_holder(&book.blocks, request.hashes[i], request.worker)
         if holder.refs == 1:
             load.loss += <int64_t>loss - holder.loss

@@ -5,5 +5,4 @@ from .chat_template import MAX_RENDERED_CHARS, ChatTemplate
 from .growing_template import Grown, Point
 from .piece_cache import NO_TENANT, PieceCache, Tenant
 from .stop_strings import StopStrings
-from .template_pieces import MOST_MESSAGES
 from .tokenizer import Detokenizer, ModelText

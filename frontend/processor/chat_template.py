@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from secrets import token_hex
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
@@ -21,9 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...base.errors import ConfigError, InvalidRequestError
 from .conversation import Conversation
 from .growing_template import GrowingTemplate, Grown, Point
-from .message_pieces import MessagePieces
 from .template_loop import FOUND, cut_loop
-from .template_pieces import TemplatePieces, message_loop, messages_in, passes_contents_on
+from .template_pieces import TemplatePieces, messages_in, passes_contents_on
 from .template_text import EDGES
 
 MAX_RENDERED_CHARS = 16 << 20
@@ -52,7 +50,7 @@ class ChatTemplate:
         """what it writes around contents; None: it does more with them than to write them"""
         all_text = "".join((text, *self._special_tokens.values()))
         if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
-            self.pieces = TemplatePieces(self._rendered_plain, self._message_pieces(tree))
+            self.pieces = TemplatePieces(self._rendered_plain)
         self.growing = _growing(text)
         """how it goes on with a conversation that grew; None: it is to be asked for all of it"""
 
@@ -106,25 +104,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def _message_pieces(self, tree: jinja_nodes.Template) -> MessagePieces | None:
-        """None: the template may write more of a message than it makes of that alone."""
-        loop = message_loop(tree)
-        if loop is None:
-            return None
-        mark = token_hex(16)
-        text = jinja_nodes.Output([jinja_nodes.TemplateData(mark)], lineno=1)
-        loop.node.body.insert(0, text)
-        tree.body.insert(tree.body.index(loop.node) + 1, text)
-        template = _compiled(tree)
-        return MessagePieces(loop, mark, partial(self._rendered_plain, template=template))
-
-    def _rendered_plain(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        prompted: bool,
-        template: Template | None = None,
-    ) -> str:
-        return self._rendered(messages, prompted, None, None, template)
+    def _rendered_plain(self, messages: Sequence[Mapping[str, Any]], prompted: bool) -> str:
+        return self._rendered(messages, prompted, None, None)
 
     def _rendered(
         self,
@@ -132,7 +113,6 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-        template: Template | None = None,
     ) -> str:
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
@@ -140,7 +120,7 @@ class ChatTemplate:
         context["messages"] = messages
         pieces: list[str] = []
         length = 0
-        template = template or self._template
+        template = self._template
         try:  # as Template.generate does, without a generator around the template's own
             for piece in template.root_render_func(template.new_context(context)):
                 pieces.append(piece)

@@ -11,13 +11,13 @@ from typing import Any
 
 from jinja2 import nodes
 
-from .message_pieces import MOST_ROLE_CHARS, MessageLoop, MessagePieces, loop_of
 from .template_text import CONTENT, Shape, TextPiece, marked, pieces_of, taken_apart, written
 
-MOST_MESSAGES = 1024
-"""Of a conversation: a template takes some 10 us for each. It has no pieces beyond."""
-MOST_KEPT = 8192
-"""Messages of all shapes whose pieces are kept."""
+MOST_MESSAGES = 64
+"""Of a conversation: a longer one is rendered, some 10 us for each, as its next turn has another
+shape again, and would take the place of many short ones."""
+MOST_KEPT, MOST_ROLE_CHARS = 8192, 64
+"""Messages of all shapes whose pieces are kept, and characters of their roles."""
 _METHODS = frozenset(dir(dict))
 
 
@@ -68,11 +68,6 @@ def messages_in(tree: nodes.Template) -> Callable[[nodes.Node], bool]:
     while proof.learns(tree):
         pass
     return proof.is_messages
-
-
-def message_loop(tree: nodes.Template) -> MessageLoop | None:
-    """The loop of a template that passes contents on in which it writes each message by itself."""
-    return loop_of(tree, messages_in(tree))
 
 
 class _Proof:
@@ -231,13 +226,8 @@ def _field_of(node: nodes.Getattr | nodes.Getitem) -> str | None:
 class TemplatePieces:
     """Of a template that passes contents on, by its full rendering."""
 
-    def __init__(
-        self,
-        render: Callable[[Sequence[Mapping[str, Any]], bool], str],
-        messages: MessagePieces | None = None,
-    ) -> None:
-        """`messages`: of one that writes each by itself."""
-        self._render, self._messages = render, messages
+    def __init__(self, render: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> None:
+        self._render = render
         self._kept: dict[tuple[Shape, bool], list[TextPiece]] = {}
         self._count = 0
 
@@ -253,10 +243,6 @@ class TemplatePieces:
         rendering does."""
         key = shape, prompted
         pieces = self._kept.get(key)
-        if pieces is None and self._messages is not None:
-            pieces = self._messages.of_shape(shape, prompted)
-            if pieces is not None:
-                return pieces
         if pieces is None:
             pieces = self._pieces(shape, prompted)
             self._keep(key, pieces)

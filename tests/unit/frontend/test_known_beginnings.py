@@ -22,13 +22,14 @@ from dynamo_router.frontend.engine_requests import (
     written_request,
 )
 from dynamo_router.frontend.known_beginnings import (
+    MOST_MESSAGES,
     MOST_REST,
     KnownBeginnings,
     MessagesApart,
     messages_apart,
 )
 from dynamo_router.frontend.openai import LONG_BODY, ChatRequest
-from dynamo_router.frontend.processor import MOST_MESSAGES, NO_TENANT, ModelText, PieceCache, Tenant
+from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.prompt import Content, Prompt
 from dynamo_router.server.caller_limits import CallerLimits
