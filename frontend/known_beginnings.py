@@ -114,7 +114,7 @@ class Beginning:
         self.packed, largest = pack_tokens(ids)
         self.tokens, self.largest = before.tokens + len(ids), max(before.largest, largest)
         begun, end = before.tokens // block_size, self.tokens // block_size
-        behind = b"".join((before.left, ids))
+        behind = b"".join((before.left, ids.data))
         self.left = behind[(end - begun) * block_size * ID_BYTES :]
         own = slice(begun * _HASH_BYTES, end * _HASH_BYTES)
         self.local, self.sequence = (hashes[own] for hashes in prompt.packed_hashes())
@@ -315,7 +315,7 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:
     """What is known of a prompt, and then these ids."""
     before = known.last
-    ids = b"".join((before.left, first, rest))
+    ids = b"".join((before.left, first.data, rest.data))
     local, sequence = packed_hashes(ids, block_size, tenant.name, before.last_hash)
     if known.parts:
         local = b"".join((*[part.local for part in known.parts], local))
