@@ -534,9 +534,9 @@ def test_what_a_template_makes_of_a_turn_that_changes_those_before(
         messages.append({"role": "assistant", "content": thought})
 
 
-def test_memory_of_ten_thousand_conversations(off_loop: OffLoop) -> None:
+def test_memory_of_a_thousand_conversations(off_loop: OffLoop) -> None:
     """What is counted is what is taken, and at most 4 bytes a character that is kept."""
-    chars, tenants = 4400, 10_000
+    chars, tenants = 4400, 1_000
 
     def encode(texts: Sequence[str], special: bool, most: int | None) -> list[bytes]:
         return [b"\0\0\0\0" * (len(text) // 4) for text in texts]
