@@ -56,7 +56,8 @@ class Taken:
         self.decided.clear()
 
     def check(self, way: str, *, decided: bool = True) -> None:
-        """All of them went that way, and there was one; `decided`: decisions, too."""
+        """All of them went that way, and there was one; `decided`: a decision, too. (One that is
+        made again takes all steps, as one for which no worker is ready.)"""
         native = way == "native"
         assert self.begun == [True] * len(self.begun) and bool(self.begun) == native, self.begun
         if decided:
