@@ -298,7 +298,7 @@ def test_what_is_known_of_each_tokenizer(tokenizer: tuple[str, Tokenizer, CutRul
     assert (bool(rules.atoms), rules.stops) == RULES[name] and not rules.reason
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)  # for each of many tokenizers
 @given(
     text=TEXTS, other=TEXTS, least=st.integers(1, 9), special=st.booleans(), at=st.integers(0, 99)
 )
@@ -325,7 +325,7 @@ def test_pieces_make_the_ids_of_the_whole(
         )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)  # for each of many tokenizers
 @given(text=TEXTS, others=st.lists(TEXTS, min_size=1, max_size=3), least=st.integers(1, 9))
 def test_a_text_can_be_cut_at_its_last_cut_whatever_follows(
     tokenizer: tuple[str, Tokenizer, CutRules],
