@@ -386,7 +386,7 @@ class Completions:
             wanted = wanted if usual is None else min(wanted, usual)
         elif limit and wanted > left:
             raise answer_too_long(limit, prompt_tokens, wanted, request.limit_field)
-        if request.min_tokens > wanted > 0:
+        if (request.min_tokens or 0) > wanted > 0:
             text = f"min_tokens {request.min_tokens} is more than the {wanted} that the answer has"
             raise ApiError(400, text, param="min_tokens")
         return wanted

@@ -55,6 +55,17 @@ def test_defaults_and_unknown_fields() -> None:
     assert completion(logprobs=3).logprobs_wanted == 3
 
 
+def test_null_asks_for_nothing_in_any_field() -> None:
+    """Clients write all fields of their own form, those that nobody set as null."""
+    nothing = chat(max_tokens=4), completion(max_tokens=4)
+    for made, bare in zip((chat, completion), nothing, strict=True):
+        given = {"model", "messages", "prompt", "max_tokens"}
+        fields = dict.fromkeys(set(bare.__struct_encode_fields__) - given)
+        assert made(**fields, max_tokens=4) == bare
+        options = {"include_usage": None, "continuous_usage_stats": None}
+        assert not made(stream=True, stream_options=options).stream_options.include_usage
+
+
 @pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_grammar"])
 def test_a_guide_has_a_length(field: str) -> None:
     def text(chars: int) -> str:
@@ -72,6 +83,13 @@ def test_a_guide_has_a_length(field: str) -> None:
     "fields, param, words",
     [
         ({"temperature": 2.1}, "temperature", "in 0..2"),
+        ({"stop_token_ids": [3, -1]}, "stop_token_ids", "-1 is no token id"),
+        ({"stop": [3, -1]}, "stop", "-1 is no token id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": "f()"}]},
+            "messages[0].tool_calls",
+            "no list",
+        ),
         ({"temperature": "hot"}, "temperature", "Expected `float"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 1.1}, "top_p", "in 0..1"),
