@@ -12,6 +12,8 @@ from msgspec import field
 
 LEFT = 499
 """The status of a request whose connection ended before the head of an answer was sent."""
+CLIENT_LEFT = "the client left"
+"""The error of one whose client ended the connection."""
 
 
 class Generation(NamedTuple):
