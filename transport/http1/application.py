@@ -298,7 +298,7 @@ class Application:
             more_headers = {**answer.headers, **more_headers}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
-            elif answer.status == 500:  # an engine's fault: its stack is of no use
+            elif answer.status == 500 and not record.is_logged:  # an engine's fault: no stack
                 log.warning("request failed", path=path, request_id=request_id, error=str(error))
             if isinstance(error, HttpError) and error.status == 413:
                 self._on_long_body()

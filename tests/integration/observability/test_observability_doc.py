@@ -87,4 +87,4 @@ async def test_log_lines_have_the_documented_fields(event: str) -> None:
         if line["event"] == event:
             seen |= set(line) - {"event", "log_level", UNLIMITED}
     assert seen and seen <= fields_of(event)
-    assert fields_of(event) - seen <= {"breaks_workers"}
+    assert fields_of(event) - seen <= {"breaks_workers", "http_request_id"}
