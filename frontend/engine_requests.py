@@ -79,7 +79,7 @@ class TemplateFields(Protocol):
     reasoning_effort: str | None
     chat_template_kwargs: dict[str, Any] | None
     chat_template_args: dict[str, Any] | None
-    add_generation_prompt: bool
+    add_generation_prompt: bool | None
 
 
 class Given(msgspec.Struct, frozen=True):
