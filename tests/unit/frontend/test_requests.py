@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_router.frontend.epp.requests import ChatBody, read_chat
 from dynamo_router.frontend.openai import (
     ApiError,
     ChatRequest,
@@ -64,6 +65,13 @@ def test_null_asks_for_nothing_in_any_field() -> None:
         assert made(**fields, max_tokens=4) == bare
         options = {"include_usage": None, "continuous_usage_stats": None}
         assert not made(stream=True, stream_options=options).stream_options.include_usage
+
+
+def test_null_asks_for_nothing_where_envoy_asks() -> None:
+    fields = dict.fromkeys(set(ChatBody.__struct_fields__) - {"model", "messages"})
+    body = {"model": "m", "messages": HI}
+    asked = read_chat(json.dumps({**fields, **body}).encode())
+    assert asked == read_chat(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_grammar"])
