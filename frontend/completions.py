@@ -98,7 +98,7 @@ TOKEN_BYTES = 3
 class _Tokenize(msgspec.Struct):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
 
 
 class _Detokenize(msgspec.Struct):
@@ -275,7 +275,7 @@ class Completions:
         else:
             assert wanted.prompt is not None
             ids = await self._prompts.encoded(
-                wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens
+                wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens is not False
             )
         limit = self.context_limit or None
         head = msgspec.json.encode({"count": len(ids), "max_model_len": limit})

@@ -162,7 +162,7 @@ ITEMS: list[tuple[Any, str]] = [
     ([{**CALL, "caller": {"type": "program", "caller_id": "p"}}], "input[0].caller.type"),
     ([CALL, {**OUTPUT, "output": [{"type": "input_image"}]}], "input[1].output[0].type"),
     ([{"role": "tool", "content": "a"}], "input[0].role"),
-    ([{"role": "user"}], "input[0]"),
+    ([{"role": "user"}], "input[0].content"),
     ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
     ([{}], "input[0].type"),
     ([5], "input[0]"),

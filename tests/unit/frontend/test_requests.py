@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from dynamo_router.frontend.embeddings import EmbeddingRequest
 from dynamo_router.frontend.epp.requests import ChatBody, read_chat
 from dynamo_router.frontend.openai import (
     ApiError,
@@ -45,6 +47,15 @@ def test_a_large_chat_is_read_in_pieces_and_is_the_same() -> None:
         assert (found.value.status, found.value.param) == (400, field)
 
 
+@pytest.mark.parametrize("field", ["model", "messages"])
+def test_a_field_that_is_missing_is_named(field: str) -> None:
+    body = {"model": "m", "messages": HI}
+    del body[field]
+    with pytest.raises(ApiError, match=f"missing required field `{field}`") as found:
+        read_request(json.dumps(body).encode(), ChatRequest)
+    assert found.value.param == field
+
+
 def test_defaults_and_unknown_fields() -> None:
     request = chat(user="u", store=True, metadata={"a": "b"})
     assert not request.wants_stream and request.choices == 1 and request.output_limit is None
@@ -74,6 +85,12 @@ def test_null_asks_for_nothing_where_envoy_asks() -> None:
     assert asked == read_chat(json.dumps(body).encode())
 
 
+def test_null_asks_for_nothing_of_an_embedding() -> None:
+    fields = dict.fromkeys(set(EmbeddingRequest.__struct_encode_fields__) - {"model", "input"})
+    body = json.dumps({**fields, "model": "m", "input": "a"})
+    assert msgspec.json.decode(body, type=EmbeddingRequest).encoding_format is None
+
+
 @pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_grammar"])
 def test_a_guide_has_a_length(field: str) -> None:
     def text(chars: int) -> str:
@@ -99,6 +116,7 @@ def test_a_guide_has_a_length(field: str) -> None:
             "no list",
         ),
         ({"temperature": "hot"}, "temperature", "Expected `float"),
+        ({"response_format": {}}, "response_format.type", "missing required field"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 1.1}, "top_p", "in 0..1"),
         ({"min_p": -0.1}, "min_p", "in 0..1"),
