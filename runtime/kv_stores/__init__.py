@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Reflector,
     )
     from .nats_connection import NatsConnection, refusal
-    from .nats_messages import Delivery, read_delivery
+    from .nats_messages import read_delivery
     from .nats_store import NatsStore
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "Bucket",
     "Change",
     "Deleted",
-    "Delivery",
     "Entry",
     "EtcdConfig",
     "EtcdStore",
@@ -80,7 +79,6 @@ __getattr__ = lazy_names(
         "Listed": ".kubernetes",
         "Outcome": ".kubernetes",
         "Reflector": ".kubernetes",
-        "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
         "PodIdentity": ".kubernetes",
