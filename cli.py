@@ -139,7 +139,6 @@ BENCHES: Mapping[str, Entry] = {
         "Prefill and decode engines apart, or not.", "disaggregation:DisaggBenchConfig"
     ),
     "flood": _bench("A tenant beside one that sends too much.", "flood:FloodConfig"),
-    "fronts": _bench("Several processes on one port.", "fronts"),
     "grid": _bench("A policy in many fleets.", "grid:GridConfig"),
     "live": _bench("Real processes beside the simulation.", "live:LiveConfig"),
     "hostile": _bench(

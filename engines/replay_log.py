@@ -36,10 +36,6 @@ class ReplayLog:
         self._last_replay = float("-inf")
 
     @property
-    def kept_bytes(self) -> int:
-        return self._bytes
-
-    @property
     def kept_events(self) -> int:
         return self._sent[-1].last_id - self._sent[0].first_id + 1 if self._sent else 0
 

@@ -2,7 +2,7 @@
 
 Chosen once, before tuning, and held apart: `train` is there to tune on, `validate` to decide
 between what was tuned, `report` to measure it. No seed and no value of any parameter is in
-two splits; a test holds that. Tuning asks `tuning_split`, which refuses the report.
+two splits; a test holds that. Tuning asks `require_tunable`, which refuses the report's traffic.
 """
 
 from collections.abc import Iterable, Mapping
@@ -344,13 +344,6 @@ def split_of(name: str) -> Split:
     }
     conditions = PLANS[name].conditions(FLEETS[name][0].num_gpu_blocks)
     return Split(name, SEEDS[name], FLEETS[name], traffic, errors, conditions)
-
-
-def tuning_split(name: str) -> Split:
-    """The split of this name, for tuning; ConfigError for the report's."""
-    if name not in TUNABLE:
-        raise bad_setting("split", f"{name!r} is not for tuning: {' and '.join(TUNABLE)} are")
-    return split_of(name)
 
 
 def require_tunable(source: str, requests: Iterable[TraceRequest]) -> None:

@@ -10,9 +10,9 @@ from .chat_client import ChatClient, chars_per_token
 from .child import OURS, pid_of, start_child
 from .completion_client import CompletionClient
 from .http_client import HttpClient
-from .neighbours import Neighbours, children_of, noise_content, noise_words
+from .neighbours import children_of
 from .progress import OnStart, progress_bar
-from .serve_process import READY, UNANNOUNCED, ServeProcess, mock_fleet_arguments, worker_arguments
+from .serve_process import UNANNOUNCED, ServeProcess, mock_fleet_arguments, worker_arguments
 from .stats import LoadStats
 from .target import TargetAccess
 from .way import (
@@ -24,7 +24,6 @@ from .way import (
     generate_bodies,
     generate_call,
     new_prompts,
-    ratio,
     ways_tables,
 )
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from .dynamo_peer import DISCOVERY_ARGUMENTS, start_dynamo, start_dynamo_selector
     from .envoy_peer import start_envoy
     from .proxy_peers import (
-        CLIENT_OPTIONS,
         GENERATE,
         engine_methods,
         open_call,
@@ -48,7 +46,6 @@ _LAZY = {
     ".dynamo_peer": ("DISCOVERY_ARGUMENTS", "start_dynamo", "start_dynamo_selector"),
     ".envoy_peer": ("start_envoy",),
     ".proxy_peers": (
-        "CLIENT_OPTIONS",
         "GENERATE",
         "engine_methods",
         "open_call",

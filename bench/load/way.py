@@ -258,11 +258,11 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def new_prompts(tokens: int, vocabulary: int = VOCABULARY) -> Iterator[list[int]]:
+def new_prompts(tokens: int) -> Iterator[list[int]]:
     """Token ids without end, no two prompts alike: made as they are asked for."""
     rng = np.random.default_rng(1)
     while True:
-        yield rng.integers(3, vocabulary, tokens).tolist()
+        yield rng.integers(3, VOCABULARY, tokens).tolist()
 
 
 def generate_call(call: Any, prompts: Iterator[list[int]], output_tokens: int) -> Ask:

@@ -35,7 +35,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(mean(map(math.log, values)))
 
 
-def bootstrap_interval(samples: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The 95 % interval of the geometric mean over groups (cells) of samples (seeds), all above 0.
 
     Percentile bootstrap at two levels: each of RESAMPLES times as many groups are drawn with
@@ -43,7 +43,7 @@ def bootstrap_interval(samples: Sequence[Sequence[float]], *, seed: int = 0) -> 
     with other cells of the same kind as well as with other seeds.
     """
     logs = [[math.log(value) for value in group] for group in samples]
-    draw = Random(seed).random
+    draw = Random(0).random
     means = []
     for _ in range(RESAMPLES):
         total = 0.0

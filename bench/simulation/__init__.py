@@ -12,7 +12,7 @@ from .handoffs import FIRST_TOKENS, RoleConfig
 from .plots import draw_comparison
 from .policies import PolicyVariant, parse_policies
 from .prepared_trace import SimulatedTrace
-from .request_log import SERVED, RequestLog
+from .request_log import RequestLog
 from .sampled_trace import SampledRequest, SampledTrace
 from .simulated_run import SimulatedRun
 from .simulation import FleetSpec, Simulation

@@ -45,19 +45,14 @@ class MarkovModel:
     residuals: Empirical
     outputs: Empirical
 
-    def transition_cdf(
-        self, source: int, window: int | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def transition_cdf(self, source: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Where walks go from a chain or START, ascending, and the shares summed up to there.
 
-        Of one window, or of the whole trace. Both are empty where no walk came by.
+        Of the whole trace. Both are empty where no walk came by.
         """
-        rows = slice(None)
-        if window is not None:
-            rows = slice(*self.window_offsets[window : window + 2].tolist())
-        here = self.sources[rows] == source
-        targets, inverse = np.unique(self.targets[rows][here], return_inverse=True)
-        counts = np.bincount(inverse, self.counts[rows][here], minlength=len(targets))
+        here = self.sources == source
+        targets, inverse = np.unique(self.targets[here], return_inverse=True)
+        counts = np.bincount(inverse, self.counts[here], minlength=len(targets))
         return targets, np.cumsum(counts) / max(1.0, counts.sum())
 
 

@@ -15,13 +15,12 @@ class Turns:
 
     A request follows `parents[i]`, the last one before it with the deepest block they share, if
     that block lies below the stems (else -1: it opens a session). `shared` are the leading blocks
-    it takes over: from its parent, or from its stem, of which there are `stem_depths`. `numbers`
+    it takes over: from its parent, or from its stem. `numbers`
     counts a session's turns from 0 along the parents, and `sessions` names the opening request.
     """
 
     parents: NDArray[np.int64]
     shared: NDArray[np.int64]
-    stem_depths: NDArray[np.int64]
     numbers: NDArray[np.int64]
     sessions: NDArray[np.int64]
 
@@ -67,7 +66,6 @@ def find_turns(tree: PrefixTree) -> Turns:
     return Turns(
         parents=parents,
         shared=np.where(follows, known, stem_depths),
-        stem_depths=stem_depths,
         numbers=np.array(numbers, np.int64),
         sessions=np.array(sessions, np.int64),
     )

@@ -51,22 +51,6 @@ class StreamsBenchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontsBenchConfig:
-    """What to measure. Raises ConfigError, naming the key, on a bad value."""
-
-    fronts: int = option(2, "Processes of the router that is compared with one process.")
-    requests: int = option(1600, "Short requests per load and round; of long ones a third.")
-    rounds: int = option(3, "Rounds; medians of them are reported.")
-    connections: int = option(32, "Connections of the client, spread over the processes.")
-    workers: int = option(4, "Mock engines, which publish KV events over NATS.")
-    json: str | None = option(None, 'Write the result as JSON to this file; "-" is stdout.')
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "requests", "rounds", "connections", "workers")
-        require_at_least(self, 2, "fronts")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PathBenchConfig:
     """What to measure. Raises ConfigError, naming the key, on a bad value."""
 

@@ -275,7 +275,7 @@ class RemotePrefills:
         headers = {TOKENS: str(attempt.prompt.uncached_tokens)}
         try:
             async with asyncio.timeout(PUBLISH_S):
-                found = await self._queue.publish(
+                attempt.sequence = await self._queue.publish(
                     subject,
                     body,
                     f"{attempt.name}:{number}",
@@ -287,7 +287,6 @@ class RemotePrefills:
         except (StoreError, TimeoutError) as error:
             reason = "away" if getattr(error, "transient", True) else "large"
             raise RemotePrefillError(str(error) or "NATS does not answer", reason) from None
-        attempt.sequence = found.sequence
 
     async def _landed(self, attempt: _Attempt) -> None:
         """Wait for it. What was pushed to one worker and gets no sign of it goes to all; what may

@@ -9,20 +9,20 @@ from ...base.lazy_names import lazy_names
 from .config import TransferConfig
 
 if TYPE_CHECKING:
-    from .arena import ArenaLayout, BlockArena
+    from .arena import ArenaLayout
     from .grants import BlockGrants, BlockState, Grant, GrantError
-    from .interface import CORRUPT, Notification, Offer, Peer, Revocation, Transfer
+    from .interface import CORRUPT, Notification, Offer, Revocation, Transfer
     from .metrics import TransferMetrics
     from .nixl import NixlTransfer
     from .shm import ShmTransfer
     from .tickets import Ticket, TransferError, TransferState
 
-_INTERFACE = "CORRUPT Notification Offer Peer Revocation Transfer"
+_INTERFACE = "CORRUPT Notification Offer Revocation Transfer"
 # What moves blocks is imported by its first user, so that settings are read without it.
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("ArenaLayout", "BlockArena"), ".arena"),
+        "ArenaLayout": ".arena",
         **dict.fromkeys(("BlockGrants", "BlockState", "Grant", "GrantError"), ".grants"),
         **dict.fromkeys(_INTERFACE.split(), ".interface"),
         "TransferMetrics": ".metrics",

@@ -104,10 +104,9 @@ class ModelTargets:
         self,
         models: ModelManager,
         endpoint_port: int | None,
-        rng: random.Random | None = None,
     ) -> None:
         self._models, self._port = models, endpoint_port
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self.reader = models.reader
 
     @property

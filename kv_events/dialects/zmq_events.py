@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from ...base.backoff import Backoff
-from ...base.clock import Clock, SystemClock
+from ...base.clock import SystemClock
 from ...runtime.event_planes.zmq import RENEW_S, Connection, ConnectionMonitor
 from .pulled_call import EventsEnded, EventsLost, PulledCall
 from .zmq_address import why_unheard
@@ -60,13 +60,13 @@ class ZmqEvents:
     """A Subscriber. Its socket stays open from the first call to `close`, so that nothing gets lost
     between two calls."""
 
-    def __init__(self, address: str, replay: str | None, clock: Clock | None = None) -> None:
+    def __init__(self, address: str, replay: str | None) -> None:
         """`address` and `replay` are tcp://HOST:PORT or ipc://PATH."""
         self._zmq: Any = importlib.import_module("zmq")
         self._asyncio: Any = importlib.import_module("zmq.asyncio")
         self._noblock = int(self._zmq.NOBLOCK)  # an enum takes longer
         self.address, self._replay_address = address, replay
-        self.clock = clock or SystemClock()
+        self.clock = SystemClock()
         self._context: Any = None
         self._live: Any = None
         self._monitor: ConnectionMonitor | None = None

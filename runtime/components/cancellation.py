@@ -1,7 +1,6 @@
 """Tokens that say when to stop, in a tree: cancelling one cancels those made from it."""
 
 import asyncio
-from collections.abc import Callable
 from weakref import WeakSet
 
 
@@ -11,7 +10,6 @@ class CancellationToken:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._children: WeakSet[CancellationToken] = WeakSet()
-        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
@@ -32,16 +30,6 @@ class CancellationToken:
         self._event.set()
         for child in list(self._children):
             child.cancel()
-        for callback in self._callbacks:
-            callback()
-        self._callbacks.clear()
-
-    def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when it is cancelled; at once if it is."""
-        if self.cancelled:
-            callback()
-        else:
-            self._callbacks.append(callback)
 
     async def wait(self) -> None:
         """Return once it is cancelled."""

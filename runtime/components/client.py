@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from random import Random
 from typing import Any, TypeAlias, get_args
 from uuid import uuid4
 
@@ -32,13 +31,12 @@ class Client:
         *,
         selector: InstanceSelector | None = None,
         clock: Clock | None = None,
-        rng: Random | None = None,
     ) -> None:
         """Without a store the instances are `static`; without a selector there is no mode kv."""
         self.name = name
         self._plane = plane
         self._clock = clock or SystemClock()
-        self._chooser = InstanceChooser(rng=rng)
+        self._chooser = InstanceChooser()
         self._selector = selector
         self._turns = {
             mode: TurnSelector(self._chooser, mode, self._clock) for mode in get_args(Mode)

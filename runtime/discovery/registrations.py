@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 from structlog import get_logger
 
@@ -45,12 +44,10 @@ class Registrations:
         ttl_s: float = LEASE_TTL_S,
         *,
         clock: Clock | None = None,
-        rng: Random | None = None,
     ) -> None:
         self._store = store
         self._clock = clock or SystemClock()
-        self._rng = rng or Random()
-        self.keep_alive = LeaseKeepAlive(ttl_s, now=self._clock.now(), rng=self._rng)
+        self.keep_alive = LeaseKeepAlive(ttl_s, now=self._clock.now())
         self._wanted: dict[tuple[str, str], Registration] = {}
         self._missing: dict[tuple[str, str], Registration] = {}
         self._registering: set[tuple[str, str]] = set()  # whose first write is under way
@@ -76,7 +73,7 @@ class Registrations:
         """Get a lease, trying for `timeout_s`. StoreError if there is none by then."""
         if self._task is not None:
             return
-        backoff = Backoff(first=0.05, cap=5.0, rng=self._rng)
+        backoff = Backoff(first=0.05, cap=5.0)
         end = None if timeout_s is None else self._clock.now() + timeout_s
         while self.keep_alive.lease is None:
             try:
@@ -129,7 +126,7 @@ class Registrations:
                 log.warning("the lease is left to its end", error=str(error))
 
     async def _keep(self) -> None:
-        backoff = Backoff(first=0.05, cap=5.0, rng=self._rng)
+        backoff = Backoff(first=0.05, cap=5.0)
         retry = self._clock.now()
         while True:
             due = self.keep_alive.due

@@ -7,7 +7,6 @@ from .embedded_nats import EmbeddedNats, find_nats_server, probe
 from .event_plane import (
     KV_EVENTS,
     KV_HEARTBEAT,
-    KV_METRICS,
     KV_RESYNC,
     EventPlane,
     Handler,
@@ -15,13 +14,12 @@ from .event_plane import (
     PlaneOver,
     PlaneState,
     PlaneStats,
-    StateCallback,
     Subscription,
     endpoint_subject,
 )
 from .local_plane import LocalPlane
 from .shared_plane import SharedPlane
-from .typed_events import Event, EventPublisher, EventSubscriber, GroupPlane
+from .typed_events import Event, EventPublisher, EventSubscriber
 
 if TYPE_CHECKING:
     from ...transport.nats import NatsLink
@@ -30,14 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "KV_EVENTS",
     "KV_HEARTBEAT",
-    "KV_METRICS",
     "KV_RESYNC",
     "EmbeddedNats",
     "Event",
     "EventPlane",
     "EventPublisher",
     "EventSubscriber",
-    "GroupPlane",
     "Handler",
     "LocalPlane",
     "NatsLink",
@@ -47,7 +43,6 @@ __all__ = [
     "PlaneState",
     "PlaneStats",
     "SharedPlane",
-    "StateCallback",
     "Subscription",
     "endpoint_subject",
     "find_nats_server",

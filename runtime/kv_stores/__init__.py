@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Reflector,
     )
     from .nats_connection import STREAM_IN_USE, NatsConnection, refusal
-    from .nats_messages import Delivery, read_delivery
+    from .nats_messages import read_delivery
     from .nats_store import NatsStore
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "Bucket",
     "Change",
     "Deleted",
-    "Delivery",
     "Entry",
     "EtcdConfig",
     "EtcdStore",
@@ -82,7 +81,6 @@ __getattr__ = lazy_names(
         "Outcome": ".kubernetes",
         "Reflector": ".kubernetes",
         "STREAM_IN_USE": ".nats_connection",
-        "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",
         "PodIdentity": ".kubernetes",

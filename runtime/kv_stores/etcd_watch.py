@@ -9,6 +9,7 @@ from aetcd import rpc  # type: ignore[import-untyped]
 from structlog import get_logger
 
 from ...base.backoff import Backoff
+from ...base.outage_log import OutageLog
 from ...process.supervised import is_cancelled
 from .etcd_connection import ATTEMPT_S, EtcdConnection
 from .store import Change, Deleted, Entry, Listing, StoreError, Watch
@@ -35,7 +36,9 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
     backoff = Backoff()
     revision = None
     newest: Entry | None = None
-    broken = warned = False  # `warned`: once for each time that etcd is away, not at each attempt
+    broken = False
+    away, back = "a watch lost etcd and goes on when it is back", "a watch has etcd again"
+    outage = OutageLog(log, away, back)
     while True:
         try:
             if broken and newest is not None and not await bucket.had(newest):
@@ -50,9 +53,7 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
             stream = _Stream(connection, bucket, prefix, revision)
             try:
                 await stream.open()
-                if warned:
-                    log.info("a watch has etcd again")
-                    warned = False
+                outage.on_well()
                 while True:
                     for change in await stream.next():
                         newest = change if isinstance(change, Entry) else newest
@@ -68,9 +69,8 @@ async def watch(connection: EtcdConnection, bucket: WatchedBucket, prefix: str) 
         except StoreError as error:
             if not error.transient:
                 raise
-            if not warned:
-                log.warning("a watch lost etcd and goes on when it is back", error=str(error))
-            broken = warned = True
+            outage.on_failed(error=str(error))
+            broken = True
             await asyncio.sleep(backoff.next())
 
 

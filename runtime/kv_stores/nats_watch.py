@@ -11,6 +11,7 @@ from nats.js.errors import APIError
 from structlog import get_logger
 
 from ...base.backoff import Backoff
+from ...base.outage_log import OutageLog
 from .nats_connection import NatsConnection, refusal
 from .nats_messages import BucketSubjects, read_delivery
 from .nats_view import BucketView
@@ -40,7 +41,8 @@ class NatsWatch:
         self._connection, self._subjects, self._prefix = connection, subjects, prefix
         self._make, self._on_failed = make, on_failed
         self._backoff = Backoff()
-        self._warned = False  # once for each time that NATS is away, not at each attempt
+        away, back = "a watch lost NATS and goes on when it is back", "a watch has NATS again"
+        self._outage = OutageLog(log, away, back)
         self._consumer: _Consumer | None = None
         connection.on_lost.add(self._on_lost)
 
@@ -54,9 +56,7 @@ class NatsWatch:
             except StoreError as error:
                 if not error.transient:
                     raise
-                if not self._warned:
-                    log.warning("a watch lost NATS and goes on when it is back", error=str(error))
-                self._warned = True
+                self._outage.on_failed(error=str(error))
                 self._on_failed()
                 await self._drop()
                 await asyncio.sleep(self._backoff.next())
@@ -98,9 +98,7 @@ class NatsWatch:
             raise refusal("a watch", error) from None
         listing = await consumer.listing(empty=not info.num_pending)
         self._backoff.reset()
-        if self._warned:
-            log.info("a watch has NATS again")
-            self._warned = False
+        self._outage.on_well()
         return listing
 
     async def _drop(self) -> None:

@@ -7,11 +7,10 @@ from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
 from .answer_writer import Handler, RequestContext, annotated, end_parts
 from .faults import Fault, RequestError
-from .frames import FrameError
 from .nats_service import NatsService, service_name
 from .request_client import Carrier, RequestClient
 from .request_server import RequestServer
-from .response_reader import PartDecoder, part_decoders
+from .response_reader import part_decoders
 
 if TYPE_CHECKING:
     from .nats_carrier import NatsCarrier
@@ -23,11 +22,9 @@ __all__ = [
     "AnswerTimeouts",
     "Carrier",
     "Fault",
-    "FrameError",
     "Handler",
     "NatsCarrier",
     "NatsService",
-    "PartDecoder",
     "RequestClient",
     "RequestContext",
     "RequestError",

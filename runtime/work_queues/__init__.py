@@ -8,14 +8,13 @@ from .dead_letters import DeadLetters
 from .deliveries import Delivery
 from .group_reader import GroupReader
 from .settings import GroupSettings, QueueSettings
-from .work_queue import Published, QueueFullError, QueueRefusedError, WorkQueue
+from .work_queue import QueueFullError, QueueRefusedError, WorkQueue
 
 __all__ = [
     "DeadLetters",
     "Delivery",
     "GroupReader",
     "GroupSettings",
-    "Published",
     "QueueFullError",
     "QueueRefusedError",
     "QueueSettings",

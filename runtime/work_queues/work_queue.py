@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -27,12 +27,6 @@ class QueueRefusedError(StoreError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, transient=False)
-
-
-class Published(NamedTuple):
-    sequence: int
-    is_duplicate: bool
-    """a message of this id was there: nothing was added"""
 
 
 class WorkQueue:
@@ -99,23 +93,24 @@ class WorkQueue:
         headers: dict[str, str] | None = None,
         *,
         lasts_s: float | None = None,
-    ) -> Published:
-        """Add a message; one of the same id within `duplicates_s` adds nothing. After `lasts_s` it
-        leaves the queue, also from its reader, where the stream knows deadlines. QueueFullError, or
-        another StoreError: not transient if NATS takes no message of that length."""
+    ) -> int:
+        """Add a message, and return its number; one of the same id within `duplicates_s` adds
+        nothing. After `lasts_s` it leaves the queue, also from its reader, where the stream knows
+        deadlines. QueueFullError, or another StoreError: not transient if NATS takes no message of
+        that length."""
         given = {**(headers or {}), _MESSAGE_ID: message_id}
         if lasts_s is not None and self._may_expire:
             given[_LASTS] = str(max(1, math.ceil(lasts_s)))
         stream = self.settings.stream
 
-        async def put(js: JetStreamContext) -> Published:
+        async def put(js: JetStreamContext) -> int:
             try:
                 found = await js.publish(subject, body, stream=stream, headers=given)
             except APIError as error:
                 if error.err_code in _FULL:  # with the status of a server that is not there
                     raise QueueFullError(f"NATS: the queue {stream} is full") from None
                 raise
-            return Published(found.seq, bool(found.duplicate))
+            return found.seq
 
         try:
             return await self.connection.call(put)

@@ -16,10 +16,9 @@ from .callers import (
     own_id,
     selection_id,
 )
-from .exposure import open_to_others
 from .grpc_guard import GrpcGuard
 from .loopback import is_loopback
-from .roles import FRONTEND_RULES, RULES, Role, Rule, rule_of
+from .roles import FRONTEND_RULES, Role
 
 if TYPE_CHECKING:
     from .http_guard import AdminAddress

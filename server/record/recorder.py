@@ -16,6 +16,7 @@ import structlog
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
+from ...base.outage_log import OutageLog
 from ...base.request_record import current_record
 from ...process.settings import bad_setting
 from ...router.kv_router import KvRouter
@@ -78,7 +79,8 @@ class Recorder:
         # Each of the two is changed by one thread only.
         self._queued_bytes = self._written_bytes = 0
         self._unique = secrets.randbits(63)
-        self._wake, self._closing, self._failing = threading.Event(), False, False
+        self._wake, self._closing = threading.Event(), False
+        self._outage = OutageLog(log, "requests are not recorded", "requests are recorded again")
         self._thread: threading.Thread | None = None
         self.lines: Counter[str] = Counter()
         """by outcome: see OUTCOMES"""
@@ -203,15 +205,11 @@ class Recorder:
                 self.bytes += file.append(lines)
             except OSError as error:
                 self.lines["disk_error"] += len(lines)
-                if not self._failing:
-                    text = error.strerror or str(error)
-                    log.warning("requests are not recorded", file=str(file.path), error=text)
-                self._failing = True
+                text = error.strerror or str(error)
+                self._outage.on_failed(file=str(file.path), error=text)
             else:
                 self.lines["written"] += len(lines)
-                if self._failing:
-                    log.info("requests are recorded again", file=str(file.path))
-                self._failing = False
+                self._outage.on_well(file=str(file.path))
 
 
 class PoolRecord:

@@ -160,7 +160,6 @@ def _server_limits(calls: CallLimits, connections: int, max_message_bytes: int) 
         idle_s=limits.connection_idle_s,
         age_s=math.inf if limits.connection_age_s is None else limits.connection_age_s,
         age_grace_s=limits.connection_age_grace_s,
-        max_calls=most,
         max_streams=max(1, int(limits.max_share_per_caller * most)) + REFUSALS,
         header_s=limits.message_timeout_s,
         window_bytes=WINDOW_BYTES,

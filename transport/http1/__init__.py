@@ -14,13 +14,11 @@ from .application import (
 from .asgi import (
     Client,
     ClientLeftError,
-    Headers,
     Message,
     Receive,
     Scope,
     Send,
     encoded,
-    send_whole,
 )
 from .connection import App, HttpConnection
 from .errors import ErrorAnswer, ErrorForm, HttpError, plain_error
@@ -40,7 +38,6 @@ __all__ = [
     "ErrorAnswer",
     "ErrorForm",
     "Handler",
-    "Headers",
     "HttpCall",
     "HttpConnection",
     "HttpError",
@@ -57,5 +54,4 @@ __all__ = [
     "answer_whole",
     "encoded",
     "plain_error",
-    "send_whole",
 ]

@@ -25,8 +25,6 @@ class ServerLimits:
     keepalive_timeout_s: float = 10.0
     ping_interval_s: float = 10.0
     """between a client's pings while nothing is sent to it"""
-    max_calls: int = 1 << 14
-    """at once of all connections; the server refuses more"""
     max_streams: int = 1 << 13
     """calls at once of one connection, which wait at its client beyond that"""
     max_frames: int = 1000

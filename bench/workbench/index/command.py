@@ -12,7 +12,6 @@ from .growth import measure_growth
 from .memory import measure_memory
 from .phases import measure_phases
 from .plots import draw_growth
-from .soak import measure_soak, soak_table
 from .tables import TABLES, goal_table
 
 MEASURES = {
@@ -34,11 +33,6 @@ def run(config: IndexBenchConfig) -> int:
         prepare_plots(config.plot)
     if config.core is not None:
         pin_to_core(config.core)
-    if config.soak:
-        soak = measure_soak(config.soak, config.seed)
-        output.print(soak_table(soak))
-        output.write({"benchmark": "soak", "events": config.soak, "seed": config.seed, **soak})
-        return 0 if soak["flat"] else 1
     if "dynamo" not in config.indexes:
         output.print("dynamo is not measured: ai-dynamo-runtime is not installed, or not asked for")
     results: dict[str, list[dict[str, Any]]] = {}

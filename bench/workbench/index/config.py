@@ -28,9 +28,6 @@ class IndexBenchConfig:
     max_blocks: int = option(50_000_000, "Blocks in the tree of the growth part.")
     max_workers: int = option(4096, "Workers of the growth part.")
     event_seconds: float = option(5.0, "How long events run through NATS, each of two loads.")
-    soak: int = option(
-        0, "Instead: apply this number of stored and removed events; exit 1 if memory grows."
-    )
     seed: int = option(7, "Which prompt goes to which worker, and which hashes are invented.")
     rounds: int = option(5, "Rounds over all indexes; medians of them are reported.")
     core: int | None = option(None, "Pin this process to a CPU core (steadier, and fairer).")
@@ -41,7 +38,7 @@ class IndexBenchConfig:
         require_at_least(self, 1, "requests", "rounds", "cache_tokens", "block_size", "workers")
         require_at_least(self, 1000, "max_blocks")
         require_at_least(self, 8, "max_workers")
-        require_at_least(self, 0, "soak", "seed")
+        require_at_least(self, 0, "seed")
         if not 0 < self.event_seconds <= 3600:
             raise bad_setting("event_seconds", f"{self.event_seconds} must be above 0, to 3600")
         for key, known in (("contender", tuple(available_adapters())), ("part", PARTS)):

@@ -5,23 +5,18 @@ Entered by routers and publishers whose events are to last.
 
 from .jetstream_plane import JetStreamPlane
 from .object_store import SnapshotStore
-from .stream_client import EventStreamClient, NameTakenError, StreamFacts
+from .stream_client import EventStreamClient
 from .stream_names import StreamNames, max_age_s, slug
-from .stream_reader import StreamPosition, StreamReader
-from .stream_upkeep import ReaderFact, StreamUpkeep, UpkeepPlan
+from .stream_reader import StreamPosition
+from .stream_upkeep import StreamUpkeep
 
 __all__ = [
     "EventStreamClient",
     "JetStreamPlane",
-    "NameTakenError",
-    "ReaderFact",
     "SnapshotStore",
-    "StreamFacts",
     "StreamNames",
     "StreamPosition",
-    "StreamReader",
     "StreamUpkeep",
-    "UpkeepPlan",
     "max_age_s",
     "slug",
 ]

@@ -27,17 +27,16 @@ class Reflector:
         labels: str = "",
         fields: str = "",
         watch_s: float,
-        rng: Random | None = None,
     ) -> None:
         self._api, self._path, self._notify = api, path, notify
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         self._params = {name: text for name, text in selectors.items() if text}
         self._watch_s = watch_s
-        self._rng = rng or Random()
+        self._rng = Random()
         self.position = ResourcePosition()
 
     async def run(self) -> None:
-        backoff = Backoff(rng=self._rng)
+        backoff = Backoff()
         synced = False
         while True:
             delay = 0.0

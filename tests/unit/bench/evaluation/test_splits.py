@@ -11,12 +11,10 @@ from dynamo_router.bench.evaluation.splits import (
     ERRORS,
     FAMILIES,
     FLEETS,
-    REPORT,
     SPLIT_NAMES,
     TUNABLE,
     require_tunable,
     split_of,
-    tuning_split,
 )
 from dynamo_router.bench.sweep import Sweep, SweepConfig
 from dynamo_router.bench.traces.trace import encode_request
@@ -72,10 +70,7 @@ def test_every_parameter_of_a_family_is_told_for_every_split() -> None:
     assert FLEETS.keys() == set(SPLIT_NAMES) and ERRORS
 
 
-def test_who_tunes_gets_no_report() -> None:
-    assert [tuning_split(name).name for name in TUNABLE] == ["train", "validate"]
-    with pytest.raises(ConfigError, match="split: 'report' is not for tuning"):
-        tuning_split(REPORT)
+def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="split: 'test' is none of"):
         split_of("test")
 

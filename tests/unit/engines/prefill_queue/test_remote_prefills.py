@@ -44,8 +44,8 @@ class Unstoppable:
 
 
 def remote_prefills(transfer: Unstoppable) -> RemotePrefills:
-    async def publish(*message: Any, lasts_s: float) -> Any:
-        return SimpleNamespace(sequence=1)
+    async def publish(*message: Any, lasts_s: float) -> int:
+        return 1
 
     async def ignore(*message: Any) -> None: ...
 

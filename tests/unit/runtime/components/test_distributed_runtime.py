@@ -244,15 +244,11 @@ async def test_what_is_declared_wrongly_is_said_at_once() -> None:
 
 
 async def test_tokens_are_cancelled_with_their_parents() -> None:
-
     root = CancellationToken()
     child, other = root.child(), root.child()
-    heard: list[str] = []
-    child.on_cancel(lambda: heard.append("child"))
     child.cancel()
-    assert child.cancelled and not other.cancelled and heard == ["child"]
+    assert child.cancelled and not other.cancelled
     root.cancel()
     await other.wait()
     root.cancel()
-    child.on_cancel(lambda: heard.append("late"))
-    assert heard == ["child", "late"] and root.child().cancelled
+    assert root.child().cancelled
