@@ -1,13 +1,15 @@
-"""KnownBeginnings: the prompt of a long chat, of which only the messages are read that are new.
+"""KnownBeginnings: the prompt of a long chat, of which only the items are read that are new.
 
 A turn of a conversation begins with the bytes of the one before. What was made of those, ids of
-tokens as engines get them and hashes of blocks, is kept by a hash of the bytes up to the end of a
-message, each turn behind the one that it goes on from; so it is neither read nor made again.
+tokens as engines get them and hashes of blocks, is kept by a hash of the bytes up to the end of an
+item, each turn behind the one that it goes on from; so it is neither read nor made again.
 """
 
 import itertools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from array import array
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,27 +19,16 @@ from blake3 import blake3
 from ..base.errors import InvalidRequestError
 from ..indexer.hashing import block_hashes, sequence_hashes
 from ..router.prompt import Content, Hashes, Prompt
-from ..server.dispatch import LONG_BYTES, RequestReader, cut_messages
+from ..server.dispatch import LONG_BYTES, RequestReader
+from ..transport.http1 import HttpCall
 from ..workers.dialects import pack_tokens
-from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, with_read_arguments
-from .openai import BAD_BODY, LONG_BODY, ApiError, check_messages
-from .processor import (
-    MAX_RENDERED_CHARS,
-    MOST_MESSAGES,
-    ChatTemplate,
-    Grown,
-    ModelText,
-    Point,
-    Tenant,
-)
+from .chat_items import ChatItems, ItemsApart, KnownItems, Messages
+from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, PromptReader
+from .openai import BAD_BODY, ApiError, ChatRequest
+from .origin import tenant_of
+from .processor import MAX_RENDERED_CHARS, ChatTemplate, Grown, ModelText, Point, Tenant
+from .template_checks import TemplateChecks, Turn, digest_of
 
-MOST_BYTES = 1 << 20
-"""Of a body that is read in one turn of the event loop."""
-MOST_REST = 128 << 10
-"""Of what such a body has beside its messages: an agent's tools."""
-MOST_STEPS = 128 << 10
-USUAL_TURN = 2
-"""Messages that a turn adds: the answer to the one before, and a question."""
 SECONDS_PER_MESSAGE = 2e-5
 """Of rendering a template, and for each tool."""
 LEAST_NEW_CHARS = 1024
@@ -47,47 +38,30 @@ OVERHEAD = 1000
 ID_BYTES = 4
 
 Ids = npt.NDArray[np.uint32]
+T = TypeVar("T")
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
-_BETWEEN = b" \t\r\n,"
 _numbers = itertools.count(1)
-_decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
-
-
-class MessagesApart(NamedTuple):
-    """Where the messages of a chat's body are."""
-
-    rest: bytes
-    """the body with an empty list in their place"""
-    begin: int
-    """of the first one"""
-    ends: list[int]
-
-
-def messages_apart(body: bytes) -> MessagesApart | None:
-    """Of a long body; None: of one that is short, too long, or is to be read in another way."""
-    if not LONG_BODY < len(body) <= MOST_BYTES:
-        return None
-    found = cut_messages(body, MOST_MESSAGES, MOST_STEPS)
-    if found is None or len(found[0]) > MOST_REST:
-        return None
-    return MessagesApart(*found)
+_NO_CALLS: frozenset[str] = frozenset()
+CALL_BYTES = 100
+"""Of the id of a call, beside its characters."""
 
 
 _NO_MORE = Given()
+_NO_LEAD: Messages = []
 
 
 class Beginning:
-    """What was made of the first messages of a conversation, but for what `parent` has of them.
+    """What was made of the first items of a conversation, but for what `parent` has of them.
 
     Ids go as far as the text can be cut, whatever comes behind the last message: `tail` is the text
     from there to where the template can go on, `point`.
     """
 
     __slots__ = (
-        "_bytes", "behind", "chars", "largest", "last_hash", "left", "local", "number", "packed",
-        "parent", "point", "sequence", "tail", "tokens",
+        "_bytes", "behind", "calls", "chars", "digest", "is_open", "largest", "last_hash", "left",
+        "local", "number", "packed", "parent", "point", "sequence", "starts", "tail", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: bytes | None, point: Point | None, chars: int, tail: str) -> None:
@@ -96,6 +70,14 @@ class Beginning:
         self.chars, self.tail = chars, tail
         self.number, self.behind = next(_numbers), 0
         """its own, and its parent's: under a key there may be another later, as of another day"""
+        self.starts = array("H")
+        """by message that is new in it, the item that it begins with"""
+        self.calls: frozenset[str] = _NO_CALLS
+        """ids of calls in its items"""
+        self.is_open = False
+        """whether a next item may become part of the last message"""
+        self.digest = b""
+        """of its own text, by which it is compared"""
         self.packed = b""
         """ids as requests to engines have them"""
         self.tokens = self.largest = 0
@@ -119,7 +101,8 @@ class Beginning:
         self.sequence = prompt.sequence_hashes[begun:end].copy()
         self.last_hash = int(prompt.sequence_hashes[end - 1]) if end else None
         numbers = self.local.nbytes + self.sequence.nbytes + self.left.nbytes
-        numbers += len(self.packed) + self.tail.__sizeof__()
+        numbers += len(self.packed) + self.tail.__sizeof__() + 2 * len(self.starts)
+        numbers += sum(map(len, self.calls)) + CALL_BYTES * len(self.calls)
         point = self.point
         assert point is not None
         numbers += point.size(
@@ -133,10 +116,10 @@ class Beginning:
 
 
 class _Known(NamedTuple):
-    """The first `messages` of a body, in beginnings that each go on from the one before, and their
-    keys."""
+    """The first `count` items of a body, in beginnings that each go on from the one before, and
+    their keys."""
 
-    messages: int
+    count: int
     keys: tuple[bytes, ...]
     parts: tuple[Beginning, ...]
 
@@ -145,8 +128,29 @@ class _Known(NamedTuple):
         return self.parts[-1] if self.parts else _NOTHING
 
     @property
+    def starts(self) -> "array[int]":
+        found = array("H")
+        for part in self.parts:
+            found.extend(part.starts)
+        return found
+
+    @property
+    def items(self) -> KnownItems:
+        return KnownItems(self.count, self.starts, _Calls(self.parts), self.last.is_open)
+
+    @property
     def packed(self) -> tuple[bytes, ...]:
         return tuple(part.packed for part in self.parts)
+
+
+class _Calls:
+    """Ids of all calls in some beginnings; that of a result is mostly in one of the last."""
+
+    def __init__(self, parts: tuple[Beginning, ...]) -> None:
+        self._parts = parts
+
+    def __contains__(self, call_id: object) -> bool:
+        return any(call_id in part.calls for part in reversed(self._parts))
 
 
 _NOTHING = Beginning(None, None, 0, "")
@@ -157,29 +161,55 @@ class KnownBeginnings:
 
     def __init__(self, text: ModelText, reader: RequestReader) -> None:
         self._text, self._reader = text, reader
+        self._checks = TemplateChecks(text)
         self._block_size = reader.block_size
 
+    async def of_call(
+        self,
+        call: HttpCall,
+        prompts: PromptReader,
+        read: Callable[[bytes], T],
+        chat_of: Callable[[T], ChatRequest],
+    ) -> tuple[T, HashedPrompt] | None:
+        """What `read` reads of a call without its items, and its prompt; `chat_of` has the chat of
+        that. None: the call is to be read as a whole, as an error in its items comes before
+        others."""
+        if call.items is None:
+            return None
+        try:
+            found = await prompts.read_by(read, call.items.rest)
+            chat = chat_of(found)
+            given = prompts.given_to_template(chat)
+        except ApiError:
+            return None
+        if given is None:
+            return None
+        tenant = tenant_of(call.headers, chat)
+        prompt = await self.prompt(call.items, tenant, given, chat.messages)
+        return None if prompt is None else (found, prompt)
+
     async def prompt(
-        self, body: bytes, apart: MessagesApart, tenant: Tenant, given: Given = _NO_MORE
+        self, apart: ItemsApart, tenant: Tenant, given: Given = _NO_MORE, lead: Messages = _NO_LEAD
     ) -> HashedPrompt | None:
-        """The prompt of a chat with these messages. None: nothing was done, and they are to be read
-        in the way of all others, which answers what is wrong with them, too."""
+        """The prompt of a chat with these items behind the messages of `lead`. None: nothing was
+        done, and they are to be read in the way of all others, which answers what is wrong with
+        them, too."""
         template = self._text.template
-        if template is None or template.growing is None:
+        if template is None or self._text.long_chats != "on":
             return None
         if tenant.name is not None and len(tenant.name) > self._reader.limits.max_id_bytes:
             return None
-        known, key = self._find(body, apart, tenant, _key(given))
-        grown = await self._grown(template, body, apart, known, given)
-        return None if grown is None else await self._continued(tenant, known, key, grown)
+        known, key = self._find(apart, tenant, _key(given, lead))
+        made = await self._grown(template, apart, known, given, lead)
+        return None if made is None else await self._continued(tenant, known, key, *made)
 
-    def _find(
-        self, body: bytes, apart: MessagesApart, tenant: Tenant, given: bytes
-    ) -> tuple[_Known, bytes]:
-        """The most of its messages that are known; and the key of all of them."""
-        salt = f"{self._text.number} {self._block_size} {tenant.namespace}:".encode() + given
-        view, ends = memoryview(body), apart.ends
-        if (usual := len(ends) - USUAL_TURN) > 0:  # to hash in two pieces takes half as long
+    def _find(self, apart: ItemsApart, tenant: Tenant, given: bytes) -> tuple[_Known, bytes]:
+        """The most of its items that are known; and the key of all of them."""
+        form, ends = apart.form, apart.ends
+        salt = f"{form.name} {self._text.number} {self._block_size} {tenant.namespace}:".encode()
+        salt += given
+        view = memoryview(apart.body)
+        if (usual := len(ends) - form.usual_turn) > 0:  # two pieces are hashed in half of the time
             hasher, at = blake3(salt), ends[usual - 1]
             key = hasher.update(view[apart.begin : at]).digest()
             if (known := self._kept(usual, key)) is not None:
@@ -213,47 +243,56 @@ class KnownBeginnings:
     async def _grown(
         self,
         template: ChatTemplate,
-        body: bytes,
-        apart: MessagesApart,
+        apart: ItemsApart,
         known: _Known,
         given: Given,
-    ) -> Grown | None:
+        lead: Messages,
+    ) -> tuple[Grown, ChatItems] | None:
         """What the template writes behind what is known; None: that is not to be had so."""
-        ends, view = apart.ends, memoryview(body)
-        behind = ends[known.messages - 1] if known.messages else apart.begin
+        ends = apart.ends
+        behind = ends[known.count - 1] if known.count else apart.begin
         points = [part.point for part in reversed(known.parts) if part.point is not None]
 
-        def work() -> Grown | None:
-            raw = b"[%b]" % bytes(view[behind : ends[-1]]).lstrip(_BETWEEN)
-            messages = _checked(_decode(raw))
-
-            def read(number: int) -> Mapping[str, Any]:
-                if number >= known.messages:
-                    return messages[number - known.messages]
-                begin = ends[number - 1] if number else apart.begin
-                raw = b"[%b]" % bytes(view[begin : ends[number]]).lstrip(_BETWEEN)
-                return _checked(_decode(raw))[0]
-
+        def grow(items: ChatItems) -> Grown | None:
             return template.grow(
-                len(ends),
-                read,
+                len(items.starts),
+                items.message,
                 points,
+                settled=items.settled,
                 add_generation_prompt=given.prompted,
                 tools=given.tools,
                 variables=given.variables,
             )
 
-        size, count = ends[-1] - behind, len(ends) - known.messages + len(given.tools or ())
+        def work() -> tuple[Grown, ChatItems] | None:
+            items = ChatItems(apart, known.items, lead)
+            grown = grow(items)
+            return None if grown is None else (grown, items)
+
+        size, count = ends[-1] - behind, len(ends) - known.count + len(given.tools or ())
         try:
             if size <= LONG_BYTES and count <= FEW:
-                return work()
-            seconds = size * SECONDS_PER_BYTE + count * SECONDS_PER_MESSAGE
-            return await self._reader.off_loop.run(work, size=size, seconds=seconds)
+                made = work()
+            else:
+                made = await self._off(work, size, count)
         except (*BAD_BODY, ApiError):
             return None
+        if made is None or made[0].used is None or not self._checks.is_due():
+            return made
+        grown, items = made
+        pieces = known.parts[: len(known.parts) - made[0].used]
+        turn = Turn(apart, lead, given, pieces, grown, partial(grow, items))
+        check = partial(self._checks.compare, template, turn)
+        verdict = await self._off(check, ends[-1], len(ends) + len(given.tools or ()))
+        return made if self._checks.note(verdict) else None
+
+    async def _off(self, work: Callable[[], T], size: int, count: int) -> T:
+        """Work on this many bytes and messages, off the event loop."""
+        seconds = size * SECONDS_PER_BYTE + count * SECONDS_PER_MESSAGE
+        return await self._reader.off_loop.run(work, size=size, seconds=seconds)
 
     async def _continued(
-        self, tenant: Tenant, known: _Known, key: bytes, grown: Grown
+        self, tenant: Tenant, known: _Known, key: bytes, grown: Grown, items: ChatItems
     ) -> HashedPrompt | None:
         text, used = self._text, 0 if grown.used is None else len(known.parts) - grown.used
         at_point = known._replace(keys=known.keys[:used], parts=known.parts[:used])
@@ -284,6 +323,10 @@ class KnownBeginnings:
             return HashedPrompt(rest, made, at_point.packed, before.largest)
         parent = at_point.keys[-1] if at_point.keys else None
         kept = Beginning(parent, point, encoded + stays, whole[cut:stays])
+        kept.digest = digest_of(whole[:cut])
+        kept.starts = array("H", items.starts[len(at_point.starts) :])
+        kept.calls = _NO_CALLS.union(items.calls, *(part.calls for part in known.parts[used:]))
+        kept.is_open = items.is_open
         kept.add_ids(before, first, made, self._block_size)
         if key in known.keys[used:] and text.pieces.get(key) is not None:
             text.pieces.forget(key)  # it was left in another way
@@ -298,15 +341,11 @@ class KnownBeginnings:
         return characters is not None and -(-chars // characters) > most
 
 
-def _key(given: Given) -> bytes:
-    """Of what a template gets beside messages, and no other."""
-    return b"" if given == _NO_MORE else blake3(msgspec.json.encode(given)).digest()
-
-
-def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a template gets them. ApiError 400 for what is none."""
-    check_messages(messages)
-    return with_read_arguments(messages)
+def _key(given: Given, lead: Messages) -> bytes:
+    """Of what a template gets beside the messages of items, and no other."""
+    if given == _NO_MORE and not lead:
+        return b""
+    return blake3(msgspec.json.encode((given, lead))).digest()
 
 
 def _hashed(known: _Known, first: Ids, rest: Ids, block_size: int, tenant: Tenant) -> Prompt:
