@@ -30,7 +30,6 @@ from .responses import RESPONSES_NAMES, ReadResponses, ResponsesAnswer, read_res
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_ROUTE = "POST /v1/responses"
 MESSAGES_ROUTE, COUNT_ROUTE = f"POST {MESSAGES_PATH}", f"POST {MESSAGES_PATH}/count_tokens"
-AGENT_ROUTES = (RESPONSES_ROUTE, MESSAGES_ROUTE, COUNT_ROUTE)
 THINKING_SWITCHES = frozenset(("enable_thinking", "thinking"))
 """Variables by which chat templates have a model think, or not."""
 
@@ -39,13 +38,15 @@ AGENT_FORMS = {
     MESSAGES_ROUTE: MESSAGES_ITEMS,
     COUNT_ROUTE: MESSAGES_ITEMS,
 }
+AGENT_ROUTES = tuple(AGENT_FORMS)
 AnswerChat = Callable[[HttpCall, ChatRequest, AnswerKind, HashedPrompt | None], Awaitable[None]]
 """Has a chat answered, in the shape of an API; with its prompt, if it is made already."""
 Read = TypeVar("Read", ReadMessages, ReadResponses)
+Read_co = TypeVar("Read_co", covariant=True)
 
 
-class _Reader(Protocol[Read]):
-    def __call__(self, body: bytes, kind: type[ChatRequest] = ChatRequest) -> Read: ...
+class _Reader(Protocol[Read_co]):
+    def __call__(self, body: bytes, kind: type[ChatRequest] = ChatRequest) -> Read_co: ...
 
 
 MESSAGES = AnswerKind("msg_", MessagesAnswer)

@@ -77,6 +77,10 @@ class ItemsApart(NamedTuple):
         begin = self.ends[number - 1] if number else self.begin
         return self.body[begin : self.ends[number]].lstrip(_BETWEEN)
 
+    def objects(self, begin: int) -> int:
+        """How many objects there may be from a place on."""
+        return self.body.count(b"{", begin, self.ends[-1])
+
 
 def items_apart(body: bytes, form: ItemForm) -> ItemsApart | None:
     """Of a long body; None: of one that is short, too long, or is to be read in another way."""
@@ -91,7 +95,7 @@ def items_apart(body: bytes, form: ItemForm) -> ItemsApart | None:
 class KnownItems(NamedTuple):
     """What is known of a body's first items: that they are right, and where messages begin."""
 
-    count: int
+    length: int
     starts: Sequence[int]
     """by message, the item that it begins with"""
     calls: Container[str]
@@ -115,15 +119,16 @@ class ChatItems:
     What raises raises ApiError, or what a decoder does, for an item that is none."""
 
     def __init__(self, apart: ItemsApart, known: KnownItems, lead: Messages) -> None:
-        self._apart, self._lead = apart, lead
+        self._apart, self._lead, self._known = apart, lead, known.length
         self._new: Messages = []
+        self._read: dict[int, Messages] = {}  # by the item that they begin with
         self.starts = list(known.starts)
         """by message, the item that it begins with"""
         self.calls: set[str] = set()
         """ids of calls in items that are not known"""
         self.is_open = known.is_open
         """whether a next item might become part of the last message"""
-        if known.count < len(apart.ends):
+        if known.length < len(apart.ends):
             self._read_new(known)
 
     @property
@@ -146,15 +151,18 @@ class ChatItems:
         first, behind = bisect_left(starts, begin), bisect_right(starts, begin)
         if number == 0 and behind > 1 and self._lead:
             return _checked(self._lead)[0]  # nothing went on with it
-        end = starts[behind] if behind < len(starts) else begin + 1
-        turns = self._turns(begin, first, _AnyCall())
-        for at in range(begin, max(end, begin + 1)):
-            self._apart.form.add(turns, at, self._apart.raw(at))
-        return _checked(turns.messages)[number - first]
+        found = self._read.get(begin)
+        if found is None:
+            end = starts[behind] if behind < len(starts) else self._known
+            turns = self._turns(begin, first, _AnyCall())
+            for at in range(begin, max(end, begin + 1)):
+                self._apart.form.add(turns, at, self._apart.raw(at))
+            found = self._read[begin] = _checked(turns.messages)
+        return found[number - first]
 
     def _read_new(self, known: KnownItems) -> None:
         apart, form, starts = self._apart, self._apart.form, self.starts
-        begin = starts[-1] if known.is_open else known.count  # it is read again
+        begin = starts[-1] if known.is_open else known.length  # it is read again
         first = bisect_left(starts, begin)
         turns = self._turns(begin, first, known.calls)
         starts[first:] = [0] * len(turns.messages)

@@ -31,6 +31,9 @@ from .template_checks import TemplateChecks, Turn, digest_of
 
 SECONDS_PER_MESSAGE = 2e-5
 """Of rendering a template, and for each tool."""
+FEW_OBJECTS = 256
+"""Of JSON, or braces in texts: an item may make a message of each, of which more are read off the
+event loop."""
 LEAST_NEW_CHARS = 1024
 """Behind a beginning that is kept: what adds less is made again with the next turn."""
 OVERHEAD = 1000
@@ -116,10 +119,10 @@ class Beginning:
 
 
 class _Known(NamedTuple):
-    """The first `count` items of a body, in beginnings that each go on from the one before, and
+    """The first `length` items of a body, in beginnings that each go on from the one before, and
     their keys."""
 
-    count: int
+    length: int
     keys: tuple[bytes, ...]
     parts: tuple[Beginning, ...]
 
@@ -136,7 +139,7 @@ class _Known(NamedTuple):
 
     @property
     def items(self) -> KnownItems:
-        return KnownItems(self.count, self.starts, _Calls(self.parts), self.last.is_open)
+        return KnownItems(self.length, self.starts, _Calls(self.parts), self.last.is_open)
 
     @property
     def packed(self) -> tuple[bytes, ...]:
@@ -144,13 +147,18 @@ class _Known(NamedTuple):
 
 
 class _Calls:
-    """Ids of all calls in some beginnings; that of a result is mostly in one of the last."""
+    """Ids of all calls in some beginnings; that of a result is mostly in the last."""
 
     def __init__(self, parts: tuple[Beginning, ...]) -> None:
         self._parts = parts
+        self._all: frozenset[str] | None = None
 
     def __contains__(self, call_id: object) -> bool:
-        return any(call_id in part.calls for part in reversed(self._parts))
+        if self._parts and call_id in self._parts[-1].calls:
+            return True
+        if self._all is None:
+            self._all = _NO_CALLS.union(*(part.calls for part in self._parts))
+        return call_id in self._all
 
 
 _NOTHING = Beginning(None, None, 0, "")
@@ -250,7 +258,7 @@ class KnownBeginnings:
     ) -> tuple[Grown, ChatItems] | None:
         """What the template writes behind what is known; None: that is not to be had so."""
         ends = apart.ends
-        behind = ends[known.count - 1] if known.count else apart.begin
+        behind = ends[known.length - 1] if known.length else apart.begin
         points = [part.point for part in reversed(known.parts) if part.point is not None]
 
         def grow(items: ChatItems) -> Grown | None:
@@ -269,9 +277,9 @@ class KnownBeginnings:
             grown = grow(items)
             return None if grown is None else (grown, items)
 
-        size, count = ends[-1] - behind, len(ends) - known.count + len(given.tools or ())
+        size, count = ends[-1] - behind, len(ends) - known.length + len(given.tools or ())
         try:
-            if size <= LONG_BYTES and count <= FEW:
+            if size <= LONG_BYTES and count <= FEW and apart.objects(behind) <= FEW_OBJECTS:
                 made = work()
             else:
                 made = await self._off(work, size, count)

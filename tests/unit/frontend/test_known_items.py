@@ -280,7 +280,7 @@ def body_of(door: str, items: list[Any], system: int, tools: int, ascii: bool) -
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("door", DOORS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), turns=TURNS, system=st.integers(0, 2), ascii=st.booleans())
 def test_the_prompt_is_that_of_the_whole_request(
     texts: dict[str, ModelText],
@@ -485,3 +485,45 @@ def test_no_known_item_is_read_before_it_is_asked_for() -> None:
     again = ChatItems(apart, known_all, lead)
     assert again.messages == []
     assert [again.message(at) for at in range(8)] == fresh.messages
+
+
+def test_an_item_that_makes_many_messages_is_read_once() -> None:
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "a"}
+    items = [
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result] * 50},
+        {"role": "user", "content": "a"},
+    ]
+    found = cut_items(body_of("messages", items, 0, 0, False), b"messages", MOST, 1 << 20, True)
+    assert found is not None
+    read = list[int]()
+
+    def counted(turns: Any, at: int, raw: bytes) -> None:
+        read.append(at)
+        MESSAGES_ITEMS.add(turns, at, raw)
+
+    apart = ItemsApart(MESSAGES_ITEMS._replace(add=counted), *found)
+    known_two = known_beginnings.KnownItems(2, [0, *[1] * 50], (), False)
+    again = ChatItems(apart, known_two, [])
+    assert [again.message(at)["role"] for at in range(1, 51)] == ["tool"] * 50
+    assert read == [2, 1]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_request_that_comes_again_ends_with_a_message_of_several_items(
+    texts: dict[str, ModelText], door: str, name: str
+) -> None:
+    """And one that goes on with that message."""
+    role, text = "system" if door == "messages" else "developer", texts[name]
+    items = [{"role": role, "content": f"{word} of the and"} for word in ("it", "is", "you")]
+    if door == "responses":
+        items += [
+            {"type": "reasoning", "summary": [], "encrypted_content": sealed("the of and it")},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+        ]
+    for count in range(1, len(items) + 1):
+        for _ in range(2):
+            await check(text, DOORS[door], body_of(door, items[:count], 1, 0, False))
