@@ -98,7 +98,8 @@ def _responses(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens:
         elif call_id:
             if thought:
                 sealed = f"dynamo-router:{b64encode(thought.encode()).decode()}"
-                items.append({"type": "reasoning", "summary": [], "encrypted_content": sealed})
+                reasoning = {"id": f"rs_{call_id}", "summary": [], "encrypted_content": sealed}
+                items.append({"type": "reasoning", **reasoning})
             call = {"name": tool, "arguments": text, "call_id": call_id}
             items.append({"type": "function_call", **call})
         else:
