@@ -14,10 +14,10 @@ MARKED = 2
 
 
 class Turn(NamedTuple):
-    """What was said: a question, or an answer to one, or with `call_id` a call of a tool, as JSON,
-    or its result."""
+    """A part of a conversation: a question, or an answer to one, or with `call_id` a tool's call,
+    as JSON, or its result."""
 
-    said_by: str
+    role: str
     text: str
     call_id: str = ""
     tool: str = ""
@@ -35,15 +35,15 @@ class Api(NamedTuple):
 
 def _chat(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: int) -> Json:
     messages: list[Json] = []
-    for said_by, text, call_id, tool, _ in turns:
-        if said_by == "tool":
+    for role, text, call_id, tool, _ in turns:
+        if role == "tool":
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif call_id:
             function = {"name": tool, "arguments": text}
             call = {"id": call_id, "type": "function", "function": function}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         else:
-            messages.append({"role": said_by, "content": text})
+            messages.append({"role": role, "content": text})
     shown = [{"type": "function", "function": tool} for tool in tools]
     asked = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
     return {**asked, "ignore_eos": True, **({"tools": shown} if shown else {})}
@@ -52,12 +52,12 @@ def _chat(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: int)
 def _messages(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: int) -> Json:
     messages: list[Json] = []
     system = INSTRUCTIONS
-    for said_by, text, call_id, tool, thought in turns:
+    for role, text, call_id, tool, thought in turns:
         blocks: list[Json] = []
-        if said_by == "system":
+        if role == "system":
             system = text
             continue
-        if said_by == "tool":
+        if role == "tool":
             blocks.append({"tool_use_id": call_id, "type": "tool_result", "content": text})
         elif call_id:
             if thought:
@@ -67,7 +67,7 @@ def _messages(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: 
             blocks.append({"type": "tool_use", **use})
         else:
             blocks.append({"type": "text", "text": text})
-        messages.append({"role": "user" if said_by == "tool" else said_by, "content": blocks})
+        messages.append({"role": "user" if role == "tool" else role, "content": blocks})
     for message in messages[-MARKED:]:
         last = message["content"][-1]
         message["content"][-1] = {**last, **MARK}
@@ -90,10 +90,10 @@ def _messages(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: 
 def _responses(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens: int) -> Json:
     items: list[Json] = []
     system = INSTRUCTIONS
-    for said_by, text, call_id, tool, thought in turns:
-        if said_by == "system":
+    for role, text, call_id, tool, thought in turns:
+        if role == "system":
             system = text
-        elif said_by == "tool":
+        elif role == "tool":
             items.append({"type": "function_call_output", "call_id": call_id, "output": text})
         elif call_id:
             if thought:
@@ -103,9 +103,9 @@ def _responses(model: str, turns: Sequence[Turn], tools: Sequence[Json], tokens:
             call = {"name": tool, "arguments": text, "call_id": call_id}
             items.append({"type": "function_call", **call})
         else:
-            kind = "input_text" if said_by == "user" else "output_text"
+            kind = "input_text" if role == "user" else "output_text"
             part = {"type": kind, "text": text}
-            items.append({"type": "message", "role": said_by, "content": [part]})
+            items.append({"type": "message", "role": role, "content": [part]})
     return {
         "model": model,
         "instructions": system,

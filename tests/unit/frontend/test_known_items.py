@@ -19,7 +19,7 @@ from support.chats.templates import CHANNELS, DATED, GROUPED, THINKING
 
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings, template_checks
+from dynamo_router.frontend import known_beginnings
 from dynamo_router.frontend.anthropic import read_messages
 from dynamo_router.frontend.chat_items import (
     MESSAGES_ITEMS,
@@ -29,11 +29,10 @@ from dynamo_router.frontend.chat_items import (
     ItemsApart,
 )
 from dynamo_router.frontend.engine_requests import _rendered, given_by, written_request
-from dynamo_router.frontend.known_beginnings import KnownBeginnings
+from dynamo_router.frontend.known_beginnings import KnownBeginnings, TemplateChecks
 from dynamo_router.frontend.openai import ApiError, ChatApart, ChatRequest
 from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.frontend.responses import read_responses
-from dynamo_router.frontend.template_checks import TemplateChecks
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.prompt import Content, Prompt
 from dynamo_router.server.caller_limits import CallerLimits
@@ -56,15 +55,15 @@ TEMPLATES = {
 }
 
 
-class Door(NamedTuple):
+class Form(NamedTuple):
     form: ItemForm
     read: Any
     key: str
 
 
-DOORS = {
-    "messages": Door(MESSAGES_ITEMS, read_messages, "messages"),
-    "responses": Door(RESPONSES_ITEMS, read_responses, "input"),
+FORMS = {
+    "messages": Form(MESSAGES_ITEMS, read_messages, "messages"),
+    "responses": Form(RESPONSES_ITEMS, read_responses, "input"),
 }
 
 
@@ -84,7 +83,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ModelT
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What adds little is kept, too, and every other turn is checked."""
     monkeypatch.setattr(known_beginnings, "LEAST_NEW_CHARS", 4)
-    monkeypatch.setattr(template_checks, "CHECKED_OF", 2)
+    monkeypatch.setattr(known_beginnings, "CHECKED_OF", 2)
 
 
 @cache
@@ -93,10 +92,10 @@ def beginnings_of(text: ModelText) -> KnownBeginnings:
     return KnownBeginnings(text, RequestReader(BLOCK, limits, off_loop=text._off_loop))
 
 
-def whole(text: ModelText, door: Door, body: bytes) -> Any:
+def whole(text: ModelText, api: Form, body: bytes) -> Any:
     """The ids of a body in the way of all others; None: it is refused."""
     try:
-        chat: ChatRequest = door.read(body).chat
+        chat: ChatRequest = api.read(body).chat
         assert text.template is not None
         rendered = _rendered(text.template, chat.messages, given_by(chat))
     except (ApiError, InvalidRequestError):
@@ -104,22 +103,22 @@ def whole(text: ModelText, door: Door, body: bytes) -> Any:
     return np.frombuffer(text._encode([rendered], False)[0], np.uint32)
 
 
-async def known(text: ModelText, door: Door, body: bytes, tenant: Tenant = NO_TENANT) -> Any:
+async def known(text: ModelText, api: Form, body: bytes, tenant: Tenant = NO_TENANT) -> Any:
     """The prompt by what is known of it; None: it is for others to say."""
-    found = cut_items(body, door.form.key, MOST, 1 << 20, door.form.has_marks)
+    found = cut_items(body, api.form.key, MOST, 1 << 20, api.form.has_marks)
     if found is None:
         return None
-    apart = ItemsApart(door.form, *found)
+    apart = ItemsApart(api.form, *found)
     try:
-        chat: ChatRequest = door.read(apart.rest, ChatApart).chat
+        chat: ChatRequest = api.read(apart.rest, ChatApart).chat
     except ApiError:
         return None
     return await beginnings_of(text).prompt(apart, tenant, given_by(chat), chat.messages)
 
 
-async def check(text: ModelText, door: Door, body: bytes, tenant: Tenant = NO_TENANT) -> bool:
+async def check(text: ModelText, api: Form, body: bytes, tenant: Tenant = NO_TENANT) -> bool:
     """Ids and hashes are those of the whole; whether there are any."""
-    tokens, found = whole(text, door, body), await known(text, door, body, tenant)
+    tokens, found = whole(text, api, body), await known(text, api, body, tenant)
     assert text.long_chats == "on"
     if tokens is None or not len(tokens):
         assert found is None
@@ -180,7 +179,7 @@ def blocks(*kinds: Any) -> Any:
     return st.lists(rarely(BAD, st.one_of(block("text", text=TEXT), *kinds)), max_size=3)
 
 
-SAID = st.one_of(
+TALK = st.one_of(
     st.builds(
         lambda content: [{"role": "user", "content": content}],
         st.one_of(TEXT, blocks(RESULT)),
@@ -247,7 +246,7 @@ ITEMS = st.one_of(
 )
 TURNS = st.lists(
     st.tuples(
-        st.sampled_from(["said", "said", "said", "again", "edited", "cut", "marked", "other",
+        st.sampled_from(["more", "more", "more", "again", "edited", "cut", "marked", "other",
                          "tenant", "dropped", "system"]),
         st.integers(0, 30),
     ),
@@ -262,8 +261,8 @@ SYSTEMS = [
 ]
 
 
-def body_of(door: str, items: list[Any], system: int, tools: int, ascii: bool) -> bytes:
-    if door == "messages":
+def body_of(api: str, items: list[Any], system: int, tools: int, ascii: bool) -> bytes:
+    if api == "messages":
         asked: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": items}
         if SYSTEMS[system] is not None:
             asked["system"] = SYSTEMS[system]
@@ -279,33 +278,33 @@ def body_of(door: str, items: list[Any], system: int, tools: int, ascii: bool) -
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", FORMS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), turns=TURNS, system=st.integers(0, 2), ascii=st.booleans())
 def test_the_prompt_is_that_of_the_whole_request(
     texts: dict[str, ModelText],
-    door: str,
+    api: str,
     name: str,
     data: st.DataObject,
     turns: list[tuple[str, int]],
     system: int,
     ascii: bool,
 ) -> None:
-    """Whatever was said, edited, marked, cut off or dropped from the cache between turns."""
-    text, more = texts[name], SAID if door == "messages" else ITEMS
+    """Whatever was added, edited, marked, cut off or dropped from the cache between turns."""
+    text, more = texts[name], TALK if api == "messages" else ITEMS
     items, tools, tenant = list(data.draw(more)), 0, NO_TENANT
 
     async def converse() -> None:
         nonlocal items, tools, tenant, system
-        await check(text, DOORS[door], body_of(door, items, system, tools, ascii), tenant)
+        await check(text, FORMS[api], body_of(api, items, system, tools, ascii), tenant)
         for kind, number in turns:
-            if kind == "said":
+            if kind == "more":
                 items += data.draw(more)
             elif kind == "edited":
                 items[number % len(items)] = data.draw(more)[0]
             elif kind == "cut":
                 del items[number % len(items) + 1 :]
-            elif kind == "marked" and door == "messages":
+            elif kind == "marked" and api == "messages":
                 items = moved(items, number)
             elif kind == "other":
                 tools = number % 3
@@ -316,7 +315,7 @@ def test_the_prompt_is_that_of_the_whole_request(
             elif kind == "dropped":
                 for _ in range(min(number, len(text.pieces))):
                     text.pieces._drop()
-            await check(text, DOORS[door], body_of(door, items, system, tools, ascii), tenant)
+            await check(text, FORMS[api], body_of(api, items, system, tools, ascii), tenant)
 
     asyncio.run(converse())
     assert text.pieces.checks["differs"] == text.pieces.checks["unsure"] == 0
@@ -335,16 +334,16 @@ def moved(messages: list[Any], number: int) -> list[Any]:
     return found
 
 
-def agents_turns(door: str, turns: int) -> list[Any]:
+def agents_turns(api: str, turns: int) -> list[Any]:
     """A conversation with calls, in the shape of an API."""
     items: list[Any] = []
-    if door == "messages":
+    if api == "messages":
         items.append({"role": "user", "content": [{"type": "text", "text": "is it the of you"}]})
     else:
         items.append({"type": "message", "role": "user", "content": "is it the of you"})
     for turn in range(turns):
         text = f"the {turn} of {'and it ' * 600}."
-        if door == "messages":
+        if api == "messages":
             blocks = [
                 {"type": "thinking", "thinking": "is it", "signature": "s"},
                 {"type": "tool_use", "id": f"c{turn}", "name": "f", "input": {"turn": turn}},
@@ -369,14 +368,14 @@ def marked(messages: list[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", FORMS)
 @pytest.mark.parametrize("name", ["grouped", "thinking"])
 async def test_a_turn_costs_what_is_new(
-    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch, door: str, name: str
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch, api: str, name: str
 ) -> None:
     """No known item is read again but for the last, wherever the marks are; nor is it encoded."""
     monkeypatch.setattr(TemplateChecks, "is_due", lambda self: False)
-    text, items, step = texts[name], agents_turns(door, 60), 2 if door == "messages" else 3
+    text, items, step = texts[name], agents_turns(api, 60), 2 if api == "messages" else 3
     read, seen = [0], list[int]()
     encode = text.encode
 
@@ -386,15 +385,15 @@ async def test_a_turn_costs_what_is_new(
 
     def counted(turns: Any, at: int, raw: bytes) -> None:
         read[0] += 1
-        DOORS[door].form.add(turns, at, raw)
+        FORMS[api].form.add(turns, at, raw)
 
     monkeypatch.setattr(text, "encode", noted)
-    form = DOORS[door].form._replace(add=counted)
-    here = DOORS[door]._replace(form=form)
+    form = FORMS[api].form._replace(add=counted)
+    here = FORMS[api]._replace(form=form)
 
     def body(count: int) -> bytes:
         shown = items[:count]
-        return body_of(door, marked(shown) if door == "messages" else shown, 1, 2, False)
+        return body_of(api, marked(shown) if api == "messages" else shown, 1, 2, False)
 
     await check(text, here, body(1 + 40 * step))
     for turn in range(41, 60):
@@ -430,47 +429,47 @@ BAD_BODIES = [
 ]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", FORMS)
 @pytest.mark.parametrize("item", BAD_BODIES)
 async def test_what_is_odd_is_read_or_refused_as_in_a_whole_request(
-    texts: dict[str, ModelText], door: str, item: bytes
+    texts: dict[str, ModelText], api: str, item: bytes
 ) -> None:
     """Wherever it stands, and whatever is known before it and behind it."""
-    text, good = texts["grouped"], [json.dumps(each).encode() for each in agents_turns(door, 2)]
+    text, good = texts["grouped"], [json.dumps(each).encode() for each in agents_turns(api, 2)]
     head = b'{"model": "m", "max_tokens": 5, "messages": ['
-    if door == "responses":
+    if api == "responses":
         head = b'{"model": "m", "input": ['
-    await check(text, DOORS[door], head + b", ".join(good) + b"]}")
+    await check(text, FORMS[api], head + b", ".join(good) + b"]}")
     for at in range(len(good) + 1):
         items = [*good[:at], item, *good[at:]]
         for count in (len(items), at + 1):
             for _ in range(2):
-                await check(text, DOORS[door], head + b", ".join(items[:count]) + b"]}")
+                await check(text, FORMS[api], head + b", ".join(items[:count]) + b"]}")
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_as_many_items_as_are_taken_apart(texts: dict[str, ModelText], door: str) -> None:
-    text, items = texts["grouped"], agents_turns(door, 1) * 500
+@pytest.mark.parametrize("api", FORMS)
+async def test_as_many_items_as_are_taken_apart(texts: dict[str, ModelText], api: str) -> None:
+    text, items = texts["grouped"], agents_turns(api, 1) * 500
     for count in (MOST - 2, MOST):
         shown = items[:count]
         shown = shown if shown[-1].get("role") != "assistant" else shown[:-1]
-        assert await check(text, DOORS[door], body_of(door, shown, 1, 1, False))
-    many = body_of(door, items[: MOST + 3], 1, 1, False)
-    assert cut_items(many, DOORS[door].form.key, MOST, 1 << 20, False) is None
+        assert await check(text, FORMS[api], body_of(api, shown, 1, 1, False))
+    many = body_of(api, items[: MOST + 3], 1, 1, False)
+    assert cut_items(many, FORMS[api].form.key, MOST, 1 << 20, False) is None
 
 
 async def test_more_messages_or_calls_than_a_chat_may_have(texts: dict[str, ModelText]) -> None:
     """Which few items make."""
-    text, door = texts["grouped"], DOORS["messages"]
+    text, api = texts["grouped"], FORMS["messages"]
     use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": "a"}
     calls = [{"role": "assistant", "content": [use] * 600}]
     results = [{"role": "user", "content": [result] * 2000}]
     begun = [*calls, *results]
-    assert await check(text, door, body_of("messages", begun, 0, 0, False))
-    assert await check(text, door, body_of("messages", begun + results, 0, 0, False))
-    assert not await check(text, door, body_of("messages", begun + results * 2, 0, 0, False))
-    assert not await check(text, door, body_of("messages", calls * 2 + results, 0, 0, False))
+    assert await check(text, api, body_of("messages", begun, 0, 0, False))
+    assert await check(text, api, body_of("messages", begun + results, 0, 0, False))
+    assert not await check(text, api, body_of("messages", begun + results * 2, 0, 0, False))
+    assert not await check(text, api, body_of("messages", calls * 2 + results, 0, 0, False))
 
 
 def test_no_known_item_is_read_before_it_is_asked_for() -> None:
@@ -511,14 +510,14 @@ def test_an_item_that_makes_many_messages_is_read_once() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", FORMS)
 async def test_a_request_that_comes_again_ends_with_a_message_of_several_items(
-    texts: dict[str, ModelText], door: str, name: str
+    texts: dict[str, ModelText], api: str, name: str
 ) -> None:
     """And one that goes on with that message."""
-    role, text = "system" if door == "messages" else "developer", texts[name]
+    role, text = "system" if api == "messages" else "developer", texts[name]
     items = [{"role": role, "content": f"{word} of the and"} for word in ("it", "is", "you")]
-    if door == "responses":
+    if api == "responses":
         items += [
             {"type": "reasoning", "summary": [], "encrypted_content": sealed("the of and it")},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
@@ -526,4 +525,4 @@ async def test_a_request_that_comes_again_ends_with_a_message_of_several_items(
         ]
     for count in range(1, len(items) + 1):
         for _ in range(2):
-            await check(text, DOORS[door], body_of(door, items[:count], 1, 0, False))
+            await check(text, FORMS[api], body_of(api, items[:count], 1, 0, False))

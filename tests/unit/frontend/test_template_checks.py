@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings, template_checks
+from dynamo_router.frontend import known_beginnings
 from dynamo_router.frontend.chat_items import CHAT_ITEMS, ItemsApart
-from dynamo_router.frontend.known_beginnings import KnownBeginnings
+from dynamo_router.frontend.known_beginnings import KnownBeginnings, TemplateChecks
 from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.server.dispatch import RequestReader, cut_items
@@ -22,7 +22,7 @@ TEMPLATES = {
     "plain": LOOP,
     "dated": "{{ strftime_now('%A') }}" + LOOP,
     "dated behind": LOOP + "{{ strftime_now('%A') }}",
-    "drawn": LOOP + "{{ range(1000000000) | random }}",
+    "drawn": LOOP + "{{ range(99999) | random }}" * 4,
 }
 
 
@@ -46,12 +46,12 @@ class Model:
         (folder / "chat_template.jinja").write_text(template)
         self.text = ModelText(folder, off_loop, PieceCache(1 << 20))
         self.beginnings = KnownBeginnings(self.text, RequestReader(4, off_loop=off_loop))
-        self._said: list[bytes] = []
+        self._asked: list[bytes] = []
 
     async def say(self) -> Any:
         """One more question; its prompt."""
-        self._said.append(b'{"role": "user", "content": "%b"}' % (b"the of and " * 40))
-        body = b'{"model": "m", "messages": [%b]}' % b", ".join(self._said)
+        self._asked.append(b'{"role": "user", "content": "%b"}' % (b"the of and " * 40))
+        body = b'{"model": "m", "messages": [%b]}' % b", ".join(self._asked)
         found = cut_items(body, b"messages", 64, 1 << 20, False)
         assert found is not None
         return await self.beginnings.prompt(ItemsApart(CHAT_ITEMS, *found), NO_TENANT)
@@ -63,7 +63,7 @@ class Model:
 async def test_a_template_that_goes_on_as_it_should(
     tmp_path: Path, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch, name: str, counted: str
 ) -> None:
-    monkeypatch.setattr(template_checks, "CHECKED_OF", 2)
+    monkeypatch.setattr(known_beginnings, "CHECKED_OF", 2)
     model = Model(tmp_path / "m", TEMPLATES[name], off_loop)
     for _ in range(6):
         assert await model.say() is not None
@@ -75,7 +75,7 @@ async def test_a_template_that_goes_on_as_it_should(
 async def test_a_day_that_begins_meanwhile_is_no_fault(
     tmp_path: Path, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(template_checks, "CHECKED_OF", 2)
+    monkeypatch.setattr(known_beginnings, "CHECKED_OF", 2)
     for midnight in range(1, 9):
         model = Model(tmp_path / f"{midnight}", TEMPLATES[name], off_loop)
         template = model.text.template
@@ -95,7 +95,7 @@ async def test_a_day_that_begins_meanwhile_is_no_fault(
 
 
 @pytest.mark.parametrize("where", ["before", "behind", "kept"])
-async def test_a_fault_turns_it_off_and_is_said_once(
+async def test_a_fault_turns_it_off_and_is_asked_once(
     tmp_path: Path, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Wherever in the text it is."""
@@ -120,12 +120,12 @@ async def test_a_fault_turns_it_off_and_is_said_once(
         for turns in (1, 2, 3, 4):
             found = await model.say()
             assert (found is not None) is (turns < 2)
-    assert model.text.long_chats == template_checks.FAULT
+    assert model.text.long_chats == known_beginnings.FAULT
     assert model.text.pieces.checks == {"same": 0, "differs": 1, "unsure": 0}
     assert [each["log_level"] for each in logs] == ["error"]
 
 
 def test_one_of_many_turns_is_checked(tmp_path: Path, off_loop: OffLoop) -> None:
-    checks = template_checks.TemplateChecks(Model(tmp_path / "m", LOOP, off_loop).text)
+    checks = TemplateChecks(Model(tmp_path / "m", LOOP, off_loop).text)
     due = [number for number in range(450) if checks.is_due()]
     assert due == [0, 200, 400]
