@@ -18,9 +18,8 @@ from .anthropic import (
     read_count,
     read_messages,
 )
-from .chat_items import MESSAGES_ITEMS, RESPONSES_ITEMS
 from .engine_requests import HashedPrompt, PromptReader
-from .known_beginnings import KnownBeginnings
+from .long_chats import MESSAGES_ITEMS, RESPONSES_ITEMS, KnownBeginnings
 from .openai import ApiError, ChatApart, ChatRequest, error_answer, errors_named
 from .origin import tenant_of
 from .parsers import ModelParsers

@@ -22,7 +22,6 @@ from ..workers.records import ModelCard
 from ._plain_stream import PlainStream
 from .agents import AGENT_FORMS, AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
-from .chat_items import CHAT_ITEMS, ItemForm
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
 from .engine_requests import (
@@ -36,7 +35,7 @@ from .engine_requests import (
     Tokens,
 )
 from .generation import Workers, answer
-from .known_beginnings import KnownBeginnings
+from .long_chats import CHAT_ITEMS, ItemForm, KnownBeginnings
 from .openai import (
     ApiError,
     ChatApart,

@@ -37,7 +37,7 @@ from .engine_requests import (
     written_request,
 )
 from .generation import ChoiceMessages, Workers
-from .known_beginnings import KnownBeginnings
+from .long_chats import KnownBeginnings
 from .openai import (
     BAD_BODY,
     LAST_CHUNK,

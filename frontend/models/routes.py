@@ -20,9 +20,9 @@ from ...server.dispatch import LONG_BYTES, MAX_JSON_PARTS, RequestReader, status
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..chat_items import items_apart
 from ..completions import IDS_KEYS, ITEM_FORMS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..engine_requests import ANSWER_S, CALL_S
+from ..long_chats import items_apart
 from ..openai import LONG_BODY, ApiError, unknown_model
 
 

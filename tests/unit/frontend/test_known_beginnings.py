@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings
-from dynamo_router.frontend.chat_items import (
-    CHAT_ITEMS,
-    MOST_REST,
-    ItemsApart,
-    items_apart,
-)
 from dynamo_router.frontend.engine_requests import (
     HashedPrompt,
     _rendered,
     given_by,
     written_request,
 )
-from dynamo_router.frontend.known_beginnings import KnownBeginnings
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import (
+    CHAT_ITEMS,
+    MOST_REST,
+    ItemsApart,
+    items_apart,
+)
+from dynamo_router.frontend.long_chats.known_beginnings import KnownBeginnings
 from dynamo_router.frontend.openai import LONG_BODY, ChatRequest
 from dynamo_router.frontend.processor import MOST_MESSAGES, NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop

@@ -19,17 +19,17 @@ from support.chats.templates import CHANNELS, DATED, GROUPED, THINKING
 
 from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings
 from dynamo_router.frontend.anthropic import read_messages
-from dynamo_router.frontend.chat_items import (
+from dynamo_router.frontend.engine_requests import _rendered, given_by, written_request
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import (
     MESSAGES_ITEMS,
     RESPONSES_ITEMS,
     ChatItems,
     ItemForm,
     ItemsApart,
 )
-from dynamo_router.frontend.engine_requests import _rendered, given_by, written_request
-from dynamo_router.frontend.known_beginnings import KnownBeginnings, TemplateChecks
+from dynamo_router.frontend.long_chats.known_beginnings import KnownBeginnings, TemplateChecks
 from dynamo_router.frontend.openai import ApiError, ChatApart, ChatRequest
 from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.frontend.responses import read_responses

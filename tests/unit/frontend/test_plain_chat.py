@@ -18,10 +18,11 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.base.request_record import RequestRecord, set_record
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import completions, known_beginnings, origin, plain_chat
-from dynamo_router.frontend.chat_items import CHAT_ITEMS, ItemsApart
+from dynamo_router.frontend import completions, origin, plain_chat
 from dynamo_router.frontend.completions import CHAT_ROUTE, Completions
 from dynamo_router.frontend.config import FrontendConfig
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import CHAT_ITEMS, ItemsApart
 from dynamo_router.frontend.openai import ApiError, ChatRequest, read_request
 from dynamo_router.frontend.origin import LOUD_HEADERS
 from dynamo_router.frontend.plain_chat import PlainChat, PlainChats

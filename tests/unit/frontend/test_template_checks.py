@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings
-from dynamo_router.frontend.chat_items import CHAT_ITEMS, ItemsApart
-from dynamo_router.frontend.known_beginnings import KnownBeginnings, TemplateChecks
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import CHAT_ITEMS, ItemsApart
+from dynamo_router.frontend.long_chats.known_beginnings import KnownBeginnings, TemplateChecks
 from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.server.dispatch import RequestReader, cut_items

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..server.dispatch import cut_items
-from .anthropic import add_message, check_end
-from .engine_requests import with_read_arguments
-from .openai import LONG_BODY, MOST_MESSAGES, ApiError, Turns, check_messages
-from .processor import MOST_MESSAGES as MOST_ITEMS
-from .responses import add_item
+from ...server.dispatch import cut_items
+from ..anthropic import add_message, check_end
+from ..engine_requests import with_read_arguments
+from ..openai import LONG_BODY, MOST_MESSAGES, ApiError, Turns, check_messages
+from ..processor import MOST_MESSAGES as MOST_ITEMS
+from ..responses import add_item
 
 MOST_BYTES = 1 << 20
 """Of a body that is read in one turn of the event loop."""

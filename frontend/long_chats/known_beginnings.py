@@ -19,17 +19,17 @@ import numpy.typing as npt
 import structlog
 from blake3 import blake3
 
-from ..base.errors import InvalidRequestError
-from ..indexer.hashing import block_hashes, sequence_hashes
-from ..router.prompt import Content, Hashes, Prompt
-from ..server.dispatch import LONG_BYTES, RequestReader
-from ..transport.http1 import HttpCall
-from ..workers.dialects import pack_tokens
+from ...base.errors import InvalidRequestError
+from ...indexer.hashing import block_hashes, sequence_hashes
+from ...router.prompt import Content, Hashes, Prompt
+from ...server.dispatch import LONG_BYTES, RequestReader
+from ...transport.http1 import HttpCall
+from ...workers.dialects import pack_tokens
+from ..engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, PromptReader
+from ..openai import BAD_BODY, ApiError, ChatRequest
+from ..origin import tenant_of
+from ..processor import MAX_RENDERED_CHARS, ChatTemplate, Grown, ModelText, Point, Tenant
 from .chat_items import NOTHING_KNOWN, ChatItems, ItemsApart, KnownItems, Messages
-from .engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, PromptReader
-from .openai import BAD_BODY, ApiError, ChatRequest
-from .origin import tenant_of
-from .processor import MAX_RENDERED_CHARS, ChatTemplate, Grown, ModelText, Point, Tenant
 
 SECONDS_PER_MESSAGE = 2e-5
 """Of rendering a template, and for each tool."""
