@@ -5,33 +5,47 @@ A request is made a chat, and answered as one: within the same limits, by the sa
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol, TypeVar
 
 from ..transport.http1 import ErrorForm, Handler, HttpCall, answer_json
 from .answer_form import AnswerKind
 from .anthropic import (
     MESSAGES_NAMES,
     MessagesAnswer,
+    ReadMessages,
     Thinking,
     messages_error,
     read_count,
     read_messages,
 )
-from .engine_requests import PromptReader
-from .openai import ApiError, ChatRequest, error_answer, errors_named
+from .engine_requests import HashedPrompt, PromptReader
+from .long_chats import MESSAGES_ITEMS, RESPONSES_ITEMS, KnownBeginnings
+from .openai import ApiError, ChatApart, ChatRequest, error_answer, errors_named
 from .origin import tenant_of
 from .parsers import ModelParsers
 from .processor import ModelText
-from .responses import RESPONSES_NAMES, ResponsesAnswer, read_responses
+from .responses import RESPONSES_NAMES, ReadResponses, ResponsesAnswer, read_responses
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_ROUTE = "POST /v1/responses"
 MESSAGES_ROUTE, COUNT_ROUTE = f"POST {MESSAGES_PATH}", f"POST {MESSAGES_PATH}/count_tokens"
-AGENT_ROUTES = (RESPONSES_ROUTE, MESSAGES_ROUTE, COUNT_ROUTE)
 THINKING_SWITCHES = frozenset(("enable_thinking", "thinking"))
 """Variables by which chat templates have a model think, or not."""
 
-AnswerChat = Callable[[HttpCall, ChatRequest, AnswerKind], Awaitable[None]]
-"""Has a chat answered, in the shape of an API."""
+AGENT_FORMS = {
+    RESPONSES_ROUTE: RESPONSES_ITEMS,
+    MESSAGES_ROUTE: MESSAGES_ITEMS,
+    COUNT_ROUTE: MESSAGES_ITEMS,
+}
+AGENT_ROUTES = tuple(AGENT_FORMS)
+AnswerChat = Callable[[HttpCall, ChatRequest, AnswerKind, HashedPrompt | None], Awaitable[None]]
+"""Has a chat answered, in the shape of an API; with its prompt, if it is made already."""
+Read = TypeVar("Read", ReadMessages, ReadResponses)
+Read_co = TypeVar("Read_co", covariant=True)
+
+
+class _Reader(Protocol[Read_co]):
+    def __call__(self, body: bytes, kind: type[ChatRequest] = ChatRequest) -> Read_co: ...
 
 
 MESSAGES = AnswerKind("msg_", MessagesAnswer)
@@ -48,11 +62,13 @@ class AgentRoutes:
     def __init__(
         self,
         prompts: PromptReader,
+        beginnings: KnownBeginnings | None,
         text: ModelText,
         parsers: Callable[[], ModelParsers],
         answer: AnswerChat,
     ) -> None:
-        self._prompts, self._text, self._parsers, self._answer = prompts, text, parsers, answer
+        self._prompts, self._beginnings = prompts, beginnings
+        self._text, self._parsers, self._answer = text, parsers, answer
 
     @property
     def routes(self) -> dict[str, Handler]:
@@ -64,23 +80,43 @@ class AgentRoutes:
 
     async def _respond(self, call: HttpCall) -> None:
         with errors_named(RESPONSES_NAMES):
-            asked, chat = await self._prompts.read_by(read_responses, call.body)
+            (asked, chat), prompt = await self._read(call, read_responses, _chat_of)
             kind = AnswerKind("resp_", partial(ResponsesAnswer, asked))
-            await self._answer(call, chat, kind)
+            await self._answer(call, chat, kind, prompt)
 
     async def _message(self, call: HttpCall) -> None:
         with errors_named(MESSAGES_NAMES):
-            asked, chat = await self._prompts.read_by(read_messages, call.body)
-            self._switch_thinking(asked.thinking, chat)
-            await self._answer(call, chat, MESSAGES)
+            (_, chat), prompt = await self._read(call, read_messages, self._thinking_chat)
+            await self._answer(call, chat, MESSAGES, prompt)
 
     async def _count(self, call: HttpCall) -> None:
         with errors_named(MESSAGES_NAMES):
-            asked, chat = await self._prompts.read_by(read_count, call.body)
-            self._switch_thinking(asked.thinking, chat)
-            tenant = tenant_of(call.headers, chat)
-            tokens = await self._prompts.of_chat(chat, tenant, len(call.body))
-            await answer_json(call, {"input_tokens": len(tokens)})
+            (_, chat), prompt = await self._read(call, read_count, self._thinking_chat)
+            if prompt is None:
+                tenant = tenant_of(call.headers, chat)
+                count = len(await self._prompts.of_chat(chat, tenant, len(call.body)))
+            else:
+                count = prompt.prompt.isl
+            await answer_json(call, {"input_tokens": count})
+
+    async def _read(
+        self, call: HttpCall, read: _Reader[Read], chat_of: Callable[[Read], ChatRequest]
+    ) -> tuple[Read, HashedPrompt | None]:
+        """A request, and its prompt, if a beginning of it may be known."""
+        if self._beginnings is not None:
+            known = await self._beginnings.of_call(
+                call, self._prompts, partial(read, kind=ChatApart), chat_of
+            )
+            if known is not None:
+                return known
+        found = await self._prompts.read_by(read, call.body)
+        chat_of(found)
+        return found, None
+
+    def _thinking_chat(self, read: ReadMessages) -> ChatRequest:
+        """The chat, with thinking as it is asked for."""
+        self._switch_thinking(read.asked.thinking, read.chat)
+        return read.chat
 
     def _switch_thinking(self, thinking: Thinking | None, chat: ChatRequest) -> None:
         """Have the model think or not; ApiError 400 where this one cannot."""
@@ -98,3 +134,7 @@ class AgentRoutes:
         if switches:
             given = chat.chat_template_kwargs or {}
             chat.chat_template_kwargs = {**dict.fromkeys(switches, wanted), **given}
+
+
+def _chat_of(read: ReadResponses) -> ChatRequest:
+    return read.chat

@@ -20,7 +20,7 @@ from ..workers.failures import EngineCallError
 from ..workers.health import HealthMonitor
 from ..workers.records import ModelCard
 from ._plain_stream import PlainStream
-from .agents import AGENT_ROUTES, AgentRoutes
+from .agents import AGENT_FORMS, AGENT_ROUTES, AgentRoutes
 from .answer_form import CHAT, COMPLETION, AnswerForm, AnswerKind
 from .config import FrontendConfig
 from .embeddings import Embeddings, read_embedding_request
@@ -35,7 +35,7 @@ from .engine_requests import (
     Tokens,
 )
 from .generation import Workers, answer
-from .known_beginnings import KnownBeginnings
+from .long_chats import CHAT_ITEMS, ItemForm, KnownBeginnings
 from .openai import (
     ApiError,
     ChatApart,
@@ -52,6 +52,7 @@ from .openai import (
     first_beyond,
     noted_error,
     prompt_too_long,
+    read_request,
 )
 from .origin import Origin, origin_of, tenant_of
 from .parsers import (
@@ -85,6 +86,8 @@ IDS_KEYS = {
     "POST /detokenize": b"tokens",
 }
 """What has a prompt's token ids in a body, which may be many: they are taken out of it natively."""
+ITEM_FORMS: dict[str, ItemForm] = {CHAT_ROUTE: CHAT_ITEMS, **AGENT_FORMS}
+"""Those with conversations."""
 MOST_JSON_PARTS: dict[str, int] = dict.fromkeys((CHAT_ROUTE, *AGENT_ROUTES), 128 << 10)
 """Strings, lists and objects of a body that is read message by message and tool by tool: an agent's
 1536 tools of eight properties have 114,000."""
@@ -160,10 +163,13 @@ class Completions:
         self._last_name = ""
         self._version = package_version()
         self._printed: tuple[object, str] = None, ""  # of these facts
+        agents = AgentRoutes(
+            self._prompts, self._beginnings, text, lambda: self.parsers, self._answer_chat
+        )
         self.routes: dict[str, Handler] = {
             CHAT_ROUTE: self._chat,
             COMPLETIONS_ROUTE: self._complete,
-            **AgentRoutes(self._prompts, text, lambda: self.parsers, self._answer_chat).routes,
+            **agents.routes,
             "POST /v1/embeddings": self._embed,
             "POST /tokenize": self._tokenize,
             "POST /detokenize": self._detokenize,
@@ -202,6 +208,11 @@ class Completions:
         return self._text.token_cache
 
     @property
+    def long_chats(self) -> str:
+        """on, or why turns of long chats go on from nothing that is kept of them."""
+        return self._text.long_chats
+
+    @property
     def parsers(self) -> ModelParsers:
         """What its answers are read by: the settings, or else its card."""
         if self._card is not None and (card := self._card()) is not self._read_card:
@@ -215,35 +226,28 @@ class Completions:
         return self._any_chat(call) if plain is None else plain
 
     async def _any_chat(self, call: HttpCall) -> None:
-        if call.messages is not None and self._beginnings is not None:
-            if (known := await self._known_chat(call, self._beginnings)) is not None:
-                chat, prompt = known
-                await self._answer(call, chat, CHAT, [(prompt, "")])
+        if self._beginnings is not None:
+            read = partial(read_request, kind=ChatApart)
+            known = await self._beginnings.of_call(call, self._prompts, read, _same)
+            if known is not None:
+                await self._answer_chat(call, known[0], CHAT, known[1])
                 return
         request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
         await self._answer_chat(call, request, CHAT)
 
-    async def _known_chat(
-        self, call: HttpCall, beginnings: KnownBeginnings
-    ) -> tuple[ChatRequest, HashedPrompt] | None:
-        """A chat whose messages are apart, with its prompt; None: they are to be read, too, as
-        an error in them comes before others."""
-        try:
-            request: ChatRequest = await self._prompts.request(call.messages.rest, ChatApart)
-            given = self._prompts.given_to_template(request)
-        except ApiError:
-            return None
-        if given is None:
-            return None
-        tenant = tenant_of(call.headers, request)
-        prompt = await beginnings.prompt(call.body, call.messages, tenant, given)
-        return None if prompt is None else (request, prompt)
-
-    async def _answer_chat(self, call: HttpCall, request: ChatRequest, kind: AnswerKind) -> None:
-        """Answer it in the shape of this API."""
-        tenant = tenant_of(call.headers, request)
-        prompt = await self._prompts.of_chat(request, tenant, len(call.body))
-        await self._answer(call, request, kind, [(prompt, "")])
+    async def _answer_chat(
+        self,
+        call: HttpCall,
+        request: ChatRequest,
+        kind: AnswerKind,
+        prompt: HashedPrompt | None = None,
+    ) -> None:
+        """Answer it in the shape of this API; its prompt may be made already."""
+        found: HashedPrompt | Tokens | None = prompt
+        if found is None:
+            tenant = tenant_of(call.headers, request)
+            found = await self._prompts.of_chat(request, tenant, len(call.body))
+        await self._answer(call, request, kind, [(found, "")])
 
     async def _complete(self, call: HttpCall) -> None:
         request: CompletionRequest = await self._prompts.request(call.body, CompletionRequest)
@@ -416,7 +420,7 @@ class Completions:
         prompts: Sequence[tuple[Tokens | HashedPrompt, str]],
     ) -> None:
         origin = origin_of(request, call.headers, call.caller, call.request_id, kind.prefix)
-        read = call.body if call.messages is None else call.messages.rest
+        read = call.body if call.items is None else call.items.rest
         guide = await self._prompts.guide(request, len(read))
         choices = await self._choices(request, prompts, origin.salt, guide)
         if (record := current_record()) is not None:
@@ -491,6 +495,10 @@ class Completions:
             ids = await self._text.encode(text, tenant, add_special_tokens=False)
             usage.reasoning_tokens = min(len(ids), usage.completion_tokens)
         return usage
+
+
+def _same(chat: ChatRequest) -> ChatRequest:
+    return chat
 
 
 def _fields_of(request: Sampling, guide: Guide | None) -> dict[str, str]:

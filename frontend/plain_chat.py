@@ -37,7 +37,7 @@ from .engine_requests import (
     written_request,
 )
 from .generation import ChoiceMessages, Workers
-from .known_beginnings import KnownBeginnings
+from .long_chats import KnownBeginnings
 from .openai import (
     BAD_BODY,
     LAST_CHUNK,
@@ -152,7 +152,7 @@ class PlainChats:
         """The rest of the way of a call, if it is plain; None: nothing was done. ApiError 400 if
         the context does not hold prompt and answer."""
         body, record, parsers = call.body, current_record(), self._about.parsers
-        apart = call.messages
+        apart = call.items
         if (
             len(body if apart is None else apart.rest) > LONG_BODY
             or not LOUD_HEADERS.isdisjoint(call.headers)
@@ -198,9 +198,9 @@ class PlainChats:
     async def _answer_long(
         self, call: HttpCall, chat: PlainChat, tenant: Tenant, detokenizer: ByteText
     ) -> None:
-        prompt = await self._beginnings.prompt(call.body, call.messages, tenant)
+        prompt = await self._beginnings.prompt(call.items, tenant)
         if prompt is None or not self._monitor.any_ready:
-            await self._otherwise(replace(call, messages=None))
+            await self._otherwise(replace(call, items=None))
             return
         choice, seconds = self._choice(chat, prompt), prompt.prompt.isl * TOKEN_S
         if seconds > SMALL_S:
@@ -348,8 +348,8 @@ class _Written:
 
 def _request_of(call: HttpCall) -> ChatRequest:
     """The request with all of its fields, but for messages that are apart."""
-    if call.messages is not None:
-        return _decode_checked(call.messages.rest)
+    if call.items is not None:
+        return _decode_checked(call.items.rest)
     request: ChatRequest = read_request(call.body, ChatRequest)
     return request
 

@@ -43,6 +43,14 @@ def _metrics(pieces: PieceCache) -> Iterator[Metric]:
         "Pieces of prompts dropped from the token cache: full.",
         {"full": pieces.dropped},
     )
+    yield counter_by(
+        "result",
+        "dynamo_router_long_chat_checks",
+        "Turns of long chats that were rendered as a whole, too, by what came of it: same; differs,"
+        " which turns kept beginnings off for the model; unsure, where the template is not the same"
+        " each time.",
+        pieces.checks,
+    )
     yield from gauges(
         "dynamo_router_token_cache_",
         ("bytes", "Memory that token ids of pieces of prompts take.", pieces.size),

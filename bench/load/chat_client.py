@@ -1,21 +1,21 @@
-"""Chats over OpenAI's API: single messages, and conversations that grow."""
+"""Chats over the APIs of conversations: single messages, and such that grow."""
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from .chat_bodies import APIS, INSTRUCTIONS, Json, Turn
 from .http_client import HttpClient
 from .way import Ask, Timing
 
-_DONE = b"data: [DONE]"
 SAMPLE_CHARS = 20_000
 RESULT_CHARS = 2_700
 """Of a tool's result in the chat of an agent, which has as many as its length asks for."""
-Messages = list[dict[str, Any]]
+THOUGHT_CHARS = 200
+"""Of what a model thought before a call, where the API has that."""
 WORDS = (
     "the of and to in is it you that he was for on are with as his they be at one have this from"
     " or had by hot but some what there we can out other were all your when up use word how said"
@@ -42,16 +42,20 @@ def chars_per_token(model_path: str) -> float:
 
 
 class ChatClient:
-    """Streams chats, one request at a time on a connection. Close it in the end."""
+    """Streams chats, one request at a time on a connection. Close it in the end.
 
-    def __init__(self, address: str, model: str) -> None:
-        self._http = HttpClient(address, _DONE)
+    `api`: one of APIS.
+    """
+
+    def __init__(self, address: str, model: str, api: str = "chat") -> None:
+        self._api = APIS[api]
+        self._http = HttpClient(address, self._api.ends)
         self._model = model
 
     def asks(self, chars: int, output_tokens: int) -> Ask:
         """Sends a message that was not sent before; RouterError if the answer is not whole."""
         rng = np.random.default_rng([chars, output_tokens])
-        return self._ask(self._messages(rng, chars), output_tokens)
+        return self._ask(_questions(rng, chars), output_tokens)
 
     def turns(
         self, first_chars: int, turn_chars: int, output_tokens: int, tools: int = 0
@@ -59,22 +63,22 @@ class ChatClient:
         """Asks that begin a conversation, and that send the next turn of the one that was begun
         longest ago. With tools it is an agent's: calls of them, and their results."""
         rng = np.random.default_rng([first_chars, turn_chars, tools])
-        begun: deque[Messages] = deque()
+        begun: deque[list[Turn]] = deque()
 
-        def first() -> Iterator[Messages]:
-            chats = self._messages(rng, first_chars)
-            for messages in chats if not tools else _agents_messages(rng, first_chars, tools):
-                begun.append(messages)
-                yield messages
+        def first() -> Iterator[list[Turn]]:
+            chats = _agents_chats(rng, first_chars, tools) if tools else None
+            for turns in chats or _questions(rng, first_chars):
+                begun.append(turns)
+                yield turns
 
-        def following() -> Iterator[Messages]:
+        def following() -> Iterator[list[Turn]]:
             while True:
-                messages = begun.popleft()
+                turns = begun.popleft()
                 if tools:
-                    yield [*messages, *_call_and_result(rng, len(messages) % tools, turn_chars)]
+                    yield [*turns, *_call_and_result(rng, len(turns) % tools, turn_chars)]
                     continue
-                answered = {"role": "assistant", "content": "Yes."}
-                yield [*messages, answered, {"role": "user", "content": new_text(rng, turn_chars)}]
+                answered = Turn("assistant", "Yes.")
+                yield [*turns, answered, Turn("user", new_text(rng, turn_chars))]
 
         shown = [_tool(number) for number in range(tools)]
         return (
@@ -85,51 +89,46 @@ class ChatClient:
     def close(self) -> None:
         self._http.close()
 
-    @staticmethod
-    def _messages(rng: np.random.Generator, chars: int) -> Iterator[Messages]:
-        while True:
-            yield [{"role": "user", "content": new_text(rng, chars)}]
-
     def _ask(
-        self, chats: Iterator[Messages], output_tokens: int, tools: Messages | None = None
+        self, chats: Iterator[list[Turn]], output_tokens: int, tools: Sequence[Json] = ()
     ) -> Ask:
+        api = self._api
+
         async def ask() -> Timing:
-            asked = {
-                "model": self._model,
-                "messages": next(chats),
-                "max_tokens": output_tokens,
-                "stream": True,
-                "ignore_eos": True,
-                **({"tools": tools} if tools else {}),
-            }
-            body = json.dumps(asked).encode()
-            return await self._http.send(self._http.request("/v1/chat/completions", body))
+            asked = api.body(self._model, next(chats), tools, output_tokens)
+            # As clients do, which write UTF-8 and no blanks.
+            body = json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode()
+            return await self._http.send(self._http.request(api.path, body))
 
         return ask
 
 
-def _agents_messages(rng: np.random.Generator, chars: int, tools: int) -> Iterator[Messages]:
+def _questions(rng: np.random.Generator, chars: int) -> Iterator[list[Turn]]:
+    while True:
+        yield [Turn("user", new_text(rng, chars))]
+
+
+def _agents_chats(rng: np.random.Generator, chars: int, tools: int) -> Iterator[list[Turn]]:
     """Chats of an agent with results of tools of about `chars` characters together."""
     while True:
-        question = {"role": "user", "content": new_text(rng, RESULT_CHARS)}
-        messages = [{"role": "system", "content": f"Help. {rng.integers(1 << 62)}"}, question]
+        system = Turn("system", f"{INSTRUCTIONS} {rng.integers(1 << 62)}")
+        turns = [system, Turn("user", new_text(rng, RESULT_CHARS))]
         for number in range(max(chars // RESULT_CHARS, 1)):
-            messages += _call_and_result(rng, number % tools, RESULT_CHARS)
-        yield messages
+            turns += _call_and_result(rng, number % tools, RESULT_CHARS)
+        yield turns
 
 
-def _call_and_result(rng: np.random.Generator, tool: int, chars: int) -> Messages:
+def _call_and_result(rng: np.random.Generator, tool: int, chars: int) -> list[Turn]:
     call_id = f"call_{rng.integers(1 << 62):x}"
     arguments = {"path": f"src/module_{rng.integers(1000)}.py", "limit": int(rng.integers(1000))}
-    function = {"name": f"tool_{tool}", "arguments": json.dumps(arguments)}
-    call = {"id": call_id, "type": "function", "function": function}
+    thought = new_text(rng, THOUGHT_CHARS)
     return [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call_id, "content": new_text(rng, chars)},
+        Turn("assistant", json.dumps(arguments), call_id, f"tool_{tool}", thought),
+        Turn("tool", new_text(rng, chars), call_id),
     ]
 
 
-def _tool(number: int) -> dict[str, Any]:
+def _tool(number: int) -> Json:
     properties = {
         "path": {"type": "string", "description": "The file, from the root of the project."},
         "limit": {"type": "integer", "description": "Most lines of it."},
@@ -137,5 +136,4 @@ def _tool(number: int) -> dict[str, Any]:
     }
     parameters = {"type": "object", "properties": properties, "required": ["path"]}
     text = f"Reads a file of the project as tool number {number} does, line by line."
-    function = {"name": f"tool_{number}", "description": text, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return {"name": f"tool_{number}", "description": text, "parameters": parameters}

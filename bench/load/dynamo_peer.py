@@ -73,9 +73,10 @@ def mocker_arguments(model: Path, workers: int) -> list[str]:
 
 
 def frontend_arguments(port: int) -> list[str]:
-    """The frontend, routing by KV cache."""
+    """The frontend, routing by KV cache, with all APIs that it has."""
     return [
         "dynamo.frontend", "--http-host", HOST, "--http-port", str(port), "--router-mode", "kv",
+        "--enable-anthropic-api",
     ]  # fmt: skip
 
 

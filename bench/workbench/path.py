@@ -200,7 +200,7 @@ class Servers:
         self._add(name, way, lambda tokens: client.asks(self._prompts, tokens))
 
     def _add_chats(self, name: str, way: Way) -> None:
-        client = ChatClient(way.address, MODEL)
+        client = ChatClient(way.address, MODEL, self._config.api)
         self._stack.callback(client.close)
         if not self._config.long:
             self._add(name, way, lambda tokens: client.asks(self._config.chars, tokens))

@@ -8,6 +8,7 @@ from ...process.settings import bad_setting, option
 
 STREAM_WAYS = ("zmq", "grpc", "nats")
 """How events of engines come."""
+API_NAMES = ("chat", "messages", "responses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,12 @@ class PathBenchConfig:
         "With --long: tools of an agent, whose chat is measured beside the last of the others; the"
         " model's template has to show how it calls them. 0: there is none.",
     )
+    api: str = option(
+        "chat",
+        "With --long: the API of the chats, OpenAI's chat or responses (as Codex sends them) or"
+        " Anthropic's messages (as Claude Code does).",
+        choices=API_NAMES,
+    )
     model_path: str | None = option(
         None, "Folder of the tokenizer of chats; not given: the small one of the mock engines."
     )
@@ -109,6 +116,8 @@ class PathBenchConfig:
         require_at_least(self, 1, "concurrency", "output_tokens", "long_tokens")
         require_at_least(self, 0, "tools")
         require_positive(self, "start_timeout_s")
+        if self.api not in API_NAMES or (self.api != "chat" and not self.long):
+            raise bad_setting("api", f"must be one of {', '.join(API_NAMES)}, and needs long")
         if self.record and (self.long or self.dynamo or self.envoy or self.smg):
             raise bad_setting("record", "goes without peers and without long")
 

@@ -61,20 +61,22 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     content: str | list[Any]
 
 
-def add_messages(turns: Turns, given: list[msgspec.Raw]) -> None:
-    """ApiError 400 for the first that makes no sense."""
-    last = ""
-    for at, raw in enumerate(given):
-        where = f"messages[{at}]"
-        message = as_type(read_entry(raw, where), _Message, where)
-        where, last = f"{where}.content", message.role
-        if message.role == "system":
-            turns.add_system(text_of(message.content, where))
-        elif message.role == "user":
-            _add_user(turns, message.content, where)
-        else:
-            _add_assistant(turns, message.content, where)
-    if last == "assistant":
+def add_message(turns: Turns, at: int, raw: bytes) -> None:
+    """Add the message of this number. ApiError 400 if it makes no sense."""
+    where = f"messages[{at}]"
+    message = as_type(read_entry(raw, where), _Message, where)
+    where, turns.ends_with_answer = f"{where}.content", message.role == "assistant"
+    if message.role == "system":
+        turns.add_system(text_of(message.content, where))
+    elif message.role == "user":
+        _add_user(turns, message.content, where)
+    else:
+        _add_assistant(turns, message.content, where)
+
+
+def check_end(turns: Turns) -> None:
+    """ApiError 400 if an answer is to go on."""
+    if turns.ends_with_answer:
         text = "ends with the assistant's: to go on from there is not supported"
         raise wrong_field("messages", text)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ..openai import (
+    ChatApart,
     ChatFields,
     ChatRequest,
     JsonSchema,
@@ -20,7 +21,7 @@ from ..openai import (
     refused_field,
     wrong_field,
 )
-from .blocks import CacheControl, add_messages, text_of
+from .blocks import CacheControl, add_message, check_end, text_of
 
 MESSAGES_NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -94,15 +95,19 @@ class CountRequest(ChatFields, kw_only=True):
     context_management: Any = None
     mcp_servers: Any = None
 
-    def to_chat(self) -> ChatRequest:
-        """ApiError 400, naming the field, for the first that cannot be had."""
+    def to_chat(self, kind: type[ChatRequest]) -> ChatRequest:
+        """ApiError 400, naming the field, for the first that cannot be had. A ChatApart has the
+        system's message alone."""
         self.refuse(self._harmless)
         turns = Turns()
         if self.system:
             turns.add_system(text_of(self.system, "system"))
-        add_messages(turns, self.messages)
-        if not self.messages:
-            raise wrong_field("messages", "is empty")
+        if kind is not ChatApart:
+            for at, raw in enumerate(self.messages):
+                add_message(turns, at, raw)
+            check_end(turns)
+            if not self.messages:
+                raise wrong_field("messages", "is empty")
         choice, parallel = _tool_choice(self.tool_choice)
         output = self.output_config or OutputConfig()
         form = None
@@ -110,6 +115,7 @@ class CountRequest(ChatFields, kw_only=True):
             schema = JsonSchema("output", output.format.schema)
             form = ResponseFormat("json_schema", schema)
         return self.chat(
+            kind,
             messages=turns.messages,
             tools=_tools(self.tools),
             tool_choice=choice,
@@ -167,16 +173,16 @@ class ReadMessages(NamedTuple):
 _MESSAGES, _COUNT = map(msgspec.json.Decoder, (MessagesRequest, CountRequest))
 
 
-def read_messages(body: bytes) -> ReadMessages:
+def read_messages(body: bytes, kind: type[ChatRequest] = ChatRequest) -> ReadMessages:
     """ApiError 400 if it is none."""
     asked: CountRequest = read_json(_MESSAGES.decode, body)
-    return ReadMessages(asked, asked.to_chat())
+    return ReadMessages(asked, asked.to_chat(kind))
 
 
-def read_count(body: bytes) -> ReadMessages:
+def read_count(body: bytes, kind: type[ChatRequest] = ChatRequest) -> ReadMessages:
     """ApiError 400 if it is none."""
     asked: CountRequest = read_json(_COUNT.decode, body)
-    return ReadMessages(asked, asked.to_chat())
+    return ReadMessages(asked, asked.to_chat(kind))
 
 
 def _tool_choice(choice: ToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:

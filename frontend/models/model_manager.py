@@ -247,6 +247,7 @@ def _pool_report(pool: ModelPool) -> dict[str, Any]:
         "state": pool.state,
         "reason": pool.reason,
         "token_cache": pool.token_cache,
+        "long_chats": pool.long_chats,
         "block_size": card.block_size,
         "context_length": pool.context_limit,
         "aliases": list(card.aliases),

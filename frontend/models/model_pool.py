@@ -159,6 +159,11 @@ class ModelPool:
         return "" if self._text is None else self._text.token_cache
 
     @property
+    def long_chats(self) -> str:
+        """on, or why turns of its long chats go on from nothing that is kept; empty as above."""
+        return "" if self._text is None else self._text.long_chats
+
+    @property
     def states(self) -> dict[str, int]:
         """How many workers are in each state."""
         return {} if self._workers is None else self._workers.states

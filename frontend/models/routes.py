@@ -20,9 +20,9 @@ from ...server.dispatch import LONG_BYTES, MAX_JSON_PARTS, RequestReader, status
 from ...server.pool import WorkerPool
 from ...server.services import PINNED_WORKER_KEY
 from ...transport.http1 import Handler, HttpCall, Message, Routes, answer_json
-from ..completions import CHAT_ROUTE, IDS_KEYS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
+from ..completions import IDS_KEYS, ITEM_FORMS, MODEL_ROUTES, MOST_JSON_PARTS, Completions
 from ..engine_requests import ANSWER_S, CALL_S
-from ..known_beginnings import messages_apart
+from ..long_chats import items_apart
 from ..openai import LONG_BODY, ApiError, unknown_model
 
 
@@ -114,6 +114,7 @@ class OneModel:
             "state": "serving" if self.share > 0 else "down",
             "reason": self._completions.parsers.reason,
             "token_cache": self._completions.token_cache,
+            "long_chats": self._completions.long_chats,
             "context_length": self._completions.context_limit,
             "workers": pool.states,
             "share": self.share,
@@ -186,9 +187,9 @@ class ModelRoutes:
             if (key := IDS_KEYS.get(route)) is not None:
                 call = await _without_ids(call, self._reader, key)
             outline = call.body
-            if route == CHAT_ROUTE and len(outline) > LONG_BODY:
-                if (apart := messages_apart(outline)) is not None:
-                    call, outline = replace(call, messages=apart), apart.rest
+            if (form := ITEM_FORMS.get(route)) is not None and len(outline) > LONG_BODY:
+                if (apart := items_apart(outline, form)) is not None:
+                    call, outline = replace(call, items=apart), apart.rest
             if len(outline) > LONG_BYTES:
                 most = MOST_JSON_PARTS.get(route, MAX_JSON_PARTS)
                 outline = await self._reader.check_json(outline, most)

@@ -25,6 +25,7 @@ from .errors import (
 from .guides import Guide, JsonSchema, ResponseFormat
 from .requests import (
     LONG_BODY,
+    MOST_MESSAGES,
     ChatApart,
     ChatRequest,
     CompletionRequest,

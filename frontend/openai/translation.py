@@ -5,7 +5,7 @@ servers that the API is of.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -44,10 +44,11 @@ class ChatFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     nvext: Extensions | None = None
 
-    def chat(self, **more: Any) -> ChatRequest:
-        """The chat with these fields and `more`, checked."""
+    def chat(self, kind: type[ChatRequest] = ChatRequest, **more: Any) -> ChatRequest:
+        """The chat with these fields and `more`, checked; `kind` is ChatApart where what it has of
+        the conversation is apart."""
         passed = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
-        chat = ChatRequest(**{**passed, **more})
+        chat = kind(**{**passed, **more})
         chat.check()
         return chat
 
@@ -80,7 +81,7 @@ def read_json(decode: Callable[[bytes], T], body: bytes | msgspec.Raw, where: st
         raise _of_form(error, where) from None
 
 
-def read_entry(body: msgspec.Raw, where: str) -> dict[str, Any]:
+def read_entry(body: bytes | msgspec.Raw, where: str) -> dict[str, Any]:
     """An object."""
     return read_json(_ENTRY.decode, body, where)
 
@@ -119,13 +120,32 @@ def errors_named(names: Mapping[str, str]) -> Iterator[None]:
 class Turns:
     """A conversation as messages of a chat, from what other APIs have of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: int = 0, calls: Container[str] = ()) -> None:
+        """`before`: how many messages there are before these, which stay as they are; `calls`: ids
+        of the calls in them."""
         self.messages: list[dict[str, Any]] = []
-        self._calls: set[str] = set()
+        self.calls: set[str] = set()
+        """ids of calls in these"""
+        self.ends_with_answer = False
+        """whether the last that was given is the assistant's, where an API asks for that"""
+        self._before, self._earlier = before, calls
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what comes may become part of the last message."""
+        if not self.messages:
+            return False
+        role = self.messages[-1]["role"]
+        return role == "assistant" or (role == "system" and self._is_first)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether there is one message in all."""
+        return not self._before and len(self.messages) == 1
 
     def add_system(self, text: str) -> None:
         """Those at the beginning become one: many templates take no second."""
-        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
+        if self._is_first and self.messages[0]["role"] == "system":
             self.messages[0]["content"] += f"\n\n{text}"
         else:
             self.messages.append({"role": "system", "content": text})
@@ -152,10 +172,10 @@ class Turns:
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         self.answer.setdefault("tool_calls", []).append(call)
-        self._calls.add(call_id)
+        self.calls.add(call_id)
 
     def add_result(self, where: str, call_id: str, text: str) -> None:
         """ApiError 400 if there is no such call before it."""
-        if call_id not in self._calls:
+        if call_id not in self.calls and call_id not in self._earlier:
             raise wrong_field(where, f"{call_id!r:.80} is not the id of an earlier call")
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})

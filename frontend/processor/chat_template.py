@@ -70,6 +70,17 @@ class ChatTemplate:
                 return text
         return self._rendered(messages, add_generation_prompt, tools, variables)
 
+    def render_whole(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        """The same by the template itself, whatever is known of it."""
+        return self._rendered(messages, add_generation_prompt, tools, variables)
+
     def grow(
         self,
         count: int,
@@ -79,14 +90,16 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        settled: int | None = None,
     ) -> Grown | None:
         """What it writes of `count` messages, which `read` reads by their numbers, behind one of
-        these points. None: it is to be asked for all."""
+        these points. `settled`: how many of them stay as they are, whatever comes; None: all.
+        None: it is to be asked for all."""
         if self.growing is None:
             return None
         seen = read if self.takes_parts else lambda number: _flattened(read(number))
         given = self._context(add_generation_prompt, tools, variables)
-        chat = Conversation(count, seen)
+        chat = Conversation(count, seen, settled)
         return self.growing.render(chat, given, points, MAX_RENDERED_CHARS)
 
     def _context(

@@ -19,10 +19,14 @@ class UnknownUseError(Exception):
 
 
 class Conversation:
-    """`read` makes the message of a number."""
+    """`read` makes the message of a number; the first `settled` stay as they are, whatever comes.
+    None: all do."""
 
-    def __init__(self, count: int, read: Callable[[int], Message]) -> None:
+    def __init__(
+        self, count: int, read: Callable[[int], Message], settled: int | None = None
+    ) -> None:
         self.count, self._read = count, read
+        self.settled = count if settled is None else settled
         self._found: dict[int, Message] = {}
         self._numbers: dict[int, int] = {}
         self.reach = 0

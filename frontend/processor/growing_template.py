@@ -271,7 +271,7 @@ class _Run:
         """Note what was made so far, with the names that are read behind it."""
         self._before, self._parts = _hash("".join(self.text)), len(self.text)
         reach = self._conversation.reach
-        if reach > self._conversation.count:
+        if reach > self._conversation.settled:
             return
         kept: dict[str, Any] = {}
         firsts: dict[str, int] = {}
@@ -326,7 +326,7 @@ class _Run:
             yield conversation.at(first + place.index0), place
             self._reach = max(self._reach, conversation.reach)
             place.index0 += 1
-            if head is not None and self._reach <= conversation.count:
+            if head is not None and self._reach <= conversation.settled:
                 self._leave(head, place.index0, spaces)
 
     def _leave(self, head: Head, done: int, spaces: dict[str, dict[str, Any]]) -> None:
@@ -396,6 +396,8 @@ class _Run:
         if kind is Messages:
             return kind, first_of(value)
         if (number := self._conversation.number_of(value)) is not None:
+            if number >= self._conversation.settled:
+                raise _NotKeptError
             return "message", number
         if (name := self._names.get(id(value))) is not None:
             return "given", name

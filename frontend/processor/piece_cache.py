@@ -103,6 +103,8 @@ class PieceCache:
         self.most_bytes = most_bytes
         self.found_chars = self.encoded_chars = self.dropped = 0
         """characters whose ids were kept, and were not; pieces dropped to make room"""
+        self.checks = {"same": 0, "differs": 0, "unsure": 0}
+        """turns of long chats that were written as a whole, too, by what came of it"""
         self._root = _Share(None, None)
         self._shares: dict[bytes, _Share] = {}
         self._last_used: _Share | None = None

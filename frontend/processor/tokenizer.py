@@ -60,6 +60,8 @@ class ModelText:
         }
         text = _template_text(folder, config)
         self.template = None if text is None else ChatTemplate(text, self.special_tokens)
+        self.long_chats = self._long_chats()
+        """on, or why turns of long chats go on from nothing that is kept of them"""
         self.vocab_size = int(self._tokenizer.get_vocab_size())
         self.most_characters = most_characters(
             (folder / "tokenizer.json").read_bytes(), self._tokenizer.get_vocab()
@@ -67,6 +69,13 @@ class ModelText:
         """of a text for each of its tokens; None: any number"""
         self._decoding = Decoding(self._tokenizer)
         self.eos_token_id = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+
+    def _long_chats(self) -> str:
+        if self.template is None:
+            return "off: there is no chat template"
+        if self.template.growing is None:
+            return "off: the chat template has no loop over messages that can begin within them"
+        return "on" if self.token_cache == "on" else "off: without token_cache"
 
     async def encode(
         self,

@@ -75,10 +75,13 @@ def add_input(turns: Turns, given: msgspec.Raw) -> None:
     if first != b"[":
         raise wrong_field("input", "must be a text or a list of items")
     for at, raw in enumerate(read_json(_ITEMS.decode, given, "input")):
-        _add(turns, f"input[{at}]", read_entry(raw, f"input[{at}]"))
+        add_item(turns, at, raw)
 
 
-def _add(turns: Turns, where: str, item: dict[str, Any]) -> None:
+def add_item(turns: Turns, at: int, raw: bytes) -> None:
+    """Add the item of this number. ApiError 400 if it makes no sense."""
+    where = f"input[{at}]"
+    item = read_entry(raw, where)
     kind = item.get("type")
     if kind == "message" or (kind is None and "role" in item):
         _add_message(turns, where, as_type(item, _Message, where))

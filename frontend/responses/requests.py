@@ -4,11 +4,12 @@ All fields of OpenAI's are here, served or refused by name; see docs/frontend.md
 """
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from ..openai import (
+    ChatApart,
     ChatFields,
     ChatRequest,
     JsonSchema,
@@ -115,13 +116,14 @@ class ResponsesRequest(ChatFields, kw_only=True, dict=True):
         names = {"parameters": None, "strict": None}
         return _encode([{**names, **msgspec.json.decode(each)} for each in self.tools or ()])
 
-    def to_chat(self) -> ChatRequest:
-        """ApiError 400, naming the field, for the first that cannot be had."""
+    def to_chat(self, kind: type[ChatRequest]) -> ChatRequest:
+        """ApiError 400, naming the field, for the first that cannot be had. A ChatApart has the
+        instructions alone."""
         self.refuse(_HARMLESS)
         _check_metadata(self.metadata)
-        for kind in self.include or ():
-            if kind not in (LOGPROBS, SEALED_REASONING):
-                raise refused_field("include", kind)
+        for wanted in self.include or ():
+            if wanted not in (LOGPROBS, SEALED_REASONING):
+                raise refused_field("include", wanted)
         with_logprobs = LOGPROBS in (self.include or ())
         if self.top_logprobs and not with_logprobs:
             raise wrong_field("top_logprobs", f"needs {LOGPROBS} in include")
@@ -134,13 +136,15 @@ class ResponsesRequest(ChatFields, kw_only=True, dict=True):
         turns = Turns()
         if self.instructions is not None:
             turns.add_system(self.instructions)
-        add_input(turns, self.input)
-        if not turns.messages:
-            raise wrong_field("input", "is empty")
+        if kind is not ChatApart:
+            add_input(turns, self.input)
+            if not turns.messages:
+                raise wrong_field("input", "is empty")
         tools, choice = _tools(self.tools), self.tool_choice
         if isinstance(choice, dict):
             tools, choice = _chosen(tools, choice)
         return self.chat(
+            kind,
             messages=turns.messages,
             tools=tools,
             tool_choice=choice,
@@ -188,11 +192,18 @@ _DECODER = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def read_responses(body: bytes) -> tuple[ResponsesRequest, ChatRequest]:
-    """A request and its chat; ApiError 400 if it is none."""
+class ReadResponses(NamedTuple):
+    """A request and its chat."""
+
+    asked: ResponsesRequest
+    chat: ChatRequest
+
+
+def read_responses(body: bytes, kind: type[ChatRequest] = ChatRequest) -> ReadResponses:
+    """ApiError 400 if it is none."""
     request = read_json(_DECODER.decode, body)
-    chat, _ = request.to_chat(), request.shown_tools
-    return request, chat
+    chat, _ = request.to_chat(kind), request.shown_tools
+    return ReadResponses(request, chat)
 
 
 def _check(where: str, given: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:

@@ -3,7 +3,7 @@
 Entered by the services.
 """
 
-from ._json_tokens import cut_messages
+from ._json_tokens import cut_items
 from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
 from .generate_answer import usage_of

@@ -173,9 +173,119 @@ cdef Found find_tokens(
     return found
 
 
-def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
-    """(The body with an empty list in place of its messages, where the first of them begins, and
-    where each ends) of a JSON object with one list of objects under "messages".
+cdef struct Block:
+    Py_ssize_t marks  # of these, how many cuts there were before it
+    int types         # keys "type" whose value names a kind of block that may have a mark
+    bint odd          # it has something else that its marks may depend on
+
+
+cdef inline const uint8_t* skip_word(
+    const uint8_t* at, const uint8_t* end, const char* word, size_t size
+) noexcept nogil:
+    """What is behind this word and white space; NULL: it does not stand here."""
+    if at == NULL or <size_t>(end - at) < size or memcmp(at, word, size) != 0:
+        return NULL
+    return skip_space(at + size, end)
+
+
+cdef const uint8_t* skip_mark(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """One past the value of a mark that begins here; NULL: it is not one of those that are known to
+    be right: {"type": "ephemeral"}, and behind that a "ttl" of "5m" or "1h"."""
+    cdef const uint8_t* other
+    at = skip_word(at, end, b"{", 1)
+    at = skip_word(at, end, b'"type"', 6)
+    at = skip_word(at, end, b":", 1)
+    at = skip_word(at, end, b'"ephemeral"', 11)
+    if at == NULL or at >= end:
+        return NULL
+    if at[0] == 44:
+        at = skip_word(at, end, b",", 1)
+        at = skip_word(at, end, b'"ttl"', 5)
+        at = skip_word(at, end, b":", 1)
+        other = skip_word(at, end, b'"5m"', 4)
+        at = other if other != NULL else skip_word(at, end, b'"1h"', 4)
+    if at == NULL or at >= end or at[0] != 125:
+        return NULL
+    return at + 1
+
+
+cdef const uint8_t* skip_item(
+    const uint8_t* begin, const uint8_t* at, const uint8_t* end, uint64_t* steps, list cuts
+):
+    """As `skip_brackets`, of an object; note where its blocks have marks: with the comma before
+    them. A block is an object in a list that is a value of the object.
+
+    A mark counts as one only where a block without it is as good as with it, and is the same
+    but for it: it is of a kind that may have one, named once, and all marks in it are right.
+    """
+    cdef int64_t depth = 0
+    cdef uint8_t kind = 0  # the bracket at depth 2
+    cdef bint is_block = False
+    cdef bint is_key = False  # a string would be a key of the block
+    cdef const uint8_t* comma = NULL  # before this key
+    cdef const uint8_t* name
+    cdef const uint8_t* value
+    cdef const uint8_t* behind
+    cdef Block block
+    block.marks, block.types, block.odd = 0, 0, False
+    while at < end and steps[0]:
+        steps[0] -= 1
+        if at[0] == 34:
+            name = at
+            at = skip_string(at, end)
+            if not (is_block and depth == 3 and is_key):
+                continue
+            is_key = False
+            if memchr(name, 92, at - name) != NULL:
+                block.odd = True
+                continue
+            value = skip_word(skip_space(at, end), end, b":", 1)
+            if at - name == 6 and memcmp(name, b'"type"', 6) == 0:
+                if (
+                    skip_word(value, end, b'"text"', 6) != NULL
+                    or skip_word(value, end, b'"tool_use"', 10) != NULL
+                    or skip_word(value, end, b'"tool_result"', 13) != NULL
+                ):
+                    block.types += 1
+                else:
+                    block.odd = True
+            elif at - name == 15 and memcmp(name, b'"cache_control"', 15) == 0:
+                behind = skip_mark(value, end) if value != NULL else NULL
+                if comma == NULL or behind == NULL:
+                    block.odd = True
+                    continue
+                value = skip_space(behind, end)
+                if value >= end or value[0] not in (44, 125):
+                    block.odd = True
+                    continue
+                cuts.append((comma - begin, behind - begin))
+            continue
+        if at[0] in (91, 123):  # [ {
+            depth += 1
+            if depth == 2:
+                kind = at[0]
+            elif depth == 3:
+                is_block = is_key = kind == 91 and at[0] == 123
+                comma = NULL
+                block.marks, block.types, block.odd = len(cuts), 0, False
+        elif at[0] in (93, 125):  # ] }
+            if depth == 3 and (block.odd or block.types != 1):
+                del cuts[block.marks :]
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        elif at[0] == 44 and depth == 3:
+            is_key, comma = is_block, at
+        at += 1
+    return NULL
+
+
+def cut_items(
+    bytes body not None, bytes key not None, Py_ssize_t most, uint64_t steps, bint unmarked
+):
+    """(The body with an empty list in place of its items; the body, where the first of them begins
+    in it, and where each ends) of a JSON object with one list of objects under this key, without
+    an escape. `unmarked`: in that second body they are without the marks of their blocks.
 
     None: that is not what it is, or there are more than `most` of them, or it takes more `steps` to
     say so (a byte, or a string however long, is one). What the objects and the rest of the body are
@@ -189,7 +299,12 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
     cdef const uint8_t* opening = NULL  # the list's brackets
     cdef const uint8_t* closing = NULL
     cdef const uint8_t* first = NULL
+    cdef const char* wanted = key
+    cdef Py_ssize_t size = len(key)
+    cdef Py_ssize_t n_cuts = 0
+    cdef Py_ssize_t left_out = 0  # bytes
     cdef list ends = []
+    cdef list cuts = []
     if at >= end or at[0] != 123:
         return None
     at = skip_space(at + 1, end)
@@ -203,7 +318,7 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
         if at >= end or at[0] != 58:  # a colon
             return None
         at = skip_space(at + 1, end)
-        if behind - name != 9 or memcmp(name, b"messages", 8) != 0:
+        if behind - name != size + 1 or memcmp(name, wanted, size) != 0:
             at = skip_value(at, end, &steps)
         elif opening != NULL or at >= end or at[0] != 91:
             return None
@@ -213,10 +328,16 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
             while True:
                 if at >= end or at[0] != 123 or len(ends) >= most:
                     return None
-                at = skip_brackets(at, end, &steps)
+                if unmarked:
+                    at = skip_item(begin, at, end, &steps, cuts)
+                    for cut in cuts[n_cuts:]:
+                        left_out += cut[1] - cut[0]
+                    n_cuts = len(cuts)
+                else:
+                    at = skip_brackets(at, end, &steps)
                 if at == NULL:
                     return None
-                ends.append(at - begin)
+                ends.append(at - begin - left_out)
                 at = skip_space(at, end)
                 if at >= end or at[0] not in (44, 93):
                     return None
@@ -230,7 +351,21 @@ def cut_messages(bytes body not None, Py_ssize_t most, uint64_t steps):
         at = skip_space(at + 1, end)
     if closing == NULL or at >= end or at[0] != 125:
         return None
-    return body[: opening + 1 - begin] + body[closing - begin :], first - begin, ends
+    rest = body[: opening + 1 - begin] + body[closing - begin :]
+    return rest, without(body, cuts), first - begin, ends
+
+
+cdef bytes without(bytes body, list cuts):
+    """The same without what is between these places."""
+    if not cuts:
+        return body
+    kept = []
+    place = 0
+    for begin, end in cuts:
+        kept.append(body[place:begin])
+        place = end
+    kept.append(body[place:])
+    return b"".join(kept)
 
 
 def count_parts(const uint8_t[::1] body not None):

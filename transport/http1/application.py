@@ -62,8 +62,8 @@ class HttpCall(msgspec.Struct, frozen=True):
     """of every answer to it"""
     ids: Any = None
     """token ids of its prompt, an array, where they were taken out of the body"""
-    messages: Any = None
-    """where those of a chat are in its body, if that was looked for"""
+    items: Any = None
+    """where those of a conversation are in its body, if that was looked for"""
 
     @property
     def record(self) -> RequestRecord:

@@ -14,26 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import known_beginnings
 from dynamo_router.frontend.engine_requests import (
     HashedPrompt,
     _rendered,
     given_by,
     written_request,
 )
-from dynamo_router.frontend.known_beginnings import (
-    MOST_MESSAGES,
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import (
+    CHAT_ITEMS,
+    MOST_ITEMS,
     MOST_REST,
-    KnownBeginnings,
-    MessagesApart,
-    messages_apart,
+    ItemsApart,
+    items_apart,
 )
+from dynamo_router.frontend.long_chats.known_beginnings import KnownBeginnings
 from dynamo_router.frontend.openai import LONG_BODY, ChatRequest
 from dynamo_router.frontend.processor import NO_TENANT, ModelText, PieceCache, Tenant
 from dynamo_router.process.off_loop import OffLoop
 from dynamo_router.router.prompt import Content, Prompt
 from dynamo_router.server.caller_limits import CallerLimits
-from dynamo_router.server.dispatch import RequestReader, cut_messages
+from dynamo_router.server.dispatch import RequestReader, cut_items
 from dynamo_router.workers.trtllm_proto import pb
 
 BLOCK = 4
@@ -100,10 +101,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_beginnings, "LEAST_NEW_CHARS", 4)
 
 
-def apart(body: bytes) -> MessagesApart:
-    found = cut_messages(body, MOST_MESSAGES, 1 << 20)
+def apart(body: bytes) -> ItemsApart:
+    found = cut_items(body, b"messages", MOST_ITEMS, 1 << 20, False)
     assert found is not None
-    return MessagesApart(*found)
+    return ItemsApart(CHAT_ITEMS, *found)
 
 
 def a_reader(text: ModelText, most: int = 1 << 20) -> RequestReader:
@@ -116,7 +117,7 @@ async def known(
     beginnings = KnownBeginnings(text, reader or a_reader(text))
     parts = apart(body)
     request: ChatRequest = msgspec.json.decode(parts.rest, type=ChatRequest)
-    return await beginnings.prompt(body, parts, tenant, given_by(request))
+    return await beginnings.prompt(parts, tenant, given_by(request))
 
 
 async def check(text: ModelText, body: bytes, tenant: Tenant = NO_TENANT) -> None:
@@ -513,16 +514,19 @@ async def test_what_is_too_long_is_for_others_to_say(texts: dict[str, ModelText]
 def test_only_long_bodies_are_taken_apart() -> None:
     short, long = body_of(conversation(0, 10)), body_of(conversation(1, 6000))
     assert len(short) <= LONG_BODY < len(long)
-    assert messages_apart(short) is None
-    found = messages_apart(long)
+    assert items_apart(short, CHAT_ITEMS) is None
+    found = items_apart(long, CHAT_ITEMS)
     assert found is not None and json.loads(found.rest) == {"model": "m", "messages": []}
-    assert messages_apart(body_of(conversation(1, 6000), user="x" * MOST_REST)) is None
-    assert messages_apart(body_of(conversation(1, 6000), user="x" * (MOST_REST - 100))) is not None
-    many = [{"role": "user", "content": "a" * 40}] * (MOST_MESSAGES + 1)
-    assert messages_apart(body_of(many)) is None
-    assert messages_apart(body_of(many[1:])) is not None
-    assert messages_apart(body_of([{"role": "user", "content": ""}] * 25_000)) is None
-    assert messages_apart(body_of(conversation(1, 400_000))) is None
+    assert items_apart(body_of(conversation(1, 6000), user="x" * MOST_REST), CHAT_ITEMS) is None
+    assert (
+        items_apart(body_of(conversation(1, 6000), user="x" * (MOST_REST - 100)), CHAT_ITEMS)
+        is not None
+    )
+    many = [{"role": "user", "content": "a" * 40}] * (MOST_ITEMS + 1)
+    assert items_apart(body_of(many), CHAT_ITEMS) is None
+    assert items_apart(body_of(many[1:]), CHAT_ITEMS) is not None
+    assert items_apart(body_of([{"role": "user", "content": ""}] * 25_000), CHAT_ITEMS) is None
+    assert items_apart(body_of(conversation(1, 400_000)), CHAT_ITEMS) is None
 
 
 async def test_a_template_that_refuses_a_turn_has_no_prompt(tmp_path: Path) -> None:

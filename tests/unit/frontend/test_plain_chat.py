@@ -18,10 +18,11 @@ from dynamo_router.base.identity import WorkerWithDpRank
 from dynamo_router.base.limit_hits import LimitHits
 from dynamo_router.base.request_record import RequestRecord, set_record
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend import completions, known_beginnings, origin, plain_chat
+from dynamo_router.frontend import completions, origin, plain_chat
 from dynamo_router.frontend.completions import CHAT_ROUTE, Completions
 from dynamo_router.frontend.config import FrontendConfig
-from dynamo_router.frontend.known_beginnings import MessagesApart
+from dynamo_router.frontend.long_chats import known_beginnings
+from dynamo_router.frontend.long_chats.chat_items import CHAT_ITEMS, ItemsApart
 from dynamo_router.frontend.openai import ApiError, ChatRequest, read_request
 from dynamo_router.frontend.origin import LOUD_HEADERS
 from dynamo_router.frontend.plain_chat import PlainChat, PlainChats
@@ -32,7 +33,7 @@ from dynamo_router.router.policy import Decision
 from dynamo_router.server.access import ANONYMOUS
 from dynamo_router.server.call_limits import CallLimits
 from dynamo_router.server.caller_limits import CallerLimits
-from dynamo_router.server.dispatch import RequestReader, cut_messages
+from dynamo_router.server.dispatch import RequestReader, cut_items
 from dynamo_router.transport.http1 import Client, HttpCall
 from dynamo_router.workers.engine_facts import EngineFacts
 from dynamo_router.workers.failures import EngineCallError, Origin
@@ -147,8 +148,8 @@ async def told(
         client.on_full()
         asyncio.get_running_loop().call_later(0, client.on_drained)
     call = HttpCall(ANONYMOUS, "/", headers, body, "r-1", output.send, client)
-    if apart and (found := cut_messages(body, 64, 1 << 16)) is not None:
-        call = replace(call, messages=MessagesApart(*found))
+    if apart and (found := cut_items(body, b"messages", 64, 1 << 16, False)) is not None:
+        call = replace(call, items=ItemsApart(CHAT_ITEMS, *found))
     error: Any = None
     try:
         await made.routes[CHAT_ROUTE](call)

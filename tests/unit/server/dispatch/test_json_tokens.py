@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamo_router.server.dispatch._json_tokens import (
     count_parts,
-    cut_messages,
+    cut_items,
     cut_tokens,
     outline_of,
 )
@@ -197,18 +197,19 @@ def test_messages_are_found_where_they_are_and_the_rest_is_left(
     pairs.insert(place, ("messages", listed))
     text = json.dumps(dict(pairs), indent=indent, ensure_ascii=ascii)
     body = text.encode("utf-8", "surrogatepass")
-    found = cut_messages(body, 6, MANY)
+    found = cut_items(body, b"messages", 6, MANY, False)
     if any("\\" in json.dumps(key, ensure_ascii=ascii) for key in rest):
         assert found is None
         return
     assert found is not None
-    left, begin, ends = found
+    left, same, begin, ends = found
+    assert same is body
     assert json.loads(left.decode("utf-8", "surrogatepass")) == {**rest, "messages": []}
     starts = [begin, *(end for end in ends[:-1])]
     parts = [body[a:b].lstrip(b", \t\n") for a, b in zip(starts, ends, strict=True)]
     assert [json.loads(part.decode("utf-8", "surrogatepass")) for part in parts] == listed
-    assert cut_messages(body, len(listed) - 1, MANY) is None
-    assert cut_messages(body, 6, 1) is None
+    assert cut_items(body, b"messages", len(listed) - 1, MANY, False) is None
+    assert cut_items(body, b"messages", 6, 1, False) is None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_messages_are_found_where_they_are_and_the_rest_is_left(
     ],
 )
 def test_other_bodies_have_no_messages_to_find(body: bytes) -> None:
-    assert cut_messages(body, 9, MANY) is None
+    assert cut_items(body, b"messages", 9, MANY, False) is None
 
 
 @settings(max_examples=500)
@@ -248,10 +249,11 @@ def test_a_damaged_body_is_damaged_in_the_rest_or_in_a_message(
         + data.draw(st.sampled_from([b"", b",", b"{", b"]", b'"', b"1"]))
         + (body[at + data.draw(st.integers(0, 1)) :])
     )
-    found = cut_messages(damaged, 99, MANY)
+    found = cut_items(damaged, b"messages", 99, MANY, False)
     if found is None:
         return
-    left, begin, ends = found
+    left, same, begin, ends = found
+    assert same is damaged
     try:
         rest, parts = json.loads(left), json.loads(b"[" + damaged[begin : ends[-1]] + b"]")
     except ValueError:
