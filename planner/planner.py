@@ -149,7 +149,7 @@ class Planner:
         jump = self.forecast.jump(self._dispersion) / BIN_S if counts else 0.0
         if jump:
             reasons.append(f"arrivals have jumped to {jump:.1f} a second")
-            self._agreeing = AGREEING_PLANS  # no removal was wrong: nobody could know
+            self._agreeing = AGREEING_PLANS  # no removal was wrong: no data foretold it
         alarmed = (found or jump) and seen.at >= self._planned_at + LEAST_PAUSE_S
         if seen.at >= self._next_plan or alarmed:
             self._planned_at, self._next_plan = seen.at, seen.at + self.config.plan_every_s

@@ -175,7 +175,7 @@ def _store(config: PlannerConfig, backend: str) -> KeyValueStore:
 def _connector(config: PlannerConfig, store: KeyValueStore, clock: SystemClock) -> Connector:
     place = config.place
     if place.connector == LOCAL:
-        # A dry run starts none: those that are registered count, whoever started them.
+        # A dry run starts none: those that are registered count, of all who start engines.
         return MetricTargets() if config.dry_run else _local(config)
     if place.connector == VIRTUAL:
         return VirtualKeys(store, config.namespace, _other_role(config), clock)

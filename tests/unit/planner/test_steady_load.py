@@ -191,7 +191,7 @@ def test_engines_for_a_spike_that_yesterday_had_are_not_held_as_those_of_a_settl
 
 
 def test_a_jump_after_a_removal_is_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could know it: that plan and the next one are two that agree."""
+    """No data foretold it: that plan and the next one are two that agree."""
     judge_by(monkeypatch, (1.0,))
     planner = new_planner()
     assert fleets_of(planner, 3, 4, [1.0])[-1] == 2
