@@ -12,6 +12,8 @@ from msgspec import field
 
 LEFT = 499
 """The status of a request whose connection ended before the head of an answer was sent."""
+CLIENT_LEFT = "the client left"
+"""The error of one whose client ended the connection."""
 
 
 class Generation(NamedTuple):
@@ -62,6 +64,8 @@ class RequestRecord(msgspec.Struct):
     """why it failed, also after its head was sent"""
     failure: int = 0
     """the status that an answer would have had which failed after its head was sent"""
+    is_logged: bool = False
+    """whether a line in the log says that it failed, and why"""
     generation: Callable[[], Generation] | None = None
     """counts what engines have made for it so far"""
     engine_requests: list[Any] = field(default_factory=list)

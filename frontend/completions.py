@@ -98,7 +98,7 @@ TOKEN_BYTES = 3
 class _Tokenize(msgspec.Struct):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
 
 
 class _Detokenize(msgspec.Struct):
@@ -275,7 +275,7 @@ class Completions:
         else:
             assert wanted.prompt is not None
             ids = await self._prompts.encoded(
-                wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens
+                wanted.prompt, tenant, add_special_tokens=wanted.add_special_tokens is not False
             )
         limit = self.context_limit or None
         head = msgspec.json.encode({"count": len(ids), "max_model_len": limit})
@@ -386,7 +386,7 @@ class Completions:
             wanted = wanted if usual is None else min(wanted, usual)
         elif limit and wanted > left:
             raise answer_too_long(limit, prompt_tokens, wanted, request.limit_field)
-        if request.min_tokens > wanted > 0:
+        if (request.min_tokens or 0) > wanted > 0:
             text = f"min_tokens {request.min_tokens} is more than the {wanted} that the answer has"
             raise ApiError(400, text, param="min_tokens")
         return wanted

@@ -26,7 +26,7 @@ class EmbeddingRequest(msgspec.Struct):
 
     model: str
     input: msgspec.Raw
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
 

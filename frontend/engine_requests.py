@@ -79,7 +79,7 @@ class TemplateFields(Protocol):
     reasoning_effort: str | None
     chat_template_kwargs: dict[str, Any] | None
     chat_template_args: dict[str, Any] | None
-    add_generation_prompt: bool
+    add_generation_prompt: bool | None
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ def given_by(request: TemplateFields | None) -> Given:
             variables[name] = value
     # Without its tools a model cannot call any, which is what "none" wants.
     tools = None if request.tool_choice == "none" else request.tools
-    return Given(tools, variables, request.add_generation_prompt)
+    return Given(tools, variables, request.add_generation_prompt is not False)
 
 
 class HashedPrompt(msgspec.Struct, frozen=True):
@@ -375,14 +375,14 @@ def _settings(request: Sampling, choice: Choice, salt: int | None, streaming: bo
         stop=request.stop_strings,
         stop_token_ids=request.stop_ids,
         bad=request.bad_words,
-        ignore_eos=request.ignore_eos,
-        include_stop_token_in_output=request.include_stop_str_in_output,
+        ignore_eos=bool(request.ignore_eos),
+        include_stop_token_in_output=bool(request.include_stop_str_in_output),
     )
     if choice.adapter is not None:
         message.lora_config.task_id = choice.adapter
     sampling = message.sampling_config
     sampling.beam_width = sampling.num_return_sequences = 1
-    sampling.min_tokens = request.min_tokens
+    sampling.min_tokens = request.min_tokens or 0
     for name in PASSED_ON:
         value = getattr(request, name)
         if value is not None:

@@ -72,8 +72,8 @@ class AnswerReader:
         self._detokenizer = detokenizer or text.detokenizer(special=special)
         self._stops: StopStrings | None = None
         if stops := request.stop_strings:
-            self._stops = StopStrings(stops, include=request.include_stop_str_in_output)
-        self._min_tokens = request.min_tokens
+            self._stops = StopStrings(stops, include=bool(request.include_stop_str_in_output))
+        self._min_tokens = request.min_tokens or 0
         self._logprobs = request.logprobs_wanted
         self._stop_ids = frozenset(request.stop_ids)
         self._prefix = prefix

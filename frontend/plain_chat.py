@@ -69,7 +69,7 @@ class PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     of ChatRequest. A body that does not fit is read by that."""
 
     prompt_field: ClassVar[str] = "messages"
-    min_tokens: ClassVar[int] = 0
+    min_tokens: ClassVar[int | None] = None
     choices: ClassVar[int] = 1
     model: str
     messages: Annotated[list[dict[str, str]], Meta(min_length=1, max_length=FEW)]
@@ -84,7 +84,7 @@ class PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: _Penalty = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     n: Literal[1] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     user: Any = None

@@ -89,8 +89,10 @@ class CountRequest(ChatFields, kw_only=True):
     cache_control: CacheControl | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
-    # Refused, but for the values in _HARMLESS.
+    # Refused, but for the values in _harmless.
     speed: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
 
     def to_chat(self) -> ChatRequest:
         """ApiError 400, naming the field, for the first that cannot be had."""
@@ -120,7 +122,7 @@ class CountRequest(ChatFields, kw_only=True):
     @property
     def _harmless(self) -> dict[str, tuple[Any, ...]]:
         """Values that ask for what happens anyway, of fields that are refused."""
-        return {"speed": ("standard",)}
+        return {"speed": ("standard",), "context_management": (), "mcp_servers": ([],)}
 
     def _limits(self) -> dict[str, Any]:
         """Of the answer, as a chat has them."""

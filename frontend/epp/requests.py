@@ -52,7 +52,7 @@ class ChatBody(_Read, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
 
 
 class _Named(msgspec.Struct):

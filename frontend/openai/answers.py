@@ -104,12 +104,12 @@ class Answer:
     @property
     def with_usage(self) -> bool:
         options = None if self.request is None else self.request.stream_options
-        return options is not None and options.include_usage
+        return options is not None and bool(options.include_usage)
 
     @property
     def usage_in_each(self) -> bool:
         options = None if self.request is None else self.request.stream_options
-        return options is not None and options.continuous_usage_stats
+        return options is not None and bool(options.continuous_usage_stats)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None = None) -> bytes:
         """What came of one choice."""
@@ -121,7 +121,7 @@ class Answer:
             choice = {"index": index, "delta": self._chat_delta(index, delta)}
         else:
             choice = {"index": index, "text": delta.text}
-        self._finish(choice, index, delta.logprobs, delta)
+        self._finish(choice, index, delta.logprobs or None, delta)
         chunk: dict[str, Any] = {**self._head(True), "choices": [choice]}
         if usage is not None:
             chunk["usage"] = usage.to_dict()
@@ -212,10 +212,11 @@ class Answer:
         self,
         choice: dict[str, Any],
         index: int,
-        logprobs: tuple[TokenLogprob, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
         last: Delta,
     ) -> None:
-        choice["logprobs"] = self._logprobs(index, logprobs) if self.with_logprobs else None
+        shown = self.with_logprobs and logprobs is not None
+        choice["logprobs"] = self._logprobs(index, logprobs or ()) if shown else None
         choice["finish_reason"] = last.finish_reason
         if last.stop_reason is not None:
             choice["stop_reason"] = last.stop_reason

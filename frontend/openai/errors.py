@@ -37,6 +37,7 @@ _TYPES = {
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 """OpenAI's, of what has one by its status alone; a code is a text or null: some clients take no
 number."""
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -137,10 +138,12 @@ def bad_body(error: BaseException) -> ApiError:
     if isinstance(error, RecursionError):
         return ApiError(400, "the body is nested too deep")
     text = str(error)
-    found = _PATH.search(text)
+    found, missing = _PATH.search(text), _MISSING.match(text)
+    where = found[1] if found else ""
+    param = ".".join(each for each in (where, missing and missing[1]) if each) or None
     if found is None:
-        return ApiError(400, f"the body is not what it must be: {text}")
-    return ApiError(400, f"{found[1]}: {text[: found.start()]}", param=found[1] or None)
+        return ApiError(400, f"the body is not what it must be: {text}", param=param)
+    return ApiError(400, f"{where}: {text[: found.start()]}", param=param)
 
 
 def error_answer(

@@ -41,8 +41,8 @@ StopEntry: TypeAlias = str | int
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampling(RefusedFields, kw_only=True, dict=True):
@@ -53,7 +53,7 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
     model: str
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    min_tokens: int = 0
+    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -65,8 +65,8 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
     n: int | None = None
     stop: str | int | list[StopEntry] | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
@@ -172,7 +172,8 @@ class Sampling(RefusedFields, kw_only=True, dict=True):
             raise ApiError(400, text, param="stop")
         check_count("stop_token_ids", self.stop_token_ids, MOST_IDS)
         if (wrong := first_beyond(self.stop_ids)) is not None:
-            raise ApiError(400, f"stop: {wrong} is no token id", param="stop")
+            field = "stop_token_ids" if wrong in (self.stop_token_ids or ()) else "stop"
+            raise ApiError(400, f"{field}: {wrong} is no token id", param=field)
 
     @property
     def is_unguided(self) -> bool:
@@ -225,7 +226,7 @@ class CompletionRequest(Sampling, kw_only=True):
     prompt: msgspec.Raw
     """a text, token ids, or a list of either"""
     logprobs: int | None = None
-    echo: bool = False
+    echo: bool | None = None
     suffix: str | None = None
 
     @property
@@ -234,7 +235,7 @@ class CompletionRequest(Sampling, kw_only=True):
 
     @property
     def scores_prompt(self) -> bool:
-        return self.echo and self.logprobs is not None
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def least_tokens(self) -> int:
@@ -261,7 +262,7 @@ class ChatRequest(Sampling, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_args: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
 
     prompt_field: ClassVar[str] = "messages"
 
@@ -391,8 +392,11 @@ def _check_message(at: int, message: dict[str, Any]) -> None:
     where = f"messages[{at}]"
     if not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where}.role is missing", param=f"{where}.role")
-    calls = message.get("tool_calls")
-    check_count(f"{where}.tool_calls", calls if isinstance(calls, list) else None, MOST_CALLS)
+    if (calls := message.get("tool_calls")) is not None:
+        if not isinstance(calls, list):
+            text = f"{where}.tool_calls is no list"
+            raise ApiError(400, text, param=f"{where}.tool_calls")
+        check_count(f"{where}.tool_calls", calls, MOST_CALLS)
     content = message.get("content")
     if content is None or isinstance(content, str):
         return

@@ -68,9 +68,12 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
 
 def add_input(turns: Turns, given: msgspec.Raw) -> None:
     """Add what a request's `input` has, a text or items; ApiError 400 if it makes no sense."""
-    if bytes(given).lstrip()[:1] == b'"':
+    first = bytes(given).lstrip()[:1]
+    if first == b'"':
         turns.add_user(read_json(_STRING.decode, given, "input"))
         return
+    if first != b"[":
+        raise wrong_field("input", "must be a text or a list of items")
     for at, raw in enumerate(read_json(_ITEMS.decode, given, "input")):
         _add(turns, f"input[{at}]", read_entry(raw, f"input[{at}]"))
 

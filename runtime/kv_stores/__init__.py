@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         PodIdentity,
         Reflector,
     )
-    from .nats_connection import NatsConnection, refusal
+    from .nats_connection import STREAM_IN_USE, NatsConnection, refusal
     from .nats_messages import Delivery, read_delivery
     from .nats_store import NatsStore
 
@@ -63,6 +63,7 @@ __all__ = [
     "Outcome",
     "PodIdentity",
     "Reflector",
+    "STREAM_IN_USE",
     "StoreError",
     "Watch",
     "open_store",
@@ -80,6 +81,7 @@ __getattr__ = lazy_names(
         "Listed": ".kubernetes",
         "Outcome": ".kubernetes",
         "Reflector": ".kubernetes",
+        "STREAM_IN_USE": ".nats_connection",
         "Delivery": ".nats_messages",
         "NatsConnection": ".nats_connection",
         "NatsStore": ".nats_store",

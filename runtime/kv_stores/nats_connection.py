@@ -21,6 +21,8 @@ TIMEOUT_S = 5.0
 """The longest one call may take, attempts to connect included."""
 _ATTEMPT_S = 2.5
 _OLDEST = (2, 11)
+STREAM_IN_USE = 10058
+"""The code of a refusal: a stream of this name has another configuration."""
 _UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
 """What nats-py, or who looks at what it read, raises of JSON that is no answer of JetStream's."""
 _LONGEST_TEXT = 1000

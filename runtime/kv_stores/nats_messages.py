@@ -68,6 +68,15 @@ class BucketSubjects:
             duplicate_window=0.1,
         )
 
+    def why_other(self, config: StreamConfig) -> str:
+        """Why a stream of these settings is no bucket of ours; empty: it is. Its bounds, replicas
+        and storage are its operator's."""
+        if self.all not in (config.subjects or ()):
+            return f"is of {', '.join(config.subjects or ()) or 'nothing'}, not of {self.all}"
+        if not config.allow_msg_ttl or not config.subject_delete_marker_ttl:
+            return "has no leases: its stream is made without allow_msg_ttl or delete markers"
+        return "is sealed" if config.sealed else ""
+
     def read_live(self, message: Msg, revision: int) -> Record | None:
         """What a message of a consumer says; None if its subject is not one of ours."""
         return self._read(message.subject, message.headers or {}, message.data, revision)

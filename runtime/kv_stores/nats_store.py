@@ -5,10 +5,11 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from .nats_address import NatsAddress
-from .nats_connection import NatsConnection, refusal
+from .nats_connection import STREAM_IN_USE, NatsConnection, refusal
 from .nats_messages import EXPECTED, LEASE, MARKER_TTL_S, OPERATION, BucketSubjects, Record
 from .nats_watch import NatsWatch
 from .store import (
@@ -24,7 +25,6 @@ from .store import (
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_STREAM = 10059
-_OTHER_SETTINGS = 10058
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class NatsBucket:
     def __init__(self, store: NatsStore, connection: NatsConnection, name: str) -> None:
         self._store, self._connection, self.name = store, connection, name
         self._subjects = BucketSubjects(name)
-        self._made = self._was_made = False
+        self._made = False
         self._making = asyncio.Lock()
 
     async def get(self, key: str) -> Entry | None:
@@ -184,10 +184,25 @@ class NatsBucket:
             try:
                 await self._connection.call(lambda streams: streams.add_stream(config))
             except APIError as error:
-                # One that was made as we want it is there, changed by who runs NATS since.
-                if error.err_code != _OTHER_SETTINGS or not self._was_made:
+                if error.err_code != STREAM_IN_USE:
                     raise self._refused(error) from None
-            self._made = self._was_made = True
+                await self._check_other()
+            self._made = True
+
+    async def _check_other(self) -> None:
+        """The stream that is there has other settings, of who runs NATS. StoreError, not transient,
+        if it is no bucket of ours with them."""
+
+        async def look(streams: JetStreamContext) -> str:
+            info = await streams.stream_info(self._subjects.stream)
+            return self._subjects.why_other(info.config)
+
+        try:
+            why = await self._connection.call(look)
+        except APIError as error:
+            raise self._refused(error) from None
+        if why:
+            raise StoreError(f"NATS: the bucket {self.name} {why}", transient=False)
 
     async def _publish_key(
         self, key: str, value: bytes, lease: int | None, expected: int | None

@@ -3,7 +3,7 @@
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError
 
-from ..kv_stores import NatsConnection, StoreError
+from ..kv_stores import STREAM_IN_USE, NatsConnection, StoreError
 
 REASON, ERROR = "Dyn-Reason", "Dyn-Error"
 """Headers of a dead letter: a word for metrics, and the words for people."""
@@ -36,7 +36,11 @@ class DeadLetters:
         headers = {REASON: reason, ERROR: text, "Nats-Msg-Id": message_id}
         try:
             if not self._is_there:
-                await self._connection.call(lambda js: js.add_stream(config))
+                try:
+                    await self._connection.call(lambda js: js.add_stream(config))
+                except APIError as failure:
+                    if failure.err_code != STREAM_IN_USE:  # else it is as its operator wants it
+                        raise
                 self._is_there = True
             await self._connection.call(lambda js: js.publish(self.name, body, headers=headers))
         except (APIError, StoreError) as failure:

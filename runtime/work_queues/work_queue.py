@@ -8,11 +8,10 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from ..kv_stores import NatsConnection, StoreError, refusal
+from ..kv_stores import STREAM_IN_USE, NatsConnection, StoreError, refusal
 from .settings import GroupSettings, QueueSettings
 
 _MESSAGE_ID, _LASTS = "Nats-Msg-Id", "Nats-TTL"
-_IN_USE = 10058
 """a stream of this name has another configuration"""
 _FULL = (10077, 10023, 10028, 10047)
 """the bound on messages; what the server's memory or disk has"""
@@ -64,7 +63,7 @@ class WorkQueue:
                 self._may_expire = True
                 return
             except APIError as error:
-                if error.err_code != _IN_USE:
+                if error.err_code != STREAM_IN_USE:
                     raise self._refused(error) from None
             why = await self._find(look)  # another process was faster
         if why:

@@ -9,8 +9,9 @@ from itertools import islice
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode
+from ...base.request_record import current_record
 from ...workers.registry import WorkerRegistry, WorkerState
-from ..dispatch import Request
+from ..dispatch import OtherCall, Request
 
 KEPT_INCIDENTS = 256
 SETTLE_S = 0.25
@@ -18,6 +19,7 @@ SETTLE_S = 0.25
 ALIKE_S = 2.0
 """Incidents that are alike are one, if no more than this is between them."""
 WORDS = 200
+ID_LENGTH = 96
 ILL = (WorkerState.UNHEALTHY, WorkerState.REFUSED)
 
 
@@ -32,6 +34,8 @@ class Incident:
     worker: str | None
     text: str
     count: int = 1
+    request_id: str = ""
+    """of the last one"""
 
 
 class Incidents:
@@ -69,21 +73,32 @@ class Incidents:
         newest = list(islice(reversed(self._kept), max(0, self.last - number)))
         return [incident for incident in reversed(newest) if incident.number > number]
 
-    def on_refused(self, code: StatusCode) -> None:
-        """A request was refused before it was read."""
-        if code is not StatusCode.OK:
-            self._add("request", None, f"refused: {_words(code)}")
+    def on_refused(self, code: StatusCode, call: OtherCall | None = None) -> None:
+        """A call failed that was no request of ours, or not yet."""
+        if code is StatusCode.OK:
+            return
+        text = f"refused: {_words(code)}"
+        if call is None:
+            self._add("request", None, text)
+            return
+        record = current_record()  # of a request over HTTP: it has a path of its own
+        route, request_id = call.route, call.request_id
+        if record is not None:
+            route, request_id = record.route or route, record.request_id
+        why = f": {call.details[:WORDS]}" if call.details else ""
+        self._add("request", None, f"{route} {text}{why}", request_id=request_id)
 
     def on_request(self, request: Request, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
         for attempt in request.failures:
             text = f"attempt failed: {attempt.verdict.cause}, {attempt.details[:WORDS]}"
-            self._add("attempt", str(attempt.worker_id), text)
+            self._add("attempt", str(attempt.worker_id), text, request_id=request.request_id)
         if code is StatusCode.OK or code is StatusCode.CANCELLED:
             return
         decision = request.decision
         worker = None if decision is None else str(decision.worker.worker_id)
-        self._add("request", worker, f"request failed: {_words(code)}")
+        text = f"request failed: {_words(code)}"
+        self._add("request", worker, text, request_id=request.request_id)
 
     def compare_workers(self) -> None:
         """Note who came, left, or is in another state than before."""
@@ -114,14 +129,22 @@ class Incidents:
         self._timer = None
         self.compare_workers()
 
-    def _add(self, kind: str, worker: str | None, text: str, *, bad: bool = True) -> None:
+    def _add(
+        self,
+        kind: str,
+        worker: str | None,
+        text: str,
+        *,
+        bad: bool = True,
+        request_id: str = "",
+    ) -> None:
         now, alike = self._now(), self._find_alike(kind, worker, text)
         self.last += 1
         count = 1
         if alike is not None:
             self._kept.remove(alike)
             count += alike.count
-        incident = Incident(self.last, now, kind, worker, text, count)
+        incident = Incident(self.last, now, kind, worker, text, count, request_id[:ID_LENGTH])
         self._kept.append(incident)
         if bad:
             self.last_error = incident

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...router.policy import Decision
-from ..dispatch import DispatchObserver, Request
-from .incidents import Incidents
+from ..dispatch import DispatchObserver, OtherCall, Request
+from .incidents import ID_LENGTH, Incidents
 
 KEPT_REQUESTS = 1024
 SHOWN_IN_FLIGHT = 128
-ID_LENGTH = 96
 
 
 class EndedRequest(NamedTuple):
@@ -52,10 +51,12 @@ class RequestJournal:
     def on_retry(self, request: Request, error: BaseException) -> None:
         self._inner.on_retry(request, error)
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        self._inner.on_end(request, code)
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
+        self._inner.on_end(request, code, other)
         if request is None:
-            self._incidents.on_refused(code)
+            self._incidents.on_refused(code, other)
             return
         if request.failures.failed or code is not StatusCode.OK:
             self._incidents.on_request(request, code)

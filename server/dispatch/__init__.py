@@ -8,7 +8,7 @@ from .access_log import AccessLog, log_answer
 from .dispatch import Dispatcher
 from .generate_answer import usage_of
 from .generate_request import GenerateFacts, ReadRequest
-from .observers import DispatchObserver, OutputTracking
+from .observers import DispatchObserver, OtherCall, OutputTracking
 from .request import (
     NO_TRACE,
     Attempt,

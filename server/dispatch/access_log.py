@@ -10,10 +10,9 @@ from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...base.request_record import RequestRecord, current_record
 from ...process.logs import UNLIMITED
-from ...workers.trtllm_proto import SERVICE
 from .generate_answer import usage_of
-from .observers import DispatchObserver
-from .request import Request
+from .observers import DispatchObserver, OtherCall
+from .request import GENERATE, Request
 
 MOST_ENGINE_REQUESTS = 32
 """Of one request whose attempts are in its line."""
@@ -36,8 +35,10 @@ class AccessLog:
         self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
         self.on_retry = inner.on_retry
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        self._inner.on_end(request, code)
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
+        self._inner.on_end(request, code, other)
         record = current_record()
         if record is not None:
             if request is not None and len(record.engine_requests) < MOST_ENGINE_REQUESTS:
@@ -46,13 +47,19 @@ class AccessLog:
         fields: dict[str, Any] = {"status": code.name}
         if request is not None:
             fields |= {
-                "route": f"/{SERVICE}/Generate",
+                "route": GENERATE,
                 "request_id": request.request_id[:MOST_CHARACTERS],
                 "duration_s": round(self._now() - request.arrived, 6),
                 "prompt_tokens": request.facts.prompt.isl,
                 **_tokens_of(request),
                 **_way_of([request]),
             }
+        elif other is not None:
+            fields["route"] = other.route
+            if other.request_id:
+                fields["request_id"] = other.request_id[:MOST_CHARACTERS]
+            if other.details:
+                fields["error"] = other.details[:MOST_CHARACTERS]
         log.info("request ended", **fields, **{UNLIMITED: True})
 
 

@@ -46,10 +46,10 @@ from .generate_request import (
 from .hedging import Hedging
 from .ledger import AttemptLedger
 from .migrations import Migrations
-from .observers import DispatchObserver, NoObserver
+from .observers import DispatchObserver, NoObserver, OtherCall
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .request import NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
+from .request import GENERATE, NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
@@ -172,7 +172,7 @@ class Dispatcher:
         An id that the caller has in flight already is refused: an abort or a release under it could
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
-        request = None
+        request = facts = None
         code, details = StatusCode.OK, ""
         tracing = self._tracing
         trace = NO_TRACE if tracing is NO_TRACE else tracing.begin(metadata)
@@ -269,7 +269,11 @@ class Dispatcher:
                     del self._requests[request.request_id]
                     self._end(request, code, details)
             finally:
-                self._observer.on_end(request, code)
+                other = None
+                if request is None:
+                    given = "" if facts is None else facts.request_id
+                    other = OtherCall(GENERATE, given, details)
+                self._observer.on_end(request, code, other)
                 if trace is not NO_TRACE:
                     trace.ended(request, code, details)
 

@@ -2,12 +2,14 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import structlog
 
 from ...base.clock import Clock
 from ...base.errors import StatusCode, WorkerError
 from ...base.lost_time import LostTime
+from ...base.request_record import current_record
 from ...router.decider import Decider
 from ...workers.failures import Blame, EngineCallError, Origin, judge, shortened
 from ...workers.health import HealthMonitor
@@ -204,7 +206,8 @@ class AttemptLedger:
         A line in the log, unless that is its client's own doing.
         """
         self._settle(request, served=False)
-        failures, more = request.failures, {}
+        failures = request.failures
+        more: dict[str, Any] = {}
         if len(failures):
             if failures.last.verdict.blame is Blame.CLIENT:
                 return
@@ -213,6 +216,8 @@ class AttemptLedger:
                 more["breaks_workers"] = True
         elif code not in _FAILURES:
             return
+        if (record := current_record()) is not None:
+            more["http_request_id"], record.is_logged = record.request_id, True
         log.warning(
             "request failed",
             request_id=request.request_id[:LOGGED_DETAILS],

@@ -1,12 +1,23 @@
 """Observers of requests on their way: the protocol, and what implements it here."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...base.errors import StatusCode
 from ...router.kv_router import KvRouter
 from .request import Attempt, Request
 
 MOST_GAPS = 1024
+
+
+class OtherCall(NamedTuple):
+    """A call of another method, or a request that was refused before it was in flight."""
+
+    route: str
+    """of HTTP or gRPC"""
+    request_id: str = ""
+    """where it is known"""
+    details: str = ""
+    """why it failed"""
 
 
 class DispatchObserver(Protocol):
@@ -26,8 +37,10 @@ class DispatchObserver(Protocol):
     def on_retry(self, request: Request, error: BaseException) -> None:
         """Another worker is tried, because the one before failed with this error."""
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        """The request ended; None if it was refused before it was in request."""
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
+        """The request ended; None if there was none: see `other`."""
 
 
 class NoObserver:
@@ -41,7 +54,9 @@ class NoObserver:
 
     def on_retry(self, request: Request, error: BaseException) -> None: ...
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None: ...
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None: ...
 
 
 class OutputTracking:
@@ -66,5 +81,7 @@ class OutputTracking:
     def on_retry(self, request: Request, error: BaseException) -> None:
         self._inner.on_retry(request, error)
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        self._inner.on_end(request, code)
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
+        self._inner.on_end(request, code, other)

@@ -11,7 +11,8 @@ from ...workers.channels import Metadata
 from ...workers.dialects import AnyJson, EngineClient, ForwardingClient
 from ...workers.failures import EngineCallError, Origin, judge
 from ...workers.health import HealthMonitor
-from .observers import DispatchObserver
+from ...workers.trtllm_proto import SERVICE
+from .observers import DispatchObserver, OtherCall
 from .request import NO_TRACE, CallTrace, Tracing
 from .retries import FailedAttempt, FailedAttempts
 from .status import NO_WORKER, status_of
@@ -138,7 +139,8 @@ class PlainCalls:
             raise
         finally:
             self.in_flight -= 1
-            self._observer.on_end(None, code)
+            route = method if method.startswith("/") else f"/{SERVICE}/{method}"
+            self._observer.on_end(None, code, OtherCall(route, details=details))
             trace.ended(code, details)
 
     async def _try_workers(

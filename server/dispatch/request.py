@@ -19,12 +19,15 @@ from ...router.policy import Decision
 from ...workers.channels import Metadata
 from ...workers.dialects import EngineCall
 from ...workers.failures import Origin
+from ...workers.trtllm_proto import SERVICE
 from ..handoff import PrefillLeg, SharedRequest
 from ..migration import CarriedStream
 from .generate_request import Change, GenerateFacts
 from .retries import FailedAttempt, FailedAttempts
 from .status import RequestAbortedError
 
+GENERATE = f"/{SERVICE}/Generate"
+"""The route of a request, whatever it came over."""
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 """Writes a message, and waits while the client does not read."""
 Put: TypeAlias = Callable[[bytes], bool]

@@ -16,7 +16,7 @@ from ...base.errors import StatusCode
 from ...indexer.wire import TIERS
 from ...router.admission import Objectives
 from ...router.policy import Decision
-from ..dispatch import HTTP_STATUSES, Attempt, Request, status_of, usage_of
+from ..dispatch import HTTP_STATUSES, Attempt, OtherCall, Request, status_of, usage_of
 from .families import counter_by, counters
 from .histogram import (
     FOLD_AT,
@@ -133,7 +133,9 @@ class RequestMetrics:
     def on_retry(self, request: Request, error: BaseException) -> None:
         self._retries[status_of(error)[0]] += 1
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
         if code is _OK:
             self._well += 1
         else:

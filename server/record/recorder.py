@@ -19,7 +19,7 @@ from ...base.errors import StatusCode
 from ...base.request_record import current_record
 from ...process.settings import bad_setting
 from ...router.kv_router import KvRouter
-from ..dispatch import DispatchObserver, Request
+from ..dispatch import DispatchObserver, OtherCall, Request
 from ..record_format import Fleet
 from .lines import Salt, blocks_to_hash, new_header
 from .record_file import RecordFile, Write
@@ -230,8 +230,10 @@ class PoolRecord:
         self.on_message, self.gaps_s = inner.on_message, inner.gaps_s
         self.on_retry = inner.on_retry
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
-        self._inner.on_end(request, code)
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
+        self._inner.on_end(request, code, other)
         if request is None:
             return
         record = current_record()

@@ -21,57 +21,53 @@ ALL = {**LISTENERS, "responses": ask_responses, "messages": ask_messages}
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "begun"])
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("listener", ALL)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_engines_error_is_a_failure(
-    kind: str, listener: str, streamed: bool, begun: bool
-) -> None:
+async def test_an_engines_error_is_a_failure(kind: str, listener: str, begun: bool) -> None:
     async with one_engine(kind, reason="error", begun=begun) as (served, _):
-        shown = await ALL[listener](served, streamed)
-        assert "ended the answer with an error" in shown, shown
-        assert "abort" not in shown and '"completed"' not in shown, shown
-        if listener == "grpc":
-            assert shown.startswith("StatusCode.INTERNAL"), shown
-        elif not shown.startswith("500"):
-            assert streamed and '"error"' in shown, shown
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert "ended the answer with an error" in shown, shown
+            assert "abort" not in shown and '"completed"' not in shown, shown
+            if listener == "grpc":
+                assert shown.startswith("StatusCode.INTERNAL"), shown
+            elif not shown.startswith("500"):
+                assert streamed and '"error"' in shown, shown
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("listener", ["completions", "chat"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_unknown_reason_is_the_engines_word(
-    kind: str, listener: str, streamed: bool
-) -> None:
+async def test_an_unknown_reason_is_the_engines_word(kind: str, listener: str) -> None:
     async with one_engine(kind, reason="repetition", begun=True) as (served, _):
-        shown = await ALL[listener](served, streamed)
-        assert shown.startswith("200") and '"finish_reason":"repetition"' in shown, shown
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert shown.startswith("200") and '"finish_reason":"repetition"' in shown, shown
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     "listener, shown_as",
     [("messages", '"stop_reason":"end_turn"'), ("responses", '"status":"completed"')],
 )
 async def test_an_unknown_reason_is_an_end_where_the_api_has_no_word(
-    listener: str, shown_as: str, streamed: bool
+    listener: str, shown_as: str
 ) -> None:
     async with one_engine("grpc", reason="repetition", begun=True) as (served, _):
-        shown = await ALL[listener](served, streamed)
-        assert shown.startswith("200") and shown_as in shown, shown
-        assert "failed" not in shown and "error" not in shown.replace('"error":null', ""), shown
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert shown.startswith("200") and shown_as in shown, shown
+            assert "failed" not in shown and "error" not in shown.replace('"error":null', ""), shown
 
 
 @pytest.mark.parametrize("reason", ["boom\n2026 [info] x", "\x1b[2Jboom", "boom" * 2500])
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("listener", ["completions", "grpc"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_reason_that_is_no_word_fails_the_answer(
-    kind: str, listener: str, streamed: bool, reason: str
+    kind: str, listener: str, reason: str
 ) -> None:
     async with one_engine(kind, reason=reason, begun=True) as (served, _):
-        shown = await ALL[listener](served, streamed)
-        assert "a reason that is no word" in shown and "boom" not in shown, shown[:2000]
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert "a reason that is no word" in shown and "boom" not in shown, shown[:2000]
 
 
 @pytest.mark.parametrize("reason, word", [("content_filter", "content_filter"), ("length", "max")])

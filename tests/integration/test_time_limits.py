@@ -17,7 +17,7 @@ from dynamo_router.base.clock import SystemClock
 from dynamo_router.base.errors import ConfigError, StatusCode
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.config import KvRouterConfig
-from dynamo_router.server.dispatch.observers import NoObserver
+from dynamo_router.server.dispatch.observers import NoObserver, OtherCall
 from dynamo_router.server.dispatch.request import Request
 from dynamo_router.server.request_limits import RequestLimits
 from dynamo_router.workers.registry import WorkerState
@@ -29,7 +29,9 @@ class Ends(NoObserver):
     def __init__(self) -> None:
         self.codes: list[StatusCode] = []
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
         self.codes.append(code)
 
 

@@ -1,11 +1,9 @@
 """The words that the identifiers of a source file are made of."""
 
-import io
 import re
-import tokenize
 from pathlib import Path
 
-CYTHON_TEXT = re.compile(
+TEXT = re.compile(
     r"(?s)'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"|#[^\n]*"
 )
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -13,12 +11,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 def identifiers(path: Path) -> set[str]:
     """The names in a file and the file's own; comments, strings and names of tests are left out."""
-    text = path.read_text()
-    if path.suffix in (".pyx", ".pxd"):
-        found = set(re.findall(r"[A-Za-z_]\w*", CYTHON_TEXT.sub(" ", text)))
-    else:
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        found = {token.string for token in tokens if token.type == tokenize.NAME}
+    found = set(re.findall(r"[A-Za-z_]\w*", TEXT.sub(" ", path.read_text())))
     return {name for name in found | {path.stem} if not name.startswith("test_")}
 
 

@@ -8,9 +8,9 @@ A module is a name like `router.policy.cost`: the files that share a stem (`_cos
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGE = "dynamo_router"
@@ -70,7 +70,9 @@ class SourceTree:
         for path, file in self.files.items():
             source = module_name(path)
             home = source.rpartition(".")[0]
-            statements = cython_imports if file.suffix in (".pyx", ".pxd") else python_imports
+            statements: Callable[[str], Iterable[Statement]] = (
+                cython_imports if file.suffix in (".pyx", ".pxd") else python_imports
+            )
             for dots, module, names, native in statements(file.read_text()):
                 base = absolute(home, dots, module)
                 for name in names or [""]:
@@ -123,13 +125,16 @@ def absolute(home: str, dots: int, module: str) -> str | None:
 Statement = tuple[int, str, list[str], bool]  # dots, module, names, whether it is a cimport
 
 
-def python_imports(text: str) -> Iterator[Statement]:
+@cache  # several rules read the same files
+def python_imports(text: str) -> tuple[Statement, ...]:
+    found: list[Statement] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            yield node.level, node.module or "", [alias.name for alias in node.names], False
+            names = [alias.name for alias in node.names]
+            found.append((node.level, node.module or "", names, False))
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield 0, alias.name, [], False
+            found += [(0, alias.name, [], False) for alias in node.names]
+    return tuple(found)
 
 
 def cython_imports(text: str) -> Iterator[Statement]:

@@ -1,8 +1,12 @@
 """Pages of docs/ are for readers: short, narrow, and their commands are commands."""
 
+import ast
+import builtins
 import importlib.util
 import re
 import shlex
+import symtable
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,27 @@ def test_prose_is_narrow(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "    ", " ─"))]
     assert [line for line in lines if len(re.sub(r"\]\([^)]*\)", "]", line)) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_snippet_has_what_it_names(page: Path) -> None:
+    """Who copies it need not look for an import."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree = compile(block, page.name, "exec", flags | ast.PyCF_ONLY_AST)
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        table = [symtable.symtable(_indented(block), page.name, "exec")]
+        bound = set(dir(builtins))
+        while table:
+            each = table.pop()
+            table += each.get_children()
+            bound |= {name.get_name() for name in each.get_symbols() if name.is_local()}
+        assert read <= bound
+
+
+def _indented(block: str) -> str:
+    """Within a function, where `await` may be."""
+    return "async def snippet():\n" + textwrap.indent(block, "    ")
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "quickstart").glob("*.md")), ids=page_id)

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 
 import pytest
 from support.places import ROOT
@@ -16,6 +17,7 @@ SHARES = {
 """The answers of TenantShares that have an effect."""
 
 
+@cache
 def callers(*folders: str) -> dict[str, dict[str, set[str]]]:
     """By method: by the name of what it is called on, the files."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -17,7 +17,7 @@ import structlog
 
 from ...base.account import current_account
 from ...base.limit_hits import LimitHits
-from ...base.request_record import RequestRecord, current_record
+from ...base.request_record import CLIENT_LEFT, RequestRecord, current_record
 from ...base.shared_bound import SharedBound
 from ...process.off_loop import OffLoop
 from .asgi import (
@@ -119,15 +119,14 @@ class RouteTable:
     def find(self, method: str, path: str, raw_path: str) -> Route:
         """HttpError 404 if there is no such path, 405 if it does not take the method. `raw_path`
         is the path as it was sent: a placeholder's value may have a slash that is written %2F."""
-        if method == "HEAD":
-            method = "GET"
+        served = "GET" if method == "HEAD" else method
         if raw_path.endswith("/"):  # clients end paths as they like
             path, raw_path = path.rstrip("/") or "/", raw_path.rstrip("/") or "/"
-        name = f"{method} {path}"
+        name = f"{served} {path}"
         if (found := self._found.get(name)) is not None:
             return found
         pattern, values = (path, {}) if path in self._methods else self._matching(path, raw_path)
-        name = f"{method} {pattern}"
+        name = f"{served} {pattern}"
         if (handler := self._routes.get(name)) is None:
             methods = self._methods[pattern]
             heads = ["HEAD"] if "GET" in methods else []
@@ -276,7 +275,8 @@ class Application:
             most = self._max_body_bytes
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
             found = client.whole_body()
-            if found is None:
+            if found is None:  # a length that is too much is refused before a byte of it comes
+                check_length(int(headers.get("content-length", 0)), most)
                 found = await read_body(receive, most, count.add, self._off_loop)
             else:
                 if len(found) > most:
@@ -291,14 +291,14 @@ class Application:
             )
             await route.handler(call)
         except ClientLeftError:
-            record.error = "the client left"
+            record.error = CLIENT_LEFT
         except Exception as error:
             answer = self._form_of(path)(error)
             record.error = str(error) if answer.foreseen else type(error).__name__
             more_headers = {**answer.headers, **more_headers}
             if not answer.foreseen:
                 log.error("request failed", path=path, request_id=request_id, exc_info=error)
-            elif answer.status == 500:  # an engine's fault: its stack is of no use
+            elif answer.status == 500 and not record.is_logged:  # an engine's fault: no stack
                 log.warning("request failed", path=path, request_id=request_id, error=str(error))
             if isinstance(error, HttpError) and error.status == 413:
                 self._on_long_body()

@@ -15,13 +15,14 @@ import httptools
 import structlog
 
 from ...base.account import network_of, set_account
-from ...base.request_record import RequestRecord, set_record
+from ...base.request_record import CLIENT_LEFT, LEFT, RequestRecord, set_record
 from ._whole_request import AT_MOST_ONCE, read_whole_request
 from .asgi import Client, Receive, Scope, Send
 from .errors import ErrorForm, HttpError, fault_of, plain_error
 from .exchange import Exchange, refusal
 from .limits import has_left
 from .open_connections import OpenConnections, address_of
+from .target import split_url
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 NewApp: TypeAlias = Callable[[asyncio.Transport, Client], App]
@@ -78,6 +79,7 @@ class HttpConnection(asyncio.Protocol):
         self._found: HttpError | None = None  # what a callback of the parser has against it
         self._refusal: BaseException | None = None  # after which nothing is read
         self._closing = self._paused = False
+        self._why = CLIENT_LEFT  # an answer is not sent
         self.answered_at = 0.0
         """when its last answer ended, by the loop's clock"""
 
@@ -218,15 +220,15 @@ class HttpConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End it at once."""
-        self._closing = True
+        self._close()
         self._transport.abort()
 
     def end_unanswered(self) -> None:
         """End what no task answers any more: one that was cancelled early has reported nothing."""
         exchange, self._exchange = self._exchange, None
+        self.abort()
         if exchange is not None:
             self._report(exchange.record)
-        self.abort()
 
     # Its exchanges' side
 
@@ -319,8 +321,22 @@ class HttpConnection(asyncio.Protocol):
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             if size > self._limits.head_bytes:
                 self._stop(self._too_long())
-        raw_path, query, host = self._split_url()
+        target = split_url(self._url)
+        if target is None:
+            self._stop(HttpError(400, "the request's line has no path"))
+        raw_path, query, host = target
         version = parser.get_http_version()
+        scope = {
+            **self._scope,
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self._headers,
+        }
+        record = self._record = self._record or RequestRecord()
+        record.scope = scope
         if version not in _SPOKEN:
             self._stop(_UNSPOKEN)
         names = [name for name, _ in self._headers]
@@ -333,20 +349,9 @@ class HttpConnection(asyncio.Protocol):
                     self._stop(HttpError(400, f"a request has {name.decode()} once at most"))
         if host:  # a URL says better than the header which host is meant
             others = (header for header in self._headers if header[0] != b"host")
-            self._headers = [(b"host", host), *others]
+            self._headers = scope["headers"] = [(b"host", host), *others]
         # HTTP/1.0 has no chunks: who passed this on may have seen another end of the body.
         framed = version == "1.1" or b"transfer-encoding" not in names
-        scope = {
-            **self._scope,
-            "http_version": version,
-            "method": parser.get_method().decode("ascii"),
-            "path": unquote(raw_path.decode("ascii")),
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": self._headers,
-        }
-        record = self._record = self._record or RequestRecord()
-        record.scope = scope
         exchange = self._arriving = Exchange(
             self,
             self._transport,
@@ -397,20 +402,6 @@ class HttpConnection(asyncio.Protocol):
         head = b"\r\n".join((b"%b %b HTTP/%b" % (method, self._url, version), *lines, b"", b""))
         self._parser, self._silent_bytes = httptools.HttpRequestParser(self), 0
         self._read(head + rest)
-
-    def _split_url(self) -> tuple[bytes, bytes, bytes]:
-        """The path, the query, and of a URL as for proxies the host and port."""
-        url = self._url
-        if url[:1] == b"/" and url.isascii() and b"#" not in url:
-            path, _, query = url.partition(b"?")
-            return path, query, b""
-        try:
-            parsed = httptools.parse_url(url)
-            parsed.path.decode("ascii")
-        except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
-            self._stop(HttpError(400, "the request's line has no path"))
-        host = url.partition(b"://")[2].partition(parsed.path)[0]
-        return parsed.path, parsed.query or b"", host
 
     def _start(self, exchange: Exchange) -> None:
         task, rest = self._task, self._rest
@@ -515,6 +506,8 @@ class HttpConnection(asyncio.Protocol):
     def _report(self, record: RequestRecord) -> None:
         if not record.route:
             record.route = self._connections.route_of(record.scope)
+        if record.status == LEFT and not record.error:
+            record.error = self._why
         self._connections.observer.on_end(record)
 
     def _linger(self) -> None:
@@ -529,8 +522,12 @@ class HttpConnection(asyncio.Protocol):
         self._slow = self._loop.call_later(self._limits.linger_s, self.abort)
 
     def _end(self) -> None:
-        self._closing = True
+        self._close()
         self._transport.close()
+
+    def _close(self) -> None:
+        if not self._closing:
+            self._closing, self._why = True, "the connection was ended here"
 
     def _on_slow(self) -> None:
         """The request that is being read takes long."""
@@ -569,7 +566,7 @@ class HttpConnection(asyncio.Protocol):
     def _on_look(self) -> None:
         """Nothing is read, so nothing else says that the client left."""
         if has_left(self._transport):
-            self.abort()
+            self._transport.abort()
         else:
             self._look = self._loop.call_later(self._limits.look_s, self._on_look)
 

@@ -31,6 +31,10 @@ MOST_TOGETHER = 4
 """How many calls one write sends. A channel sends the first call of a turn of the event loop at
 once, then each MOST_TOGETHER that begin in that turn, and what is left when the turn ends."""
 
+MOST_LEFT = 2
+"""How many connections are made anew at once that the peer left before a call was sent on them. One
+that bounds the age of connections may do so on a busy machine; after these it has no service."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelLimits:
@@ -363,6 +367,10 @@ class ClientChannel:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open()
+                for _ in range(MOST_LEFT):
+                    if not connection.is_leaving:
+                        break
+                    connection = await self._open()
         except (OSError, TimeoutError, ssl.CertificateError) as error:
             self._failed(self._not_connected(str(error) or type(error).__name__))
         except asyncio.CancelledError:

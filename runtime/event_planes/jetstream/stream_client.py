@@ -21,7 +21,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError
 
-from ...kv_stores import NatsConnection, StoreError, refusal
+from ...kv_stores import STREAM_IN_USE, NatsConnection, StoreError, refusal
 from .stream_names import MAX_BYTES, StreamNames
 from .stream_reader import IDLE_HEARTBEAT_S
 from .stream_upkeep import ReaderFact
@@ -32,7 +32,6 @@ ACK_WAIT_S = 30.0
 FORGET_S = 3600.0
 """Seconds without use after which the server deletes a consumer."""
 _ROUTER = "dynamo-router"  # in a consumer's metadata: the process that reads by it
-_IN_USE = 10058  # a stream of this name has another configuration
 _MAX_BYTES = 256 << 20
 LEAST_MESSAGE_BYTES = 1 << 20
 """A stream has to take messages of as much, NATS' own limit, or have none."""
@@ -84,7 +83,7 @@ class EventStreamClient:
                 partial(_read, lambda js: js.add_stream(config), _facts)
             )
         except APIError as error:
-            if error.err_code == _IN_USE:
+            if error.err_code == STREAM_IN_USE:
                 return await self.facts()  # another process was faster
             raise self._refused(error) from None
 

@@ -43,7 +43,8 @@ export function drawIncidents(fleet) {
     el("time", { "data-at": each.at }, ago(now - each.at)),
     el("span", { class: `badge ${toneOf(each)}` }, each.kind),
     el("span", { dir: "auto" }, each.worker == null ? null : named(each.worker, more.length ? ` and ${count(more.length)} more: ` : ": "),
-      each.text, each.count > 1 ? ` (${count(each.count)} times)` : ""))));
+      each.text, each.count > 1 ? ` (${count(each.count)} times)` : "",
+      each.request_id ? el("small", { title: "of the last one" }, ` ${each.request_id}`) : null))));
   if (!fleet.incidents.length) list.append(el("li", { class: "quiet" }, "Nothing yet."));
 }
 

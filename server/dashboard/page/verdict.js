@@ -59,7 +59,10 @@ function outages(fleet) {
 
 function lastError(fleet) {
   const error = fleet.state.last_error;
-  if (error === null) return "No error was seen.";
+  if (error === null) {
+    const row = [...fleet.workers.values()].find((each) => each.state !== "ready" && each.reason);
+    return row ? `${nameOf(row.worker)} is ${row.state}: ${row.reason.slice(0, 200)}` : "No error was seen.";
+  }
   const where = error.worker == null ? "" : `${nameOf(error.worker)}: `;
   return `Last error, ${ago(fleet.now - error.at)}: ${where}${error.text}`;
 }

@@ -206,6 +206,24 @@ async def test_an_outage_is_red_and_over_when_it_is() -> None:
         assert tab.errors == []
 
 
+async def test_an_outage_from_the_start_says_what_its_workers_say(ports: Ports) -> None:
+    """Workers that never answered had no fault yet, but a reason."""
+
+    async def alter(route: Any) -> None:
+        response = await route.fetch()
+        told = await response.json()
+        for row in told["workers"]["rows"]:
+            row |= {"state": "connecting", "reason": "no <b>such</b> host"}
+        told |= {"last_error": None, "down_since": 0.0}
+        await route.fulfill(response=response, json=told)
+
+    async with open_tab() as tab:
+        await tab.page.route("**/dashboard/state*", alter)
+        page = await visit(tab, ports)
+        words = "worker 0 is connecting: no <b>such</b> host"
+        await page.locator("#verdict-more", has_text=words).wait_for()
+
+
 async def test_history_is_drawn_and_failures_are_judged(ports: Ports) -> None:
     await ports.answers(prompt("r1", 40))
     async with open_tab() as tab:

@@ -142,6 +142,8 @@ async def test_a_dead_fleet_and_failing_engines_are_seen() -> None:
     assert (first["status"], first["model"], first["prompt_tokens"]) == (status, "tiny", 3)
     assert (last["status"], last["route"], last["model"]) == (503, CHAT, "tiny")
     assert last["error"]
+    failed = [line for line in logs if line["event"] == "request failed"]
+    assert [line["http_request_id"] for line in failed] == [first["request_id"]], "one line"
 
 
 TOKEN = "client-token-0123456789"

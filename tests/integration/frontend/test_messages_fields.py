@@ -25,6 +25,9 @@ CACHED = {"type": "ephemeral", "ttl": "1h"}
 TOOL = {"name": "a", "input_schema": {"type": "object"}, "cache_control": CACHED}
 SERVED: dict[str, list[Any]] = {
     "cache_control": [CACHED, None],
+    "container": [None],
+    "context_management": [None],
+    "mcp_servers": [None, []],
     "max_tokens": [1],
     "messages": [ASK],
     "metadata": [{"user_id": "a"}],
@@ -50,7 +53,7 @@ REFUSED: dict[str, list[Any]] = {
     "diagnostics": [{"previous_message_id": None}],
     "inference_geo": ["eu"],
     "max_tokens": [0, -1],
-    "mcp_servers": [[]],
+    "mcp_servers": [[{"type": "url", "url": "https://a", "name": "a"}]],
     "output_config": [{"format": {"type": "xml"}}],
     "speed": ["fast"],
     "thinking": [{"type": "enabled", "budget_tokens": 1}, {"type": "between_tools"}],

@@ -162,7 +162,7 @@ ITEMS: list[tuple[Any, str]] = [
     ([{**CALL, "caller": {"type": "program", "caller_id": "p"}}], "input[0].caller.type"),
     ([CALL, {**OUTPUT, "output": [{"type": "input_image"}]}], "input[1].output[0].type"),
     ([{"role": "tool", "content": "a"}], "input[0].role"),
-    ([{"role": "user"}], "input[0]"),
+    ([{"role": "user"}], "input[0].content"),
     ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
     ([{}], "input[0].type"),
     ([5], "input[0]"),
@@ -176,6 +176,8 @@ async def test_items_that_make_no_sense(served: Served) -> None:
     for given, param in ITEMS:
         status, answer = await served.post(PATH, body(input=given))
         assert status == 400 and answer["error"]["param"] == param, (given, answer)
+        if not isinstance(given, list):
+            assert answer["error"]["message"] == "input must be a text or a list of items"
 
 
 @pytest.mark.parametrize("field", [*sorted(ResponsesRequest.__struct_encode_fields__)])

@@ -18,7 +18,7 @@ from dynamo_router.base.errors import StatusCode
 from dynamo_router.base.request_record import Generation, RequestRecord
 from dynamo_router.process.logs import UNLIMITED
 from dynamo_router.server.dispatch import AccessLog, Request, log_answer
-from dynamo_router.server.dispatch.observers import NoObserver
+from dynamo_router.server.dispatch.observers import NoObserver, OtherCall
 
 DOC = (ROOT / "docs" / "observability.md").read_text()
 GONE = StatusCode.UNAVAILABLE
@@ -54,7 +54,9 @@ class Keeping(NoObserver):
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    def on_end(self, request: Request | None, code: StatusCode) -> None:
+    def on_end(
+        self, request: Request | None, code: StatusCode, other: OtherCall | None = None
+    ) -> None:
         self.requests += () if request is None else (request,)
 
 
@@ -85,4 +87,4 @@ async def test_log_lines_have_the_documented_fields(event: str) -> None:
         if line["event"] == event:
             seen |= set(line) - {"event", "log_level", UNLIMITED}
     assert seen and seen <= fields_of(event)
-    assert fields_of(event) - seen <= {"breaks_workers"}
+    assert fields_of(event) - seen <= {"breaks_workers", "http_request_id"}

@@ -94,6 +94,7 @@ async def test_an_access_log_has_a_line_for_each_request() -> None:
     assert (good["prompt_tokens"], good["messages"], good["attempts"]) == (12, 3, [])
     assert 0 <= good["queue_s"] <= good["duration_s"]
     assert (bad["status"], "request_id" in bad) == ("INVALID_ARGUMENT", False)
+    assert bad["route"] == f"/{SERVICE}/Generate" and bad["error"]
     assert good[UNLIMITED] and bad[UNLIMITED]
 
 

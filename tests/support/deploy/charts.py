@@ -126,7 +126,7 @@ def objects_of(values: dict[str, Any], release: str = "dynamo-router") -> list[d
     """What `helm install` would create, and `helm test`."""
     files = render.rendered(values, release, "llm")
     texts = (text for path, text in files.items() if path != "NOTES.txt")
-    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+    return [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
 def one(objects: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[str, Any]:

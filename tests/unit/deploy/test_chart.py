@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import yaml
 from click.testing import CliRunner
 from helm_python.chart import lint
 from helm_python.errors import HelmError
+from kubernetes_validate import utils as schemas
 from support.deploy.charts import (
     ALL_ON,
     CASES,
@@ -147,6 +150,15 @@ CUSTOM = {
 """What the specs of kinds may say that Kubernetes itself does not have."""
 
 
+@pytest.fixture(scope="module")
+def schemas_read_once() -> Iterator[None]:
+    """They are long, and read anew for each object."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(schemas, "schema_contents", cache(schemas.schema_contents))
+        yield
+
+
+@pytest.mark.usefixtures("schemas_read_once")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("release", ["r", "x" * 53], ids=["short", "longest"])
 def test_every_object_is_one_that_kubernetes_takes(case: str, release: str) -> None:

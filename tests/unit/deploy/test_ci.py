@@ -1,4 +1,4 @@
-"""What CI runs: the files that its scripts name exist, so that a moved one is noticed here and at once."""
+"""What the scripts of CI name exists, so that a file that moved is noticed at once."""
 
 import re
 import subprocess

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_router.frontend.openai import ChatRequest
 from dynamo_router.frontend.openai.answers import Answer, Delta, Usage
 
 deltas = st.lists(
@@ -26,3 +27,13 @@ def test_the_short_way_writes_the_same(
         told = json.loads(long.chunk(index, Delta(text, reason), Usage()))
         del told["usage"]
         assert json.loads(written) == told
+
+
+def test_a_chunk_without_tokens_has_null_for_logprobs() -> None:
+    """As OpenAI's last one: clients that read the first token of what is there found none."""
+    asked = ChatRequest(model="m", messages=[], logprobs=True)
+    answer = Answer("chatcmpl-1", 5, "m", asked, None, "chat")
+    last = json.loads(answer.chunk(0, Delta("", "length")))["choices"][0]
+    assert last["finish_reason"] == "length" and last["logprobs"] is None
+    whole = json.loads(answer.whole([[Delta("", "length")]], Usage(), None))["choices"][0]
+    assert whole["logprobs"] == {"content": []}

@@ -3,8 +3,11 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from dynamo_router.frontend.embeddings import EmbeddingRequest
+from dynamo_router.frontend.epp.requests import ChatBody, read_chat
 from dynamo_router.frontend.openai import (
     ApiError,
     ChatRequest,
@@ -44,6 +47,15 @@ def test_a_large_chat_is_read_in_pieces_and_is_the_same() -> None:
         assert (found.value.status, found.value.param) == (400, field)
 
 
+@pytest.mark.parametrize("field", ["model", "messages"])
+def test_a_field_that_is_missing_is_named(field: str) -> None:
+    body = {"model": "m", "messages": HI}
+    del body[field]
+    with pytest.raises(ApiError, match=f"missing required field `{field}`") as found:
+        read_request(json.dumps(body).encode(), ChatRequest)
+    assert found.value.param == field
+
+
 def test_defaults_and_unknown_fields() -> None:
     request = chat(user="u", store=True, metadata={"a": "b"})
     assert not request.wants_stream and request.choices == 1 and request.output_limit is None
@@ -53,6 +65,30 @@ def test_defaults_and_unknown_fields() -> None:
     assert both.stop_strings == ["a"] and both.stop_ids == [9, 7]
     assert chat(logprobs=True).logprobs_wanted == 0 and chat().logprobs_wanted is None
     assert completion(logprobs=3).logprobs_wanted == 3
+
+
+def test_null_asks_for_nothing_in_any_field() -> None:
+    """Clients write all fields of their own form, those that nobody set as null."""
+    nothing = chat(max_tokens=4), completion(max_tokens=4)
+    for made, bare in zip((chat, completion), nothing, strict=True):
+        given = {"model", "messages", "prompt", "max_tokens"}
+        fields = dict.fromkeys(set(bare.__struct_encode_fields__) - given)
+        assert made(**fields, max_tokens=4) == bare
+        options = {"include_usage": None, "continuous_usage_stats": None}
+        assert not made(stream=True, stream_options=options).stream_options.include_usage
+
+
+def test_null_asks_for_nothing_where_envoy_asks() -> None:
+    fields = dict.fromkeys(set(ChatBody.__struct_fields__) - {"model", "messages"})
+    body = {"model": "m", "messages": HI}
+    asked = read_chat(json.dumps({**fields, **body}).encode())
+    assert asked == read_chat(json.dumps(body).encode())
+
+
+def test_null_asks_for_nothing_of_an_embedding() -> None:
+    fields = dict.fromkeys(set(EmbeddingRequest.__struct_encode_fields__) - {"model", "input"})
+    body = json.dumps({**fields, "model": "m", "input": "a"})
+    assert msgspec.json.decode(body, type=EmbeddingRequest).encoding_format is None
 
 
 @pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_grammar"])
@@ -72,7 +108,15 @@ def test_a_guide_has_a_length(field: str) -> None:
     "fields, param, words",
     [
         ({"temperature": 2.1}, "temperature", "in 0..2"),
+        ({"stop_token_ids": [3, -1]}, "stop_token_ids", "-1 is no token id"),
+        ({"stop": [3, -1]}, "stop", "-1 is no token id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": "f()"}]},
+            "messages[0].tool_calls",
+            "no list",
+        ),
         ({"temperature": "hot"}, "temperature", "Expected `float"),
+        ({"response_format": {}}, "response_format.type", "missing required field"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 1.1}, "top_p", "in 0..1"),
         ({"min_p": -0.1}, "min_p", "in 0..1"),

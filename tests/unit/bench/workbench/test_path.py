@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dynamo_router.bench.load import (
     children_of,
     http_client,
     new_prompts,
+    start_envoy,
 )
 from dynamo_router.bench.load.neighbours import NOISY, noise_words
 from dynamo_router.bench.workbench.path import PathBenchConfig, run
@@ -144,12 +146,10 @@ def test_what_is_no_smg_is_told() -> None:
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/envoy"])
-def test_what_is_no_envoy_is_told(program: str) -> None:
-    config = PathBenchConfig(
-        requests=1, rounds=1, workers=1, concurrency=(1,), output_tokens=(1,), envoy=program
-    )
-    with pytest.raises(RouterError, match="Envoy (was not started|ended before it was ready)"):
-        run(config)
+async def test_what_is_no_envoy_is_told(program: str) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(RouterError, match="Envoy (was not started|ended before it was ready)"):
+            await start_envoy(program, ["127.0.0.1:1"], 30.0, stack)
 
 
 @pytest.mark.parametrize("share", [0.0, 2 * NOISY])

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -22,6 +23,7 @@ from dynamo_router.runtime.kv_stores import (
     nats_connection,
     nats_watch,
 )
+from dynamo_router.runtime.kv_stores.nats_messages import BucketSubjects
 from dynamo_router.runtime.kv_stores.nats_store import NatsBucket
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -91,6 +93,47 @@ async def test_a_bucket_whose_settings_were_changed_is_kept_as_it_is(
     (info,) = await client.jetstream().streams_info()
     assert info.config.max_bytes == 1 << 20
     await client.close()
+    await store.close()
+
+
+async def test_a_process_takes_a_bucket_as_its_operator_has_changed_it(
+    jetstream: JetStreamServer,
+) -> None:
+    """One that starts after the change, as a router that is restarted does."""
+    before, after = (NatsStore(NatsAddress(jetstream.url)) for _ in range(2))
+    await before.bucket("v1/x").put("a", b"1")
+    client = await nats.connect(jetstream.url)
+    streams = client.jetstream()
+    (info,) = await streams.streams_info()
+    await streams.update_stream(info.config, max_bytes=1 << 20)
+    await client.close()
+    bucket = after.bucket("v1/x")
+    found = await bucket.get("a")
+    assert found is not None and found.value == b"1"
+    await bucket.put("b", b"2")
+    await before.close()
+    await after.close()
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({"allow_msg_ttl": None, "subject_delete_marker_ttl": None}, "has no leases"),
+        ({"subject_delete_marker_ttl": None}, "has no leases"),
+        ({"subjects": ["$KV.other.>"]}, "is of $KV.other.>, not of"),
+    ],
+)
+async def test_a_stream_that_is_no_bucket_of_ours_is_refused_by_name(
+    jetstream: JetStreamServer, changed: dict[str, Any], why: str
+) -> None:
+    client = await nats.connect(jetstream.url)
+    config = BucketSubjects("v1/x").config().evolve(**changed)
+    await client.jetstream().add_stream(config)
+    await client.close()
+    store = NatsStore(NatsAddress(jetstream.url))
+    with pytest.raises(StoreError) as refused:
+        await store.bucket("v1/x").put("a", b"1")
+    assert f"the bucket v1/x {why}" in str(refused.value) and not refused.value.transient
     await store.close()
 
 

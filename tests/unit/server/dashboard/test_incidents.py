@@ -1,13 +1,16 @@
 """Incidents: what happened to workers and requests, once each, and alike ones together."""
 
 from collections.abc import Callable
+from contextvars import copy_context
 
 import pytest
 from support.polling import until
 
 from dynamo_router.base.clock import ManualClock
 from dynamo_router.base.errors import StatusCode
+from dynamo_router.base.request_record import RequestRecord, set_record
 from dynamo_router.server.dashboard.incidents import ALIKE_S, KEPT_INCIDENTS, Incidents
+from dynamo_router.server.dispatch import OtherCall
 from dynamo_router.workers.registry import WorkerRegistry, WorkerState
 
 
@@ -84,6 +87,19 @@ def test_a_storm_of_the_same_is_one_line(incidents: Incidents, clock: ManualCloc
     clock.advance(2 * ALIKE_S)
     incidents.on_refused(StatusCode.INVALID_ARGUMENT)
     assert len(incidents.since(0)) == 3
+
+
+def test_what_was_refused_is_named(incidents: Incidents) -> None:
+    why = OtherCall("/a.Service/Embed", "r1", "no engine embeds")
+    incidents.on_refused(StatusCode.UNIMPLEMENTED, why)
+    over_http = copy_context()
+    over_http.run(set_record, RequestRecord({}, route="/v1/rerank", request_id="r2"))
+    other = OtherCall("/rerank", details="it has none")
+    over_http.run(incidents.on_refused, StatusCode.UNIMPLEMENTED, other)
+    assert [(each.text, each.request_id) for each in incidents.since(0)] == [
+        ("/a.Service/Embed refused: unimplemented: no engine embeds", "r1"),
+        ("/v1/rerank refused: unimplemented: it has none", "r2"),
+    ]
 
 
 def test_they_are_bounded(incidents: Incidents, clock: ManualClock) -> None:

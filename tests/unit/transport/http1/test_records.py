@@ -22,7 +22,7 @@ from support.servers.http1_server import (
     stream,
 )
 
-from dynamo_router.base.request_record import LEFT, RequestRecord, current_record
+from dynamo_router.base.request_record import CLIENT_LEFT, LEFT, RequestRecord, current_record
 from dynamo_router.transport.http1 import Client, HttpLimits, Receive, Scope, Send
 
 
@@ -137,6 +137,27 @@ async def test_who_leaves_before_an_answer_is_noted(sent: bytes, count: int) -> 
         writer.close()
         await until(lambda: not rig.connections.open)
     assert ends.statuses == ({LEFT: count} if count else {})
+    assert {record.error for record in ends.records} <= {CLIENT_LEFT}
+
+
+async def test_what_a_connection_that_is_ended_here_asked_for_was_not_left() -> None:
+    async with watched() as (rig, ends):
+        _, writer = await rig.open()
+        writer.write(b"GET /b")
+        await until(lambda: [each for each in rig.connections.open if each._reading])
+        for each in rig.connections.open:
+            each.abort()
+        await until(lambda: ends.records)
+        writer.close()
+    assert [each.error for each in ends.records] == ["the connection was ended here"]
+
+
+async def test_what_a_refused_head_asked_for_is_known() -> None:
+    for head in (b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/2.0\r\nhost: x\r\n"):
+        async with watched() as (rig, ends):
+            assert statuses_in(await rig.send(head + b"content-length: 0\r\n\r\n"))
+        (record,) = ends.records
+        assert (record.scope["method"], record.scope["path"]) == ("POST", "/a")
 
 
 async def test_who_leaves_behind_the_head_of_an_answer_had_its_status() -> None:

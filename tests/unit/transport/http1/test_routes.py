@@ -60,9 +60,11 @@ def test_a_route_is_named_by_its_pattern(
         ("PATCH", "/workers/7/drain", 405, "POST"),
         ("POST", "/workers/7", 405, "PATCH,DELETE"),
         ("get", "/workers", 405, "GET,POST,HEAD"),
+        ("HEAD", "/workers/7/drain", 405, "POST"),
     ],
 )
 def test_what_has_no_route(method: str, path: str, status: int, allowed: str | None) -> None:
     with pytest.raises(HttpError) as caught:
         TABLE.find(method, path, path)
     assert caught.value.status == status and caught.value.headers.get("allow") == allowed
+    assert status == 404 or str(caught.value).endswith(f"does not take {method}")

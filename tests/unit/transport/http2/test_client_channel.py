@@ -235,15 +235,39 @@ async def test_a_server_with_few_streams_serves_many_calls() -> None:
 
 
 async def test_a_server_that_ends_its_connections_now_and_then_loses_no_call() -> None:
-    options = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 10_000))
+    options = (("grpc.max_connection_age_ms", 200), ("grpc.max_connection_age_grace_ms", 10_000))
+    seen: set[ClientConnection | None] = {None}
     async with (
         grpc_server(echo_thrice, options) as (_, address),
         channel_to(address) as channel,
     ):
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 0.6
-        while loop.time() < end:
-            assert [message async for message in channel.call("/a/B", b"x")] == [b"x"] * 3
+        async with asyncio.timeout(60):
+            while len(seen) < 5:
+                assert [message async for message in channel.call("/a/B", b"x")] == [b"x"] * 3
+                seen.add(channel._connection)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+async def test_a_connection_that_is_left_before_its_first_call_is_made_anew(left: int) -> None:
+    """A peer that leaves all of them has no service: it is not asked for ever."""
+    greeted: set[int] = set()
+
+    def answers(n: int, data: bytes) -> bytes:
+        if n in greeted:
+            return answers_well(n, data)
+        greeted.add(n)
+        goaway = raw.frame(raw.GOAWAY, 0, bytes(8)) if n < left else b""
+        return raw.settings() + goaway
+
+    async with peer() as (script, address), channel_to(address) as channel:
+        script.is_silent, script.on_data = True, answers
+        call = channel.call("/a/B", b"")
+        if left < 3:
+            assert [message async for message in call] == [b"yes"]
+        else:
+            said = await outcome(call)
+            assert said.fault is Fault.CONNECT and "GOAWAY" in said.details
+        assert len(script.connections) == min(left + 1, 3)
 
 
 async def test_calls_go_on_over_a_connection_that_is_left() -> None:

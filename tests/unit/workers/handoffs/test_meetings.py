@@ -11,9 +11,10 @@ from dynamo_router.workers.handoffs.meetings import SHARE_BITS, share_of
 
 @pytest.mark.parametrize("bits", [62, 31])
 @pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_a_million_numbers_are_all_different(ranks: int, bits: int) -> None:
+def test_numbers_are_all_different(ranks: int, bits: int) -> None:
     meetings = Meetings(random.Random(1))
-    count = 1_000_000 if ranks == 1 else 20_000
+    # Of 31 bits drawn at random some ten would be alike.
+    count = 200_000 if (ranks, bits) == (1, 31) else 20_000
     numbers = np.fromiter(
         (meetings.new(n % ranks, ranks, (1, 1), bits).number for n in range(count)), np.int64, count
     )
