@@ -20,7 +20,16 @@ from ..bench.traffic import SHAPES, TRAFFIC_BLOCK_SIZE, shape_traffic
 from ..engines.mocker import EngineConfig
 from ..process.setting_checks import require_at_least, require_positive
 from ..process.settings import bad_setting, option
-from .comparison import POLICIES, Comparison, Setting, decisions_of, minutes_of, pareto, row
+from .comparison import (
+    BEST,
+    POLICIES,
+    Comparison,
+    Setting,
+    decisions_of,
+    minutes_of,
+    pareto,
+    row,
+)
 from .constraints import Constraints
 from .day import DayRun, DayTrace, day_trace
 from .objectives import Objectives
@@ -202,6 +211,7 @@ def run(config: PlanConfig) -> int:
     title = f"{config.trace or config.shape}: {len(comparison.day.requests)} requests, "
     title += f"{comparison.day.end_s / 3600:.1f} h, start-up {config.planning.start_up_s:g} s"
     output.print(_table(runs, best, title))
+    output.print(f"*: {BEST}")
     if len(names) < len(config.names):
         output.print("Nothing was tuned: --train gives a day to tune on.")
     if target is not None:

@@ -356,6 +356,10 @@ def best_value(tried: Sequence[tuple[float, DayRun]], target: float) -> float:
     return max(tried, key=lambda each: each[1].attainment)[0]
 
 
+BEST = "no other policy has as many good answers for fewer engine hours"
+"""What `pareto` finds, in words."""
+
+
 def pareto(runs: Sequence[DayRun]) -> list[str]:
     """Policies that no other beats: more attainment for no more engine hours, or as much for
     fewer. Bounds are not among them."""

@@ -44,7 +44,9 @@ class Constraints:
     dwell_s: float = option(
         120.0, "Seconds after a role has grown in which none of its engines is removed."
     )
-    removals_per_hour: int = option(30, "Most engines of a role that are removed within an hour.")
+    removals_per_hour: int = option(
+        30, "Most engines by which a role shrinks within an hour: those added then may go as well."
+    )
     removals_at_once: int = option(1, "Most engines of a role that drain at a time.")
     aggregated_accelerators: int = option(1, "Accelerators of an engine for whole requests.")
     prefill_accelerators: int = option(1, "Accelerators of a prefill engine.")
@@ -144,9 +146,9 @@ def _removable(
     if seen.at - last < constraints.dwell_s:
         reasons.append(f"dwell: {role} grew {seen.at - last:.0f} s ago")
         return 0
-    hour = sum(-change.by for change in past if change.by < 0 and seen.at - change.at < 3600)
+    grown = sum(change.by for change in past if seen.at - change.at < 3600)
     limits = {
-        "rate limit": constraints.removals_per_hour - hour,
+        "rate limit": constraints.removals_per_hour + grown,
         "draining": constraints.removals_at_once - seen.fleet("draining").count(role),
         "KV cache in use": _spare_for_cache(role, seen),
         "not serving yet": _proven(role, seen),

@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from ..bench.traffic_report import STYLE, Axis, Series, axis_of, lines, points
-from .comparison import Comparison, decisions_of
+from .comparison import BEST, Comparison, decisions_of
 from .day import MINUTE_S, DayRun
 from .fleet import Fleet
 
@@ -150,7 +150,8 @@ def _policies(runs: Sequence[DayRun], best: Sequence[str]) -> str:
         f"<td>{escape(each.settings)}</td></tr>"
         for each in runs
     )
-    return f'<h2>Policies</h2><div class="scroll card"><table><tr>{head}</tr>{body}</table></div>'
+    table = f'<div class="scroll card"><table><tr>{head}</tr>{body}</table></div>'
+    return f"<h2>Policies</h2>{table}<p>Bold: {BEST}.</p>"
 
 
 def _decisions(run: DayRun) -> str:
@@ -158,11 +159,13 @@ def _decisions(run: DayRun) -> str:
     body = "".join(
         f"<tr><td>{each.at / 60:.1f} min</td><td>{each.kind}</td>"
         f"<td>{escape(str(each.before))}</td>"
-        f"<td>{escape(str(each.after))}</td><td>{escape('; '.join(each.reasons))}</td></tr>"
+        f"<td>{escape(str(each.after))}</td>"
+        f'<td class="words">{escape("; ".join(each.reasons))}</td></tr>'
         for each in found[:MOST_DECISIONS]
     )
     more = len(found) - MOST_DECISIONS
     rest = f"<p>{more} more are in the JSON.</p>" if more > 0 else ""
-    head = "<tr><th>at</th><th>kind</th><th>from</th><th>to</th><th>reasons</th></tr>"
+    head = "<tr><th>at</th><th>kind</th><th>from</th><th>to</th>"
+    head += '<th class="words">reasons</th></tr>'
     title = f"<h2>Decisions of {escape(run.policy)}</h2>"
     return f'{title}<div class="scroll card"><table>{head}{body}</table></div>{rest}'

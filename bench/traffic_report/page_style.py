@@ -33,7 +33,7 @@ svg{width:100%;height:auto;display:block;font-family:inherit}
 font-variant-numeric:tabular-nums}
 th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:500;font-size:13px}th:first-child,td:first-child{
-text-align:left}
+text-align:left}.words{text-align:left;white-space:normal;min-width:26em}
 tr:last-child td{border-bottom:0}tr.strong td{background:var(--fill);font-weight:600}
 .range{color:var(--soft);font-size:12px;margin-left:5px;font-weight:400}
 .legend{display:flex;gap:16px;flex-wrap:wrap;font-size:13px;color:var(--soft);margin:2px 0 4px}
@@ -45,7 +45,8 @@ margin-right:6px}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.dashed{stroke-dasharray:5 4}
 .line.s1{stroke:var(--c1)}.line.s2{stroke:var(--c2)}.line.s3{stroke:var(--c3)}.line.s4{
 stroke:var(--c4)}
-.dot{fill-opacity:.45}.dot.s1{fill:var(--c1)}.bar.s1{fill:var(--c1)}.bar.s2{fill:var(--c2)}
+.dot{fill-opacity:.45}.dot.s1{fill:var(--c1)}.dot.s2{fill:var(--c2)}
+.dot.s3{fill:var(--c3)}.dot.s4{fill:var(--c4)}.bar.s1{fill:var(--c1)}.bar.s2{fill:var(--c2)}
 .grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft)}
 .mark{stroke:var(--soft);stroke-dasharray:4 3}.whisker{stroke:var(--ink);stroke-width:1.4}
 text{fill:var(--soft);font-size:12px}.middle{text-anchor:middle}.end{text-anchor:end}

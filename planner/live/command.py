@@ -121,6 +121,7 @@ async def _planner(config: PlannerConfig, stack: AsyncExitStack) -> tuple[LivePl
     planner = LivePlanner(
         name=name,
         engines=watch,
+        registry=f"namespace {config.namespace!r} of --discovery {config.backend}",
         routers=routers,
         sight=Sight(config.planning.window_s),
         brain=brain,
@@ -174,7 +175,8 @@ def _store(config: PlannerConfig, backend: str) -> KeyValueStore:
 def _connector(config: PlannerConfig, store: KeyValueStore, clock: SystemClock) -> Connector:
     place = config.place
     if place.connector == LOCAL:
-        return _local(config)
+        # A dry run starts none: those that are registered count, of all who start engines.
+        return MetricTargets() if config.dry_run else _local(config)
     if place.connector == VIRTUAL:
         return VirtualKeys(store, config.namespace, _other_role(config), clock)
     if place.connector == KUBERNETES:

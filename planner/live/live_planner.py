@@ -58,6 +58,7 @@ class LivePlanner:
         *,
         name: str,
         engines: Engines,
+        registry: str,
         routers: Sequence[RouterClient],
         sight: Sight,
         brain: Brain,
@@ -72,9 +73,10 @@ class LivePlanner:
         dry_run: bool = False,
         show: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`least`: engines that there are always to be; `window_s`: how old the requests of an
-        observation may be."""
+        """`registry`: where engines are looked for, in words; `least`: those that there are always
+        to be; `window_s`: how old the requests of an observation may be."""
         self._name, self._engines, self._routers = name, engines, routers
+        self._registry = registry
         self._sight, self._brain, self._connector = sight, brain, connector
         self._connector_name, self._leader, self._log = connector_name, leader, changes
         self._limits, self._least, self._window_s = limits, least, window_s
@@ -197,9 +199,11 @@ class LivePlanner:
         self.wanted = present if self.wanted is None else self.wanted
         least = present.highest(self._least)
         if least != present:
-            reason = f"fewer than the least that there are to be: {self._least}"
+            reasons = [f"fewer than the least that there are to be: {self._least}"]
+            if not seen.engines:
+                reasons.append(f"none is registered in {self._registry}")
             rule = Decision(id=0, at=0.0, before=present, after=least, kind="rule",
-                            reasons=(reason,))  # fmt: skip
+                            reasons=tuple(reasons))  # fmt: skip
             await self._begin(seen, rule)
             return
         if self._planning is not None:

@@ -121,7 +121,8 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         stack.push_async_callback(engines.close)
         brain = FixedBrain(Fleet(1))
         planner = LivePlanner(
-            name="test", engines=watch, routers=[router], sight=Sight(600.0), brain=brain,
+            name="test", engines=watch, registry="a folder", routers=[router],
+            sight=Sight(600.0), brain=brain,
             connector=engines, connector_name="local", leader=leader,
             changes=ChangeLog(store, "dynamo", "test"), limits=Limits(4, admit_s=0.5),
             least=Fleet(1), window_s=600.0, clock=clock,
@@ -246,9 +247,30 @@ async def test_a_dry_run_of_the_command_says_what_it_would_do(tmp_path: Path) ->
         async with command(tmp_path / "planner", *words, environ=environ) as planner:
             await planner.says("no engines -> 1 aggregated")
             assert "fewer than the least" in planner.text
+            await planner.says("none is registered in namespace 'dynamo' of --discovery file")
             assert await planner.stop() == 0
     assert not mockers_of(folder)
     assert not [path for path in folder.rglob("*") if "planner" in str(path.relative_to(folder))]
+
+
+async def test_a_dry_run_counts_engines_that_others_started(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    environ = {"DYN_FILE_KV": str(folder)}
+    mocker = ("mocker", "--workers", "2", "--port", "0", *ENGINE)
+    async with (
+        frontend(tmp_path) as address,
+        command(tmp_path / "mocker", *mocker, environ=environ) as engines,
+    ):
+        await engines.says("ready")
+        words = (
+            *("planner", "--discovery", "file", "--connector", "local", "--dry-run"),
+            *("--port", "0", "--router", f"http://{address}"),
+        )
+        async with command(tmp_path / "planner", *words, environ=environ) as planner:
+            await planner.says("stays at 2 aggregated", LONG_S)
+            assert "no engines" not in planner.text
+            assert await planner.stop() == 0
 
 
 async def test_a_follower_of_the_virtual_connector_starts_and_stops_engines(

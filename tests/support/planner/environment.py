@@ -219,6 +219,7 @@ def new_planner(
     return LivePlanner(
         name=name,
         engines=_Registered(environment),
+        registry="a store of tests",
         routers=[environment],  # type: ignore[list-item]
         sight=Sight(600.0),
         brain=brain,

@@ -86,8 +86,7 @@ def test_no_step_breaks_a_constraint(
         assert may_remove
         own = [each for each in past if each.role == role]
         assert all(1000.0 - each.at >= constraints.dwell_s for each in own)
-        hour = sum(-each.by for each in own if each.by < 0)
-        assert hour + removed <= constraints.removals_per_hour
+        assert removed <= constraints.removals_per_hour + sum(each.by for each in own)
         draining = observed.fleet("draining").count(role)
         assert draining + removed <= constraints.removals_at_once
         assert not added.engines or added.count(role) == 0
@@ -216,6 +215,15 @@ def test_changes_keep_their_distance(past: list[Change], reason: str) -> None:
     assert step.reasons == (reason,)
     more = constrain(engines(3), seen("serving", "serving"), constraints, past)
     assert more.fleet == engines(3)  # engines are added at any time
+
+
+def test_engines_of_a_burst_may_all_go_again() -> None:
+    """They left a fleet of five with fifteen engines for the rest of the hour."""
+    constraints = Constraints(engines_max=24, removals_per_hour=2, removals_at_once=9)
+    past = [Change(100.0, "aggregated", 9), Change(300.0, "aggregated", -4)]
+    step = constrain(engines(1), seen(*["serving"] * 10), constraints, past)
+    assert step.fleet == engines(3)
+    assert step.reasons == ("rate limit: 7 of 9 aggregated removed",)
 
 
 @pytest.mark.parametrize(

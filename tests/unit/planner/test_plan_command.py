@@ -1,6 +1,7 @@
 """dynamo-router plan: rows by policy, every decision with its reasons, a page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ def test_a_shape_is_planned_and_written(tmp_path: Path, monkeypatch: pytest.Monk
     text = page.read_text()
     assert text.count("<svg") == 4
     assert "Decisions of plan" in text and "http" not in text
+    drawn = set(re.findall(r'class="(dot s\d)"', text))
+    assert drawn == {"dot s1", "dot s2", "dot s4"}
+    for kind in drawn:
+        assert f".{kind.replace(' ', '.')}{{fill:" in text, "a legend has another colour"
 
 
 def test_a_trace_is_planned_with_the_one_before_it(
