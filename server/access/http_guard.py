@@ -6,9 +6,9 @@ Host that is no address and no name of ours.
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from ...base.account import network_of, set_account
@@ -137,7 +137,7 @@ class HttpGuard:
             self._pages.check_origin(origin, scope["scheme"], named, proxied=not strict)
         if rule.open:
             return access.admit(rule, None)
-        token = None if access.open else _authorization(asked)
+        token = None if access.open else self._authorization(asked.headers)
         caller = access.admit(rule, token, asked.names)
         if rule.admin_listener:
             self._check_admin(asked, host, port)
@@ -167,17 +167,19 @@ class HttpGuard:
         if kind in _FORMS or (has_body and kind != JSON):
             self._refuse("content_type", 415, f"the Content-Type must be {JSON}")
 
-    def _refuse(self, reason: str, status: int, text: str) -> None:
+    def _authorization(self, headers: Mapping[str, str]) -> str | None:
+        """The authorization header, or else the token in x-api-key; each came once at most, and
+        both of them only with one token."""
+        shown, key = headers.get("authorization"), headers.get(_API_KEY)
+        if shown is None:
+            return None if key is None else f"Bearer {key}"
+        if key and shown.partition(" ")[2].strip() != key.strip():
+            self._refuse("token", 400, f"authorization and {_API_KEY} show different tokens")
+        return shown
+
+    def _refuse(self, reason: str, status: int, text: str) -> NoReturn:
         self._access.refused[reason] += 1
         raise HttpError(status, text)
-
-
-def _authorization(asked: Asked) -> str | None:
-    """The authorization header, or else the token in x-api-key; each came once at most."""
-    name = next((each for each in ("authorization", _API_KEY) if each in asked.headers), None)
-    if name is None:
-        return None
-    return f"Bearer {asked.headers[name]}" if name == _API_KEY else asked.headers[name]
 
 
 @lru_cache(256)  # a client has the same one in all of its requests

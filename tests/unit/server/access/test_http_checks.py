@@ -1,12 +1,15 @@
 """Which address, Host and Origin a request may come with; what is said to be open."""
 
+from pathlib import Path
+
 import pytest
 
 from dynamo_router.server.access import Access
 from dynamo_router.server.access.exposure import open_to_others
-from dynamo_router.server.access.http_guard import AdminAddress, PageCheck, is_own_origin
+from dynamo_router.server.access.http_guard import AdminAddress, HttpGuard, PageCheck, is_own_origin
 from dynamo_router.server.access.loopback import is_loopback
 from dynamo_router.server.access.security import admin_address
+from dynamo_router.transport.http1 import Asked, HttpError
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,57 @@ def test_a_connection_came_in_by_the_admin_listener(
 def test_loopback_is_this_machine_alone() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "router.example", "")))
+
+
+ANN, BOB = "ann-0123456789abcdef", "bob-0123456789abcdef"
+
+
+def asked(**headers: str) -> Asked:
+    scope = {"server": ("10.0.0.5", 8081), "client": None, "scheme": "http", "method": "GET"}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Asked("GET /workers", scope, named, ())
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
+    path = tmp_path / "tokens"
+    rows = (("ann", ANN), ("bob", BOB))
+    path.write_text(
+        "".join(
+            f'{{"name": "{name}", "token": "{token}", "roles": ["metrics"]}}\n'
+            for name, token in rows
+        )
+    )
+    path.chmod(0o600)
+    return Access(str(path))
+
+
+@pytest.mark.parametrize(
+    ("headers", "caller"),
+    [
+        ({"authorization": f"Bearer {ANN}"}, "ann"),
+        ({"x_api_key": BOB}, "bob"),
+        ({"authorization": f"Bearer {ANN}", "x_api_key": ANN}, "ann"),
+        ({"authorization": f"bearer  {ANN}", "x_api_key": ""}, "ann"),
+    ],
+)
+def test_one_token_may_come_in_either_header(
+    access: Access, headers: dict[str, str], caller: str
+) -> None:
+    assert HttpGuard(access).admit(asked(**headers)).name == caller
+
+
+@pytest.mark.parametrize(
+    "shown", [f"Bearer {ANN}", "Bearer nobody-0123456789", "Basic YTpi", BOB, ""]
+)
+def test_two_headers_with_different_tokens_are_refused(access: Access, shown: str) -> None:
+    with pytest.raises(HttpError, match="different tokens") as caught:
+        HttpGuard(access).admit(asked(authorization=shown, x_api_key=BOB))
+    assert caught.value.status == 400 and access.refused == {"token": 1}
+
+
+def test_where_nobody_is_asked_who_they_are_tokens_are_not_read() -> None:
+    assert not HttpGuard(Access()).admit(asked(authorization="Bearer a", x_api_key="b")).name
 
 
 LOCAL = {"host": "127.0.0.1", "port": 8000, "http_port": 8081, "admin": ("127.0.0.1", 8081)}
