@@ -222,11 +222,12 @@ def _goes_on(key: str, value: str | bytes) -> bool:
 def read_metadata(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[Sequence[tuple[str, str | bytes]], WorkerWithDpRank | None, Urgency]:
-    """What of a request's metadata goes on to the worker, which worker it asks for, and when."""
+    """What of a request's metadata goes on to the worker, which worker it asks for, and when.
+    InvalidRequestError if it makes no sense."""
     forwarded: list[tuple[str, str | bytes]] = []
     urgency = NORMAL
     worker_id: Any = None
-    rank: Any = "0"
+    rank: Any = None
     for key, value in metadata or ():
         if key not in METADATA_KEYS:
             continue
@@ -239,11 +240,17 @@ def read_metadata(
         elif key not in _FORWARDED:
             urgency = _read_urgency(urgency, key, value)
     if worker_id is None:
+        if rank is not None:
+            raise InvalidRequestError(
+                f"{DP_RANK_KEY} without {PINNED_WORKER_KEY}: of which worker?"
+            )
         return forwarded, None, urgency
     try:
-        return forwarded, as_worker((int(worker_id), int(rank))), urgency
+        dp_rank = 0 if rank is None else int(rank)
+        return forwarded, as_worker((int(worker_id), dp_rank)), urgency
     except ValueError:
-        raise InvalidRequestError(f"{PINNED_WORKER_KEY} names no worker: {worker_id!r}") from None
+        said = f"{worker_id!r}" if rank is None else f"{worker_id!r}, rank {rank!r}"
+        raise InvalidRequestError(f"{PINNED_WORKER_KEY} names no worker: {said}") from None
 
 
 def _read_urgency(urgency: Urgency, key: str, value: str | bytes) -> Urgency:

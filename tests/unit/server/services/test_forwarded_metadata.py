@@ -2,6 +2,7 @@
 
 import pytest
 
+from dynamo_router.base.errors import InvalidRequestError
 from dynamo_router.server.services import read_metadata
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -33,3 +34,17 @@ def test_an_urgency_is_read() -> None:
     _, pinned, urgency = read_metadata(metadata)
     assert pinned is None
     assert (urgency.priority, urgency.jump) == (3, 1.5)
+
+
+def test_a_rank_is_one_of_a_worker() -> None:
+    rank, worker = ("x-dynamo-dp-rank", "1"), ("x-dynamo-worker-instance-id", "7")
+    assert read_metadata((rank, worker))[1] == (7, 1)
+    with pytest.raises(InvalidRequestError, match="x-dynamo-dp-rank without"):
+        read_metadata((rank,))
+
+
+@pytest.mark.parametrize("rank", ["one", "-1", "", str(1 << 32)])
+def test_what_is_no_rank_is_named(rank: str) -> None:
+    metadata = (("x-dynamo-worker-instance-id", "7"), ("x-dynamo-dp-rank", rank))
+    with pytest.raises(InvalidRequestError, match=f"names no worker: '7', rank '{rank}'"):
+        read_metadata(metadata)
