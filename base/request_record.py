@@ -56,6 +56,8 @@ class RequestRecord(msgspec.Struct):
     """of the answer's head, once that was sent"""
     request_id: str = ""
     """the one in the answer"""
+    caller: str = ""
+    """its name, where callers are known"""
     asked_model: str = ""
     """as the client names it"""
     model: str = ""

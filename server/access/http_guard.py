@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from ...base.account import network_of, set_account
+from ...base.request_record import current_record
 from ...transport.http1 import Asked, HttpError
 from .access import Access
 from .allowed_origins import AllowedOrigins
@@ -119,6 +120,8 @@ class HttpGuard:
                 raise HttpError(403, str(error)) from None
             raise HttpError(401, str(error), {"www-authenticate": "Bearer"}) from None
         set_caller(caller)
+        if caller.name and (record := current_record()) is not None:
+            record.caller = caller.name
         set_account(caller.name or network_of((asked.scope["client"] or ("",))[0]))
         return caller
 

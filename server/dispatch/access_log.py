@@ -10,6 +10,7 @@ from ...base.clock import Clock
 from ...base.errors import StatusCode
 from ...base.request_record import RequestRecord, current_record
 from ...process.logs import UNLIMITED
+from ..access import current_caller
 from .generate_answer import usage_of
 from .observers import DispatchObserver, OtherCall
 from .request import GENERATE, Request
@@ -45,6 +46,8 @@ class AccessLog:
                 record.engine_requests.append(request)
             return
         fields: dict[str, Any] = {"status": code.name}
+        if caller := current_caller().name:
+            fields["caller"] = caller
         if request is not None:
             fields |= {
                 "route": GENERATE,
@@ -74,6 +77,8 @@ def log_answer(record: RequestRecord) -> None:
         "client": (scope.get("client") or ("",))[0],
         "duration_s": round(time.monotonic() - record.began, 6),
     }
+    if record.caller:
+        fields["caller"] = record.caller
     given = _header(record, b"x-request-id")
     if given and (text := given.decode("latin-1")) != record.request_id:
         fields["client_request_id"] = text[:MOST_CHARACTERS]

@@ -7,6 +7,7 @@ import aiohttp
 import grpc
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 from support.fake_engine import FakeEngine, prompt, stall
 from support.free_port import free_port
 from support.polling import until
@@ -377,3 +378,15 @@ async def test_a_setting_that_cannot_be_had_is_one_line(
         assert await router.ended() in (1, 2)
         assert said in router.text and "Traceback" not in router.text
         assert "S3cret" not in router.text
+
+
+async def test_the_access_log_names_who_called_and_no_token(tokens: str) -> None:
+    seen = ObservabilityConfig(access_log=True)
+    with capture_logs() as logs:
+        async with serving(FakeEngine(), auth_tokens=tokens, observability=seen) as ports:
+            await rest_of(await begin(ports, "x", ANN))
+            for shown in (BOB, (), bearer("nobody-0123456789")):
+                await ports.http("GET", "/workers", headers=dict(shown))
+    ended = [line for line in logs if line["event"] == "request ended"]
+    assert [line.get("caller") for line in ended] == ["ann", "bob", None, None]
+    assert "0123456789" not in str(logs)

@@ -64,7 +64,8 @@ def over_http(engine_requests: list[Request]) -> RequestRecord:
     """A request over HTTP of which there is everything to log."""
     headers = [(b"x-request-id", b"a b"), (b"traceparent", b"00-%b-1-01" % (b"a" * 32))]
     scope = {"method": "POST", "client": ("127.0.0.1", 1), "headers": headers}
-    record = RequestRecord(scope, route="/v1/completions", model="m", error="why", status=503)
+    record = RequestRecord(scope, route="/v1/completions", caller="ann", model="m", error="why")
+    record.status = 503
     record.generation = lambda: Generation(1, 2, 0, record.began, ())
     record.engine_requests = list(engine_requests)
     return record
