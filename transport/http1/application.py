@@ -276,7 +276,8 @@ class Application:
             count, whole = _BodyBytes(self._bodies, self._on_refused), False
             found = client.whole_body()
             if found is None:  # a length that is too much is refused before a byte of it comes
-                check_length(int(headers.get("content-length", 0)), most)
+                declared = headers.get("content-length", "").lstrip("0")
+                check_length(int(declared or 0), most)
                 found = await read_body(receive, most, count.add, self._off_loop)
             else:
                 if len(found) > most:
