@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
-from nats.js.api import RawStreamMsg, StreamConfig
+from nats.js.api import RawStreamMsg, RetentionPolicy, StreamConfig
 
 from .store import Entry
 
@@ -75,6 +75,13 @@ class BucketSubjects:
             return f"is of {', '.join(config.subjects or ()) or 'nothing'}, not of {self.all}"
         if not config.allow_msg_ttl or not config.subject_delete_marker_ttl:
             return "has no leases: its stream is made without allow_msg_ttl or delete markers"
+        if config.retention != RetentionPolicy.LIMITS:
+            kind = getattr(config.retention, "value", config.retention)
+            return f"has retention {kind}, not limits: it keeps no keys"
+        if config.no_ack:
+            return "says of no write that it has it (no_ack)"
+        if config.discard_new_per_subject:
+            return "lets no key change (discard_new_per_subject)"
         return "is sealed" if config.sealed else ""
 
     def read_live(self, message: Msg, revision: int) -> Record | None:

@@ -12,7 +12,6 @@ from ..kv_stores import STREAM_IN_USE, NatsConnection, StoreError, refusal
 from .settings import GroupSettings, QueueSettings
 
 _MESSAGE_ID, _LASTS = "Nats-Msg-Id", "Nats-TTL"
-"""a stream of this name has another configuration"""
 _FULL = (10077, 10023, 10028, 10047)
 """the bound on messages; what the server's memory or disk has"""
 T = TypeVar("T")

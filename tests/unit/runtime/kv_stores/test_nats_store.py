@@ -8,6 +8,7 @@ from typing import Any
 import nats
 import pytest
 import structlog
+from nats.js.api import DiscardPolicy, RetentionPolicy
 from support.polling import DEADLINE_S, until
 from support.servers.jetstream import JetStreamServer
 
@@ -121,6 +122,13 @@ async def test_a_process_takes_a_bucket_as_its_operator_has_changed_it(
         ({"allow_msg_ttl": None, "subject_delete_marker_ttl": None}, "has no leases"),
         ({"subject_delete_marker_ttl": None}, "has no leases"),
         ({"subjects": ["$KV.other.>"]}, "is of $KV.other.>, not of"),
+        ({"retention": RetentionPolicy.INTEREST}, "has retention interest, not limits"),
+        ({"retention": RetentionPolicy.WORK_QUEUE}, "has retention workqueue, not limits"),
+        ({"no_ack": True}, "says of no write that it has it"),
+        (
+            {"discard": DiscardPolicy.NEW, "discard_new_per_subject": True},
+            "lets no key change",
+        ),
     ],
 )
 async def test_a_stream_that_is_no_bucket_of_ours_is_refused_by_name(
