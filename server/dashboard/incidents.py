@@ -36,6 +36,8 @@ class Incident:
     count: int = 1
     request_id: str = ""
     """of the last one"""
+    head: int = 0
+    """characters of the text that all of them have; behind them is why the last one was"""
 
 
 class Incidents:
@@ -77,22 +79,23 @@ class Incidents:
         """A call failed that was no request of ours, or not yet."""
         if code is StatusCode.OK:
             return
-        text = f"refused: {_words(code)}"
+        said = f"refused: {_words(code)}"
         if call is None:
-            self._add("request", None, text)
+            self._add("request", None, said)
             return
         record = current_record()  # of a request over HTTP: it has a path of its own
         route, request_id = call.route, call.request_id
         if record is not None:
             route, request_id = record.route or route, record.request_id
         why = f": {call.details[:WORDS]}" if call.details else ""
-        self._add("request", None, f"{route} {text}{why}", request_id=request_id)
+        # Reasons quote what clients send: with another one in each they would push out all else.
+        self._add("request", None, f"{route} {said}", why, request_id=request_id)
 
     def on_request(self, request: Request, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
         for attempt in request.failures:
-            text = f"attempt failed: {attempt.verdict.cause}, {attempt.details[:WORDS]}"
-            self._add("attempt", str(attempt.worker_id), text, request_id=request.request_id)
+            text, why = f"attempt failed: {attempt.verdict.cause}", f", {attempt.details[:WORDS]}"
+            self._add("attempt", str(attempt.worker_id), text, why, request_id=request.request_id)
         if code is StatusCode.OK or code is StatusCode.CANCELLED:
             return
         decision = request.decision
@@ -134,17 +137,20 @@ class Incidents:
         kind: str,
         worker: str | None,
         text: str,
+        why: str = "",
         *,
         bad: bool = True,
         request_id: str = "",
     ) -> None:
+        """Those are alike that differ in `why` alone: the last one's is kept."""
         now, alike = self._now(), self._find_alike(kind, worker, text)
         self.last += 1
         count = 1
         if alike is not None:
             self._kept.remove(alike)
             count += alike.count
-        incident = Incident(self.last, now, kind, worker, text, count, request_id[:ID_LENGTH])
+        request_id, said = request_id[:ID_LENGTH], text + why
+        incident = Incident(self.last, now, kind, worker, said, count, request_id, len(text))
         self._kept.append(incident)
         if bad:
             self.last_error = incident
@@ -154,7 +160,8 @@ class Incidents:
         for incident in islice(reversed(self._kept), 16):
             if now - incident.at > ALIKE_S:
                 return None
-            if (incident.kind, incident.worker, incident.text) == (kind, worker, text):
+            head = incident.text[: incident.head]
+            if (incident.kind, incident.worker, head) == (kind, worker, text):
                 return incident
         return None
 

@@ -102,6 +102,23 @@ def test_what_was_refused_is_named(incidents: Incidents) -> None:
     ]
 
 
+def test_reasons_that_differ_push_nothing_out(
+    incidents: Incidents, registry: WorkerRegistry, clock: ManualClock
+) -> None:
+    registry.add(7)
+    incidents.compare_workers()
+    for number in range(2 * KEPT_INCIDENTS):
+        why = f"the request id 'r{number}' is in use"
+        incidents.on_refused(StatusCode.ALREADY_EXISTS, OtherCall("/a.B/Generate", "", why))
+        clock.advance(ALIKE_S / 2)
+    refused = "/a.B/Generate refused: already exists: "
+    last = f"the request id 'r{2 * KEPT_INCIDENTS - 1}' is in use"
+    assert texts(incidents) == [
+        ("7", "ready", 1),
+        (None, refused + last, 2 * KEPT_INCIDENTS),
+    ]
+
+
 def test_they_are_bounded(incidents: Incidents, clock: ManualClock) -> None:
     for _ in range(2 * KEPT_INCIDENTS):
         incidents.on_refused(StatusCode.INTERNAL)
