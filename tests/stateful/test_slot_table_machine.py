@@ -24,6 +24,8 @@ SEQUENCES = st.one_of(
     st.none(),
     st.lists(HASHES, max_size=8),
     st.integers(0, 20).map(lambda n: [1000 + i for i in range(n)]),
+    # So long that the blocks of the last request are let go together, also while a table grows.
+    st.sampled_from([512, 2100, 3000]).map(lambda n: [1000 + i for i in range(n)]),
 )
 ISLS = st.integers(0, 200)
 OVERLAPS = st.integers(0, 30)
