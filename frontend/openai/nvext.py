@@ -71,6 +71,9 @@ class Extensions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("backend_instance_id", "decode_worker_id"):
             if not 0 <= (getattr(self, name) or 0) < 1 << 64:
                 raise ApiError(400, f"nvext.{name} is no worker id", param=f"nvext.{name}")
+        if len({self.backend_instance_id, self.decode_worker_id} - {None}) > 1:
+            text = "nvext.backend_instance_id and nvext.decode_worker_id are different workers"
+            raise ApiError(400, text, param="nvext.decode_worker_id")
         try:
             array("I", self.token_data or ())
         except OverflowError:

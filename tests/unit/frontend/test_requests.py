@@ -182,6 +182,11 @@ def test_a_guide_has_a_length(field: str) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "in 0..20"),
         ({"tools": [{}], "tool_choice": "auto"}, "tools[0]", "no function"),
         ({"model": None}, "model", "Expected `str`"),
+        (
+            {"nvext": {"backend_instance_id": 0, "decode_worker_id": 1}},
+            "nvext.decode_worker_id",
+            "different workers",
+        ),
     ],
 )
 def test_chat_requests_out_of_range(fields: dict[str, Any], param: str, words: str) -> None:
