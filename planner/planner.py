@@ -114,7 +114,6 @@ class Planner:
         self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
         self._dispersion = 1.0  # of arrivals, as the last plan found
         self._enough: Fleet | None = None  # by the last plan, if engines may be removed
-        self._settled = self._grown_settled = True  # now, and when engines were last added
         self._number = self._plans = 0
         self._compared = False
         self._pairs: list[tuple[float, float]] = []  # ITLs in ms: measured, and simulated
@@ -149,7 +148,6 @@ class Planner:
         jump = self.forecast.jump(self._dispersion) / BIN_S if counts else 0.0
         if jump:
             reasons.append(f"arrivals have jumped to {jump:.1f} a second")
-            self._agreeing = AGREEING_PLANS  # no removal was wrong: no data foretold it
         alarmed = (found or jump) and seen.at >= self._planned_at + LEAST_PAUSE_S
         if seen.at >= self._next_plan or alarmed:
             self._planned_at, self._next_plan = seen.at, seen.at + self.config.plan_every_s
@@ -173,7 +171,7 @@ class Planner:
         )
         reasons += allowed.reasons
         after = allowed.fleet
-        self._note(seen, present, after, regrets=not jump)
+        self._note(seen, present, after)
         return self._decision(seen, kind, present, after, tuple(reasons), scores, wanted)
 
     def _go_on(self, seen: Observation, present: Fleet, less: Fleet) -> Decision:
@@ -185,13 +183,11 @@ class Planner:
         reasons = (f"the last plan found {less} enough", *allowed.reasons)
         return self._decision(seen, "plan", present, allowed.fleet, reasons, (), less)
 
-    def _note(
-        self, seen: Observation, before: Fleet, after: Fleet, *, regrets: bool = True
-    ) -> None:
+    def _note(self, seen: Observation, before: Fleet, after: Fleet) -> None:
         for role, count in after:
             by = count - before.count(role)
             since = max(seen.at - REGRET_S, self._regret_at)
-            if (by > 0 and regrets) and any(
+            if by > 0 and any(
                 each.role == role and each.by < 0 and each.at > since for each in self.changes
             ):
                 self._agreeing = min(MOST_AGREEING, 2 * self._agreeing)
@@ -199,8 +195,6 @@ class Planner:
                 self._choices.clear()
             if by:
                 self.changes.append(Change(seen.at, role, by))
-            if by > 0:
-                self._grown_settled = self._settled
 
     def _decision(
         self,
@@ -330,19 +324,16 @@ class Planner:
             for fleet, outcome in search.outcomes.items()
             if fleet.lowest(present) == fleet
         }
-        settled, costs = self.forecast.is_settled(self._dispersion), self.constraints.costs
+        settled = self.forecast.is_settled(self._dispersion)
         if self.forecast.seen >= KNOWN_BINS and (steady_s or settled):
             self._trials.append(_Trial(seen.at, kept, self.model.speed))
-        self._settled = settled
-        if settled and not self._grown_settled and wanted.cost(costs) < present.cost(costs):
-            return wanted  # what was started for another rate, gone or not come, is not held
         if settled:
             return self._of_settled_load(seen, present, wanted, kept)
         since = max(seen.at - min(steady_s, self.config.window_s), self._regret_at)
         trials = [each for each in self._trials if since < each.at <= seen.at]
         if len(trials) < LEAST_TRIALS:
             return wanted
-        allowed = 1 - self.objectives.target
+        costs, allowed = self.constraints.costs, 1 - self.objectives.target
         missed = {
             fleet: 1 - float(np.mean([each.most(fleet) for each in trials]))
             for fleet in {*kept, present}

@@ -174,32 +174,3 @@ def test_a_plan_of_a_load_that_ends_does_not_count_for_the_one_that_stays(
     fleets_of(planner, 2, 10, [1.0])
     assert planner.forecast.steady_s(1.0) == 0.0
     assert len(planner._trials) < 9, "the first knew too little"
-
-
-def test_engines_for_a_spike_that_yesterday_had_are_not_held_as_those_of_a_settled_load(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Once yesterday's spike is an hour ago the load is settled, and the fleet larger than it."""
-    planner = new_planner(season=[15.0] * 40 + [150.0] * 4 + [15.0] * 196)
-    there, fleets = 2, list[int]()
-    for n in range(20):
-        judge_by(monkeypatch, (0.0 if n == 9 else 1.0,))
-        there = planner.observe(observation(1000.0 + 60 * n, 1.0, there)).after.aggregated
-        fleets.append(there)
-    assert fleets[9] == 3
-    assert fleets[15:] == [2] * 5, fleets
-
-
-def test_a_jump_after_a_removal_is_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data foretold it: that plan and the next one are two that agree."""
-    judge_by(monkeypatch, (1.0,))
-    planner = new_planner()
-    assert fleets_of(planner, 3, 4, [1.0])[-1] == 2
-    judge_by(monkeypatch, (0.0,))
-    jumped = [*requests(1225.0, 1.0, 75.0), *requests(1240.0, 8.0, 15.0)]
-    grown = planner.observe(observation(1240.0, 0.0, 2, requests=jumped))
-    assert "arrivals have jumped to 8.0 a second" in grown.reasons
-    assert (there := grown.after.aggregated) > 3
-    judge_by(monkeypatch, (1.0,))
-    following = planner.observe(observation(1300.0, 8.0, there))
-    assert following.after.aggregated == there - 1
