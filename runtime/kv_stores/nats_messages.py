@@ -79,7 +79,7 @@ class BucketSubjects:
             kind = getattr(config.retention, "value", config.retention)
             return f"has retention {kind}, not limits: it keeps no keys"
         if config.no_ack:
-            return "says of no write that it has it (no_ack)"
+            return "acknowledges no write (no_ack)"
         if config.discard_new_per_subject:
             return "lets no key change (discard_new_per_subject)"
         return "is sealed" if config.sealed else ""

@@ -79,9 +79,9 @@ class Incidents:
         """A call failed that was no request of ours, or not yet."""
         if code is StatusCode.OK:
             return
-        said = f"refused: {_words(code)}"
+        refused = f"refused: {_words(code)}"
         if call is None:
-            self._add("request", None, said)
+            self._add("request", None, refused)
             return
         record = current_record()  # of a request over HTTP: it has a path of its own
         route, request_id = call.route, call.request_id
@@ -89,7 +89,7 @@ class Incidents:
             route, request_id = record.route or route, record.request_id
         why = f": {call.details[:WORDS]}" if call.details else ""
         # Reasons quote what clients send: with another one in each they would push out all else.
-        self._add("request", None, f"{route} {said}", why, request_id=request_id)
+        self._add("request", None, f"{route} {refused}", why, request_id=request_id)
 
     def on_request(self, request: Request, code: StatusCode) -> None:
         """A request had attempts that failed, or failed itself."""
@@ -149,8 +149,8 @@ class Incidents:
         if alike is not None:
             self._kept.remove(alike)
             count += alike.count
-        request_id, said = request_id[:ID_LENGTH], text + why
-        incident = Incident(self.last, now, kind, worker, said, count, request_id, len(text))
+        request_id = request_id[:ID_LENGTH]
+        incident = Incident(self.last, now, kind, worker, text + why, count, request_id, len(text))
         self._kept.append(incident)
         if bad:
             self.last_error = incident

@@ -249,8 +249,8 @@ def read_metadata(
         dp_rank = 0 if rank is None else int(rank)
         return forwarded, as_worker((int(worker_id), dp_rank)), urgency
     except ValueError:
-        said = f"{worker_id!r}" if rank is None else f"{worker_id!r}, rank {rank!r}"
-        raise InvalidRequestError(f"{PINNED_WORKER_KEY} names no worker: {said}") from None
+        given = f"{worker_id!r}" if rank is None else f"{worker_id!r}, rank {rank!r}"
+        raise InvalidRequestError(f"{PINNED_WORKER_KEY} names no worker: {given}") from None
 
 
 def _read_urgency(urgency: Urgency, key: str, value: str | bytes) -> Urgency:

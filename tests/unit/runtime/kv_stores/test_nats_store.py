@@ -124,7 +124,7 @@ async def test_a_process_takes_a_bucket_as_its_operator_has_changed_it(
         ({"subjects": ["$KV.other.>"]}, "is of $KV.other.>, not of"),
         ({"retention": RetentionPolicy.INTEREST}, "has retention interest, not limits"),
         ({"retention": RetentionPolicy.WORK_QUEUE}, "has retention workqueue, not limits"),
-        ({"no_ack": True}, "says of no write that it has it"),
+        ({"no_ack": True}, "acknowledges no write"),
         (
             {"discard": DiscardPolicy.NEW, "discard_new_per_subject": True},
             "lets no key change",

@@ -14,6 +14,8 @@ MOST = 13
 DISPATCH = ROOT / "server" / "dispatch"
 SETTINGS = {"after_s", "least", "limit", "max_attempts", "share"}
 """that the dispatcher changes in its parts when they are read again"""
+OF_RECORDS = {"is_logged"}
+"""of the record of a request over HTTP"""
 
 
 def changing(kind: type[Any]) -> set[str]:
@@ -48,7 +50,7 @@ def test_there_are_no_other_attributes(kind: type[Any]) -> None:
 def test_only_they_are_assigned_and_all_of_them_are() -> None:
     stores = {name for path in DISPATCH.glob("*.py") for name in assigned(path)}
     state = changing(Request) | changing(Attempt) | changing(Hedge)
-    assert stores == state | SETTINGS
+    assert stores == state | SETTINGS | OF_RECORDS
 
 
 def test_none_is_assigned_by_its_name() -> None:
