@@ -164,6 +164,9 @@ MAKERS: dict[str, Any] = {
     "gpt-2": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "gpt-2, prefixed": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "gpt-2, split": lambda: bpe(bytes_after(split(GPT_2, "removed", True))),
+    "gpt-2, then metaspace first": lambda: bpe(
+        pre_tokenizers.Sequence([split(GPT_2), pre_tokenizers.Metaspace("▁", "first", True)])
+    ),
     "gpt-2, its special token normalized": lambda: bpe(
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         added=[added("<|endoftext|>", normalized=True), added("fox jumps", normalized=True)],
@@ -235,6 +238,7 @@ RULES: dict[str, tuple[bool, str]] = {
     "gpt-2": (True, MOST),
     "gpt-2, prefixed": (True, " "),
     "gpt-2, split": (True, MOST),
+    "gpt-2, then metaspace first": (True, " "),
     "gpt-2, its special token normalized": (True, ""),
     "llama 3": (True, MOST),
     "qwen": (True, MOST),
