@@ -199,17 +199,17 @@ class TemplateChecks:
     """Of one model."""
 
     def __init__(self, text: ModelText) -> None:
-        self._text, self._turns, self._owed = text, 0, False
+        self._text, self._turns, self._is_late = text, 0, False
 
     def is_due(self) -> bool:
         """Whether this turn is to be checked."""
         self._turns += 1
-        is_due, self._owed = self._owed or self._turns % CHECKED_OF == 1, False
+        is_due, self._is_late = self._is_late or self._turns % CHECKED_OF == 1, False
         return is_due
 
     def put_off(self) -> None:
         """One that was due came to no end: the next turn is to be checked."""
-        self._owed = True
+        self._is_late = True
 
     def compare(self, template: ChatTemplate, turn: Turn) -> str:
         """Whether a turn's text is the whole one's: same, differs, or unsure, where the template

@@ -143,11 +143,11 @@ async def test_a_check_that_comes_to_no_end_is_made_up_for(
     model = Model(tmp_path / "m", TEMPLATES["plain"], off_loop)
     assert await model.say() is not None
 
-    async def no_room(*given: Any, **more: Any) -> Any:
+    async def refuse(*given: Any, **more: Any) -> Any:
         raise error
 
     with monkeypatch.context() as full:
-        full.setattr(off_loop, "run", no_room)
+        full.setattr(off_loop, "run", refuse)
         if isinstance(error, CapacityError):
             assert await model.say() is not None
         else:
