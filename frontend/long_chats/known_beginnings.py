@@ -7,6 +7,7 @@ then a turn's text is written as a whole, too: if they differ, the model's chats
 any more.
 """
 
+import asyncio
 import itertools
 import sys
 from array import array
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import structlog
 from blake3 import blake3
 
-from ...base.errors import InvalidRequestError
+from ...base.errors import CapacityError, InvalidRequestError
 from ...indexer.hashing import packed_hashes
 from ...router.prompt import NO_CONTENT, Content, Prompt
 from ...server.dispatch import LONG_BYTES, RequestReader
@@ -198,12 +199,17 @@ class TemplateChecks:
     """Of one model."""
 
     def __init__(self, text: ModelText) -> None:
-        self._text, self._turns = text, 0
+        self._text, self._turns, self._is_late = text, 0, False
 
     def is_due(self) -> bool:
         """Whether this turn is to be checked."""
         self._turns += 1
-        return self._turns % CHECKED_OF == 1
+        is_due, self._is_late = self._is_late or self._turns % CHECKED_OF == 1, False
+        return is_due
+
+    def put_off(self) -> None:
+        """One that was due came to no end: the next turn is to be checked."""
+        self._is_late = True
 
     def compare(self, template: ChatTemplate, turn: Turn) -> str:
         """Whether a turn's text is the whole one's: same, differs, or unsure, where the template
@@ -301,7 +307,11 @@ class KnownBeginnings:
             return None
         if tenant.name is not None and len(tenant.name) > self._reader.limits.max_id_bytes:
             return None
-        known, key = self._find(apart, tenant, _key(given, lead))
+        try:
+            salt = _key(given, lead)
+        except RecursionError:  # it is nested less deep than may be read, but deeper than written
+            return None
+        known, key = self._find(apart, tenant, salt)
         made = await self._grown(template, apart, known, given, lead)
         return None if made is None else await self._continued(tenant, known, key, *made)
 
@@ -385,7 +395,13 @@ class KnownBeginnings:
         pieces = known.parts[: len(known.parts) - made[0].used]
         turn = Turn(apart, lead, given, pieces, grown, partial(grow, items))
         check = partial(self._checks.compare, template, turn)
-        verdict = await self._off(check, ends[-1], len(ends) + len(given.tools or ()))
+        try:
+            verdict = await self._off(check, ends[-1], len(ends) + len(given.tools or ()))
+        except (CapacityError, asyncio.CancelledError) as error:
+            self._checks.put_off()
+            if isinstance(error, CapacityError):  # no turn fails for want of a check
+                return made
+            raise
         return made if self._checks.note(verdict) else None
 
     async def _off(self, work: Callable[[], T], size: int, count: int) -> T:

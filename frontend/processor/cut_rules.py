@@ -238,7 +238,10 @@ def _stops_of_normalizer(file: _File, tokenizer: Tokenizer) -> str:
 
 def _stops_of_words(file: _File) -> str:
     """Those at which a word ends behind any letter."""
-    for step in _steps(file.pre_tokenizer, "pretokenizers"):
+    steps = list(_steps(file.pre_tokenizer, "pretokenizers"))
+    first = [step for step in steps if step.get("prepend_scheme") == "first"]
+    known = BLANK if first else STOPS  # a piece would begin with what only a text is to begin with
+    for step in steps:
         name, pattern = step.get("type"), step.get("pattern")
         if name == "Digits":
             continue
@@ -248,9 +251,9 @@ def _stops_of_words(file: _File) -> str:
             if expression in _NO_WORDS and how == ("Isolated", False):
                 continue
             whole = how in (("Isolated", False), ("Removed", True))
-            return STOPS if whole and expression in _WORDS else ""
+            return known if whole and expression in _WORDS else ""
         if name == "ByteLevel" and step.get("use_regex", True):  # the expression of GPT-2
-            return BLANK if step.get("add_prefix_space", True) else STOPS
+            return BLANK if step.get("add_prefix_space", True) else known
         if name == "Metaspace":
             return BLANK if step.get("split", True) and step.get("replacement") == "▁" else ""
         return BLANK if name in ("BertPreTokenizer", "Whitespace", "WhitespaceSplit") else ""

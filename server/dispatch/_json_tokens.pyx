@@ -251,7 +251,7 @@ cdef const uint8_t* skip_item(
                     block.odd = True
             elif at - name == 15 and memcmp(name, b'"cache_control"', 15) == 0:
                 behind = skip_mark(value, end) if value != NULL else NULL
-                if comma == NULL or behind == NULL:
+                if comma == NULL or skip_space(comma + 1, end) != name or behind == NULL:
                     block.odd = True
                     continue
                 value = skip_space(behind, end)

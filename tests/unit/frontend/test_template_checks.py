@@ -1,5 +1,6 @@
 """Turns that are written as a whole, too: what counts as a fault, and what does not."""
 
+import asyncio
 import itertools
 import shutil
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from dynamo_router.base.errors import CapacityError
 from dynamo_router.engines.mocker import OWN_MODEL
+from dynamo_router.frontend.engine_requests import Given
 from dynamo_router.frontend.long_chats import known_beginnings
 from dynamo_router.frontend.long_chats.chat_items import CHAT_ITEMS, ItemsApart
 from dynamo_router.frontend.long_chats.known_beginnings import KnownBeginnings, TemplateChecks
@@ -48,13 +51,14 @@ class Model:
         self.beginnings = KnownBeginnings(self.text, RequestReader(4, off_loop=off_loop))
         self._asked: list[bytes] = []
 
-    async def say(self) -> Any:
+    async def say(self, given: Given | None = None) -> Any:
         """One more question; its prompt."""
         self._asked.append(b'{"role": "user", "content": "%b"}' % (b"the of and " * 40))
         body = b'{"model": "m", "messages": [%b]}' % b", ".join(self._asked)
         found = cut_items(body, b"messages", 64, 1 << 20, False)
         assert found is not None
-        return await self.beginnings.prompt(ItemsApart(CHAT_ITEMS, *found), NO_TENANT)
+        apart = ItemsApart(CHAT_ITEMS, *found)
+        return await self.beginnings.prompt(apart, NO_TENANT, given or Given())
 
 
 @pytest.mark.parametrize(
@@ -129,3 +133,39 @@ def test_one_of_many_turns_is_checked(tmp_path: Path, off_loop: OffLoop) -> None
     checks = TemplateChecks(Model(tmp_path / "m", LOOP, off_loop).text)
     due = [number for number in range(450) if checks.is_due()]
     assert due == [0, 200, 400]
+
+
+@pytest.mark.parametrize("error", [CapacityError("full"), asyncio.CancelledError()])
+async def test_a_check_that_comes_to_no_end_is_made_up_for(
+    tmp_path: Path, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """For want of room, of which no turn fails, or as its client left."""
+    model = Model(tmp_path / "m", TEMPLATES["plain"], off_loop)
+    assert await model.say() is not None
+
+    async def refuse(*given: Any, **more: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as full:
+        full.setattr(off_loop, "run", refuse)
+        if isinstance(error, CapacityError):
+            assert await model.say() is not None
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await model.say()
+    assert sum(model.text.pieces.checks.values()) == 0
+    for _ in range(3):
+        assert await model.say() is not None
+    assert model.text.pieces.checks["same"] == 1
+
+
+async def test_what_is_nested_too_deep_to_be_written_is_read_as_a_whole(
+    tmp_path: Path, off_loop: OffLoop
+) -> None:
+    model = Model(tmp_path / "m", TEMPLATES["plain"], off_loop)
+    deep: Any = 1
+    for _ in range(2000):
+        deep = {"a": deep}
+    assert await model.say() is not None
+    assert await model.say(Given(variables={"a": 1})) is not None
+    assert await model.say(Given(variables={"a": deep})) is None

@@ -58,6 +58,8 @@ GPT_4O = (
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+FIRST = pre_tokenizers.Metaspace("▁", "first")
+NEW = {"type": "New"}
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DEEPSEEK = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
@@ -164,6 +166,7 @@ MAKERS: dict[str, Any] = {
     "gpt-2": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "gpt-2, prefixed": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "gpt-2, split": lambda: bpe(bytes_after(split(GPT_2, "removed", True))),
+    "gpt-2, then metaspace first": lambda: bpe(bytes_after(split(GPT_2), FIRST)),
     "gpt-2, its special token normalized": lambda: bpe(
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         added=[added("<|endoftext|>", normalized=True), added("fox jumps", normalized=True)],
@@ -235,6 +238,7 @@ RULES: dict[str, tuple[bool, str]] = {
     "gpt-2": (True, MOST),
     "gpt-2, prefixed": (True, " "),
     "gpt-2, split": (True, MOST),
+    "gpt-2, then metaspace first": (True, " "),
     "gpt-2, its special token normalized": (True, ""),
     "llama 3": (True, MOST),
     "qwen": (True, MOST),
@@ -576,14 +580,11 @@ TWICE = json.loads(processors.TemplateProcessing("$A $A", None, []).__getstate__
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (
-            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "New"}]}},
-            "pre-tokenizer New",
-        ),
-        ({"normalizer": {"type": "New"}}, "normalizer New"),
-        ({"post_processor": {"type": "New"}}, "post-processor New"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [NEW]}}, "pre-tokenizer New"),
+        ({"normalizer": NEW}, "normalizer New"),
+        ({"post_processor": NEW}, "post-processor New"),
         ({"post_processor": TWICE}, "once"),
-        ({"model": {"type": "New"}}, "model New"),
+        ({"model": NEW}, "model New"),
         ({"model": {"type": "BPE", "dropout": 0.1}}, "at random"),
         ({"pre_tokenizer": None, "added_tokens": []}, "no added token"),
         ({"added_tokens": [{"content": 5}]}, "unknown form"),
@@ -596,5 +597,4 @@ def test_what_is_not_known_is_not_cut(
     rules = read_cut_rules(raw, llama)
     assert reason in rules.reason
     encoder = Encoder(partial(encode_texts, llama), rules, off_loop, PieceCache(1 << 20))
-    text = prose(5000)
-    assert newly_encoded(encoder, text) == 0 and reason in encoder.reason
+    assert newly_encoded(encoder, prose(5000)) == 0 and reason in encoder.reason

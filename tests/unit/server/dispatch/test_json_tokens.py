@@ -261,3 +261,54 @@ def test_a_damaged_body_is_damaged_in_the_rest_or_in_a_message(
             json.loads(damaged)
         return
     assert json.loads(damaged) == {**rest, "messages": parts}
+
+
+@pytest.mark.parametrize(
+    "between", [b"1", b"x", b"[", b"[]", b"\xff", b"/**/", b",", b'"a"', b"{}"]
+)
+def test_what_is_no_json_before_a_mark_is_not_left_out_with_it(between: bytes) -> None:
+    block = b'{"type":"text","text":"a", %b "cache_control":{"type":"ephemeral"}}'
+    body = b'{"messages":[{"role":"user","content":[' + block + b"]}]}"
+    assert cut_items(body % b"", b"messages", 9, MANY, True) is not None
+    found = cut_items(body % between, b"messages", 9, MANY, True)
+    assert found is None or between in found[1]
+
+
+def _without_marks(value: Any) -> Any:
+    """As a decoder reads it, where marks count for nothing."""
+    if isinstance(value, dict):
+        kept = {name: each for name, each in value.items() if name != "cache_control"}
+        return {name: _without_marks(each) for name, each in kept.items()}
+    return list(map(_without_marks, value)) if isinstance(value, list) else value
+
+
+MARKED = [
+    {"type": kind, "text": "a, ]", "cache_control": {"type": "ephemeral", **ttl}, "n": [1, {}]}
+    for kind in ("text", "tool_use", "thinking")
+    for ttl in ({}, {"ttl": "5m"})
+]
+
+
+@settings(max_examples=1500)
+@given(st.lists(st.sampled_from(MARKED), min_size=1, max_size=2), st.data())
+def test_a_damaged_body_with_marks_is_damaged_without_them(
+    blocks: list[Any], data: st.DataObject
+) -> None:
+    listed = [{"role": "user", "content": blocks}, {"role": "user", "content": "a"}]
+    damaged = json.dumps({"model": "m", "messages": listed, "n": 1}).encode()
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        put = data.draw(st.sampled_from([b"", b",", b"{", b"}", b"]", b'"', b"1", b"\\", b":"]))
+        damaged = damaged[:at] + put + damaged[at + data.draw(st.integers(0, 1)) :]
+    found = cut_items(damaged, b"messages", 99, MANY, True)
+    if found is None:
+        return
+    left, same, begin, ends = found
+    try:
+        rest, parts = json.loads(left), json.loads(b"[" + same[begin : ends[-1]] + b"]")
+    except ValueError:
+        with pytest.raises(ValueError):
+            json.loads(damaged)
+        return
+    whole = json.loads(damaged)
+    assert _without_marks(whole) == _without_marks({**rest, "messages": parts})
