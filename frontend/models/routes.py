@@ -168,12 +168,14 @@ class ModelRoutes:
         if refusal is not None:
             self._calls.on_request_refused()
             raise CapacityError(f"no capacity for the request: {refusal}")
+        work = self._forward(route, call)
         try:
-            await call.client.unless_gone(self._forward(route, call))
+            await call.client.unless_gone(work)
         except CapacityError:
             self._calls.on_request_refused()
             raise
         finally:
+            work.close()  # if it was not begun
             requests.give_back(account)
 
     async def _forward(self, route: str, call: HttpCall) -> None:
