@@ -112,18 +112,16 @@ def test_where_no_answer_was_late_of_late_more_are_foreseen_before_a_request_is_
     assert candidate.policy_terms["missed"] > 0.7
 
 
-@pytest.mark.parametrize(("late", "is_refused"), [(8, False), (90, True)])
-def test_once_many_answers_are_late_fewer_are(late: int, is_refused: bool) -> None:
-    """A few do not count: at its capacity a fleet has some, and all that is refused is lost."""
+def test_once_answers_are_late_fewer_are() -> None:
     router, clock = taught(sheds=True, itl_s=0.024)
-    for turn in range(late):
+    for turn in range(30):
         router.decide(TOKENS, f"late {turn}")
         clock.advance(0.02)
         router.mark_prefill_complete(f"late {turn}")
         clock.advance(10 * 0.0252)
         router.free(f"late {turn}", output_tokens=11)
         clock.advance(0.1)
-    assert refused_beside_five(router) == is_refused
+    assert refused_beside_five(router)
 
 
 def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> None:
