@@ -68,18 +68,7 @@ class ChatTemplate:
             text = self.pieces.put_together(messages, add_generation_prompt)
             if text is not None and len(text) <= MAX_RENDERED_CHARS:
                 return text
-        return self._rendered(messages, add_generation_prompt, tools, variables)
-
-    def render_whole(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
-    ) -> str:
-        """The same by the template itself, whatever is known of it."""
-        return self._rendered(messages, add_generation_prompt, tools, variables)
+        return self.render_whole(messages, add_generation_prompt, tools, variables)
 
     def grow(
         self,
@@ -118,15 +107,16 @@ class ChatTemplate:
         }
 
     def _rendered_plain(self, messages: Sequence[Mapping[str, Any]], prompted: bool) -> str:
-        return self._rendered(messages, prompted, None, None)
+        return self.render_whole(messages, prompted, None, None)
 
-    def _rendered(
+    def render_whole(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
     ) -> str:
+        """The same by the template itself, whatever is known of it."""
         if not self.takes_parts:
             messages = [_flattened(message) for message in messages]
         context = self._context(add_generation_prompt, tools, variables)

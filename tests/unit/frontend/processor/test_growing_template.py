@@ -180,7 +180,7 @@ class Chat:
 
         whole: str | None
         try:
-            whole = self.template._rendered(
+            whole = self.template.render_whole(
                 messages,
                 self.given["add_generation_prompt"],
                 self.given["tools"],

@@ -206,7 +206,7 @@ def text_of(template: ChatTemplate, messages: Any, prompted: bool, *, pieces: bo
     try:
         if pieces:
             return template.render(messages, add_generation_prompt=prompted)
-        return template._rendered(messages, prompted, None, None)
+        return template.render_whole(messages, prompted, None, None)
     except InvalidRequestError as error:
         return f"refused: {error}"
 
@@ -246,7 +246,7 @@ def test_a_long_chat_is_rendered_and_takes_no_ones_place() -> None:
     chat = [{"role": role, "content": f"{nth}"} for nth, role in enumerate(roles)]
     for count in (5, MOST_MESSAGES, MOST_MESSAGES + 1, 801):
         text = template.render(chat[:count])
-        assert text == template._rendered(chat[:count], True, None, None)
+        assert text == template.render_whole(chat[:count], True, None, None)
     assert [len(shape) for shape, _ in pieces._kept] == [5, MOST_MESSAGES]
 
 
