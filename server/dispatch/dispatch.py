@@ -173,7 +173,7 @@ class Dispatcher:
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
         request = facts = None
-        code, details = StatusCode.OK, ""
+        code, details, given = StatusCode.OK, "", ""
         tracing = self._tracing
         trace = NO_TRACE if tracing is NO_TRACE else tracing.begin(metadata)
         try:
@@ -256,6 +256,8 @@ class Dispatcher:
             raise RequestTimeoutError(why.text) from error
         except BaseException as error:
             code, details = status_of(error)
+            if isinstance(error, InvalidRequestError):
+                given = error.request_id
             if (
                 isinstance(error, ClientGoneError)
                 and request is not None
@@ -271,7 +273,7 @@ class Dispatcher:
             finally:
                 other = None
                 if request is None:
-                    given = "" if facts is None else facts.request_id
+                    given = given if facts is None else facts.request_id
                     other = OtherCall(GENERATE, given, details)
                 self._observer.on_end(request, code, other)
                 if trace is not NO_TRACE:
