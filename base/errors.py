@@ -31,8 +31,8 @@ class ConfigError(RouterError):
 
 
 class InvalidRequestError(RouterError):
-    """The caller's request can never succeed as it is; `field` names the part at fault, `request_id`
-    the request where it was read that far."""
+    """The caller's request can never succeed as it is; `field` names the part at fault, and
+    `request_id` the request if it was read that far."""
 
     def __init__(self, message: str, *, field: str | None = None, request_id: str = "") -> None:
         super().__init__(message)

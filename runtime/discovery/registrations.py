@@ -85,7 +85,9 @@ class Registrations:
                 late = end is not None and self._clock.now() + delay >= end
                 if late or not error.transient:
                     raise
+                self._outage.on_failed(error=str(error))
                 await asyncio.sleep(delay)
+        self._outage.on_well()
         self._task = supervise("lease", self._keep)
 
     async def register(self, bucket: str, key: str, value: bytes) -> None:

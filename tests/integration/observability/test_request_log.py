@@ -102,11 +102,11 @@ async def test_an_access_log_has_a_line_for_each_request() -> None:
 async def test_what_the_reader_refuses_has_its_id_in_the_access_log() -> None:
     access = AccessLog(SystemClock(), NoObserver())
     # field 4, a message of its own that is cut off inside
-    unreadable = prompt("garbled").SerializeToString() + b"\x22\x02\x0a\x05"
+    garbled = prompt("garbled").SerializeToString() + b"\x22\x02\x0a\x05"
     async with Rig(FakeEngine(), observer=access) as rig:
         rig.dispatcher.reader.limits = CallerLimits(max_prompt_tokens=100, max_id_bytes=8)
         with capture_logs() as logs:
-            for refused in (prompt("empty", 0), prompt("long", 101), prompt("abcdefghi"), unreadable):
+            for refused in (prompt("empty", 0), prompt("long", 101), prompt("abcdefghi"), garbled):
                 assert (await rig.refusal(refused))[0] is Code.INVALID_ARGUMENT
     ids = [line["request_id"] for line in named(logs, "request ended")]
     assert ids == ["empty", "long", "abcdefgh", "garbled"]
