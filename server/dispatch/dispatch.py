@@ -309,6 +309,13 @@ class Dispatcher:
                 attempt.call.cancel()
             return True, f"cancelled; its worker did not answer: {shortened(error.public)}"
 
+    async def finish(self, request_id: str, caller: Caller) -> None:
+        """Stop a request of which the client has all that it wants: it ended well, whatever its
+        worker makes of that."""
+        if (request := self._requests.get(generation_id(caller, request_id))) is not None:
+            request.is_read = True
+            await self.abort(request_id, caller)
+
     def set_limits(self, limits: DispatchLimits) -> None:
         """Use other limits from now on, also for requests in flight."""
         bounds = limits.requests
@@ -387,6 +394,9 @@ class Dispatcher:
                         self._sessions.bind(session, hedge.decision.worker)
                     attempt = hedge
             if failure is None:
+                return attempt.pair
+            if request.is_read:
+                self._ledger.on_finished(request)
                 return attempt.pair
             request.check_aborted()
             if request.stream is not None and attempt.messages:

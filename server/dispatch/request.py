@@ -254,7 +254,9 @@ class Request(msgspec.Struct):
     retrying: bool = False
     """it is counted by the retry budget"""
     aborted: bool = False
-    """its client asked to abort it"""
+    """its worker was asked to abort it"""
+    is_read: bool = False
+    """its client has all that it wants of the answer"""
     first_message_at: float | None = None
     last_message: bytes = b""
     last_message_at: float = 0.0
