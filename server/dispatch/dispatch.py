@@ -36,6 +36,7 @@ from ..handoff import Handoffs, PrefillLeg, SharedRequest
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
+from .generate_answer import is_whole
 from .generate_request import (
     GenerateFacts,
     ReadRequest,
@@ -49,7 +50,18 @@ from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver, OtherCall
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .request import GENERATE, NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
+from .request import (
+    GENERATE,
+    NO_TRACE,
+    Aborted,
+    Attempt,
+    Carrier,
+    Put,
+    Reply,
+    Request,
+    Tracing,
+    Write,
+)
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
@@ -293,7 +305,7 @@ class Dispatcher:
         request = self._requests.get(generation_id(caller, request_id))
         if request is None:
             return False, f"request {request_id} not found"
-        request.aborted = True
+        request.aborted = request.aborted or Aborted.ON_DEMAND
         self._hedging.drop(request)
         attempt = request.attempt
         if attempt is None or attempt.client is None or attempt.call is None:
@@ -313,7 +325,7 @@ class Dispatcher:
         """Stop a request of which the client has all that it wants: it ended well, whatever its
         worker makes of that."""
         if (request := self._requests.get(generation_id(caller, request_id))) is not None:
-            request.is_read = True
+            request.aborted = Aborted.READ
             await self.abort(request_id, caller)
 
     def set_limits(self, limits: DispatchLimits) -> None:
@@ -395,7 +407,9 @@ class Dispatcher:
                     attempt = hedge
             if failure is None:
                 return attempt.pair
-            if request.is_read:
+            if request.aborted is Aborted.READ or (
+                attempt.messages and request.facts.sequences == 1 and is_whole(request.last_message)
+            ):
                 self._ledger.on_finished(request)
                 return attempt.pair
             request.check_aborted()

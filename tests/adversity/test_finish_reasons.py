@@ -119,3 +119,21 @@ async def test_what_an_engine_does_after_a_stop_string_ends_no_answer(
             shown = await found.text()
         assert found.status == 200 and '"finish_reason":"stop"' in shown, shown
         assert '"error"' not in shown and shown.endswith("data: [DONE]\n\n") == streamed, shown
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.INTERNAL])
+@pytest.mark.parametrize("listener", ["completions", "chat", "grpc"])
+async def test_an_engine_that_fails_behind_its_last_word_has_answered(
+    listener: str, code: Any
+) -> None:
+    async def falls(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.streaming:
+            yield chunk(request, 11)
+        yield complete(request, 11)
+        await context.abort(code, "too late")
+
+    async with openai_serving(FakeEngine(falls)) as served:
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert shown.startswith("200"), shown
+            assert '"error"' not in shown and "too late" not in shown, shown
