@@ -141,15 +141,15 @@ def origin_of(
 
 
 def _without_aliases(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers under our own names; ApiError 400 if two names of one thing say different things."""
+    """Headers under our own names; ApiError 400 if two names of one thing have different values."""
     kept = {name: value for name, value in headers.items() if name not in ALIASES}
-    said_by = dict(zip(kept, kept, strict=True))
+    named_by = dict(zip(kept, kept, strict=True))
     for name, ours in ALIASES.items():
         if (value := headers.get(name)) is None:
             continue
-        other = said_by.setdefault(ours, name)
+        other = named_by.setdefault(ours, name)
         if kept.setdefault(ours, value) != value:
-            raise ApiError(400, f"{name} and {other} say different things", param=name)
+            raise ApiError(400, f"{name} and {other} have different values", param=name)
     return kept
 
 

@@ -54,8 +54,8 @@ def is_whole(message: bytes) -> bool:
         response = pb.GenerateResponse.FromString(message)
     except DecodeError:
         return False
-    reason = response.complete.finish_reason
-    return response.HasField("complete") and SHOWN_REASONS.get(reason, reason) != ABORTED
+    reason: str = response.complete.finish_reason
+    return bool(response.HasField("complete")) and SHOWN_REASONS.get(reason, reason) != ABORTED
 
 
 def _read(message: bytes) -> tuple[bool | None, int, int, int]:

@@ -62,7 +62,7 @@ async def test_two_names_of_a_header_say_the_same(
     assert (await complete(served, same))[0] == 200
     status, told = await complete(served, same | {names[0]: str(value + 1)})
     assert status == 400
-    assert told["error"]["message"] == f"{names[0]} and {names[1]} say different things"
+    assert told["error"]["message"] == f"{names[0]} and {names[1]} have different values"
 
 
 async def test_what_is_asked_for_comes_back_and_nothing_else(served: Served) -> None:
