@@ -1,10 +1,12 @@
-"""The other processes of benchmarks of proxies: an engine that answers at once, and a bare proxy.
+"""The other processes of benchmarks of proxies: an engine that answers at once, and bare proxies.
 
-Run as `python -m dynamo_router.bench.load.proxy_peers engine PORTS` or `... bare ADDRESS,...`; each
-prints the addresses it listens on, then serves until it is killed.
+Run as `python -m dynamo_router.bench.load.proxy_peers engine PORTS`, `... bare ADDRESS,...` or
+`... bare-http2 ADDRESS,...`; each prints the addresses it listens on, then serves until it is
+killed.
 """
 
 import asyncio
+import gc
 import itertools
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ import grpc
 import uvloop
 from grpc import aio
 
+from ...process.huge_pages import use_huge_pages
+from ...server.command import GC_THRESHOLDS
+from ...transport.http2 import ClientChannel, Http2Server, ServerCall
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
 from .child import pid_of, start_child
@@ -86,6 +91,27 @@ def bare_proxy(targets: str) -> dict[str, Any]:
     return {GENERATE: grpc.unary_stream_rpc_method_handler(generate)}
 
 
+async def serve_copies(targets: str) -> None:
+    """The same on our own HTTP/2, as `serve` has it: what is left of a request without a router."""
+    turns = itertools.cycle([ClientChannel(target) for target in targets.split(",")])
+
+    async def generate(call: ServerCall) -> None:
+        message = await call.read()
+        if message is not None:
+            answers = next(turns).call(GENERATE, message)
+            await answers.deliver(lambda each: None if call.put(each) else each, call.write)
+
+    server = Http2Server()
+    port = server.bind("127.0.0.1", 0)
+    await server.start({GENERATE: generate})
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    use_huge_pages()
+    print(f"127.0.0.1:{port}", flush=True)
+    await asyncio.Event().wait()
+
+
 async def start_peer(role: str, argument: str, stack: AsyncExitStack) -> tuple[int, list[str]]:
     """This module as a process, stopped with the stack; its pid and the addresses it listens on."""
     # -W: that this module is imported with its room, and then run, is meant.
@@ -116,9 +142,11 @@ async def serve_until_killed(
 
 
 async def main(role: str, argument: str) -> None:
-    """Serve as "engine", on a number of ports, or as "bare", to these addresses."""
+    """Serve as "engine", on a number of ports, or as a bare proxy, to these addresses."""
     if role == "engine":
         await serve_until_killed(engine(), int(argument))
+    elif role == "bare-http2":
+        await serve_copies(argument)
     else:
         await serve_until_killed(bare_proxy(argument), 1)
 

@@ -1,11 +1,11 @@
 """dynamo-router bench path: a request's whole way, through our doors and Dynamo's frontend.
 
 Ways to mock engines that compute in no time, in turn within each round, at each concurrency and
-length of answer: straight to an engine, through a bare copying proxy, through Envoy where that is
-given, through the gRPC door and the OpenAI door of `serve`; where Dynamo is installed, to its own
-mock workers through its frontend, and through the gRPC door of another `serve`. With `--record`
-through the listeners of two, one of which records. CPU is that of whole processes, by the kernel's
-clock.
+length of answer: straight to an engine, through proxies that only copy bytes, on grpc.aio and on
+our own HTTP/2, through Envoy where that is given, through the gRPC door and the OpenAI door of
+`serve`; where Dynamo is installed, to its own mock workers through its frontend, and through the
+gRPC door of another `serve`. With `--record` through the listeners of two, one of which records.
+CPU is that of whole processes, by the kernel's clock.
 """
 
 import contextlib
@@ -51,13 +51,15 @@ ADOPTING = f"--mode kv --block-size {BLOCK_SIZE} --port 0 --http-port 0 --log-le
 """Arguments of the `serve` in front of Dynamo's workers, beside those that say where they are."""
 BASES = (
     ("router", "bare"),
+    ("bare-http2", "bare"),
     ("envoy", "bare"),
     ("router", "envoy"),
     ("frontend", "dynamo"),
     ("router-dynamo", "dynamo"),
     ("frontend-text", "smg"),
 )
-"""What each of our doors is compared with, and what a proxy in C++ makes of the same."""
+"""What each of our doors is compared with, and what our transport alone and a proxy in C++ make of
+the same."""
 LONG_BASES = (("frontend", "smg"), ("frontend", "dynamo"))
 LISTENERS = ("router", "frontend", "frontend-text")
 RECORDED = "-recorded"
@@ -151,8 +153,9 @@ class Servers:
     async def _add_grpc(self, serve: ServeProcess, engines: int) -> None:
         config, addresses = self._config, serve.worker_addresses
         self._add_generate("direct", Way(addresses[0], engines, engines))
-        bare, (address,) = await start_peer("bare", ",".join(addresses), self._stack)
-        self._add_generate("bare", Way(address, bare, engines))
+        for role in ("bare", "bare-http2"):
+            bare, (address,) = await start_peer(role, ",".join(addresses), self._stack)
+            self._add_generate(role, Way(address, bare, engines))
         if config.envoy is not None:
             limit_s = config.start_timeout_s
             envoy, address = await start_envoy(config.envoy, addresses, limit_s, self._stack)

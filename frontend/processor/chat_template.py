@@ -26,6 +26,8 @@ from .template_text import EDGES
 
 MAX_RENDERED_CHARS = 16 << 20
 """A template is a program of the model's author; its output is bounded."""
+MOST_VERDICTS = 1024
+_OF_DICTS = frozenset(dir(dict))
 
 
 class ChatTemplate:
@@ -151,8 +153,35 @@ class _Generation(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The same rules, by which a field of a message costs no exception, and an attribute's kind is
+    judged once: of a long chat the rules took half of the time."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._verdicts: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _OF_DICTS:
+            return super().getattr(obj, attribute)
+        try:
+            return obj[attribute]
+        except KeyError:
+            return self.undefined(obj=obj, name=attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # It depends on nothing else.
+        key, verdicts = (type(obj), attr), self._verdicts
+        safe = verdicts.get(key)
+        if safe is None:
+            if len(verdicts) >= MOST_VERDICTS:
+                verdicts.clear()  # of names that a template makes up
+            safe = verdicts[key] = super().is_safe_attribute(obj, attr, value)
+        return safe
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

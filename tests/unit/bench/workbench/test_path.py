@@ -62,7 +62,7 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )  # fmt: skip
     assert run(config) == 0
     result = json.loads(target.read_text())
-    ways = ["direct", "bare", *(["envoy"] if ENVOY else []), "router", "frontend"]
+    ways = ["direct", "bare", "bare-http2", *(["envoy"] if ENVOY else []), "router", "frontend"]
     ways += ["frontend-text", "smg"] if SMG else []
     ways += ["dynamo", "router-dynamo"] if PEER else []
     loads = [(1, 1), (1, 2), (3, 1), (3, 2)]
@@ -74,7 +74,8 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert 0 < row["ttft_ms"]["p50"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["p99"]
     compared = {(each["name"], each["beside"]) for each in result["ratios"]}
     assert all({"cpu", "requests_per_s", "added_p50"} <= each.keys() for each in result["ratios"])
-    assert compared == {("router", "bare"), *BESIDE_ENVOY, *BESIDE_SMG, *BESIDE_DYNAMO}
+    ours = {("router", "bare"), ("bare-http2", "bare")}
+    assert compared == {*ours, *BESIDE_ENVOY, *BESIDE_SMG, *BESIDE_DYNAMO}
     said = capsys.readouterr().out
     assert ("too noisy" in said) is result["too_noisy"] is (result["others_cpu_share"] > NOISY)
 

@@ -1,6 +1,11 @@
 """Chat templates as transformers reads them, and what they may not do."""
 
+import re
+from collections import UserDict
+from typing import Any
+
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.frontend.processor import ChatTemplate, chat_template
@@ -77,3 +82,29 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("a",
 )
 def test_parts_go_to_templates_that_want_them(text: str, expected: str) -> None:
     assert render(text, PARTS) == expected
+
+
+class _Bag(UserDict[str, Any]):
+    """A mapping that is no dict."""
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["role", "absent", "items", "clear", "_role", "__class__", "format", "upper", "append", "mro"],
+)
+def test_fields_are_judged_as_by_the_library(field: str) -> None:
+    environments = chat_template._environment(), ImmutableSandboxedEnvironment()
+    given = {"role": "r", "items": "i", "_role": "u", "__class__": "c", "format": "f", "mro": "m"}
+    values: list[Any] = [given, {}, _Bag(given), ["a"], "text", "text".format, dict, None, 1.5]
+    for asked in (f"v.{field}", f"n.{field}", f"v['{field}']", f"v.{field}()"):
+        text = f"{{% set n = namespace({field}=v) %}}{{{{ v.{field} is defined, {asked} }}}}"
+        templates = [environment.from_string(text) for environment in environments]
+        for value in (*values, *values):  # the second time it is known
+            found = []
+            for template in templates:
+                try:
+                    said = template.render(v=value)
+                except Exception as error:
+                    said = f"{type(error)} {error}"
+                found.append(re.sub("0x[0-9a-f]+", "", said))
+            assert found[0] == found[1], (value, asked)
