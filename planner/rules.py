@@ -1,6 +1,8 @@
 """Rules between plans: what is seen without a simulation. They add engines and remove none."""
 
 import math
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import NamedTuple
 
 from .fleet import Fleet, Role
@@ -23,6 +25,9 @@ class Alarm(NamedTuple):
     reason: str
 
 
+_ARRIVAL = attrgetter("arrival_s")
+
+
 def is_good(request: ObservedRequest, now: float, objectives: Objectives) -> bool | None:
     """Whether an answer is good; None while that is open. No answer in time is not good."""
     if request.ttft_ms is None:
@@ -41,12 +46,9 @@ def attainment(
     """The share of good answers to requests of the last seconds, of how many; None: none known."""
     if seen.requests is None:
         return None, 0
-    found = [
-        good
-        for each in seen.requests
-        if each.arrival_s >= seen.at - last_s
-        and (good := is_good(each, seen.at, objectives)) is not None
-    ]
+    last = seen.requests[bisect_left(seen.requests, seen.at - last_s, key=_ARRIVAL) :]
+    judged = [is_good(each, seen.at, objectives) for each in last]
+    found = [each for each in judged if each is not None]
     return (sum(found) / len(found), len(found)) if found else (None, 0)
 
 
@@ -66,7 +68,8 @@ def alarms(
     found: list[Alarm] = []
     if seen.requests is None:
         return found
-    recent = sum(each.arrival_s > seen.at - RECENT_S for each in seen.requests)
+    since = bisect_right(seen.requests, seen.at - RECENT_S, key=_ARRIVAL)
+    recent = len(seen.requests) - since
     sure = max(0.0, recent - SURELY_MORE * math.sqrt(dispersion * recent)) / RECENT_S
     for role, rate in capacity.items():
         least = math.ceil(sure / rate - 1e-9) if rate > 0 else 0

@@ -400,6 +400,8 @@ class Search:
                 self.excerpt,
                 problem.level,
                 number,
+                problem.model.engine.block_size,
+                problem.model.trace_block_size,
             )
         return self._scenario
 
