@@ -51,7 +51,7 @@ TRIED_S = 300.0
 """that a fleet has served, from when on what it was seen to miss says more than plans do."""
 SHRINK_MARGIN, INDEBTED = 0.7, 0.5
 """of the misses that the target allows are enough for a fleet that shrinks; and of those, while
-the hour owes good answers."""
+the last hour has a debt."""
 SETTLED_MARGIN = 0.3
 """of the misses that the target allows, at the rate of an hour: bursts of that hour miss more."""
 LEAST_BINS, KNOWN_BINS = 4, 8
@@ -228,10 +228,10 @@ class Planner:
 
     def level(self, seen: Observation) -> float:
         """The forecast's quantile that is planned for: the wanted chance, and less where the past
-        window has kept more than the target, and the hour owes nothing. What was kept beyond it is
-        there to be spent."""
+        window has kept more than the target, without a debt of the last hour. What was kept beyond
+        the target is there to be spent."""
         objectives = self.objectives
-        if self._debt.owed(objectives.target):
+        if self._debt.due(objectives.target):
             return objectives.confidence
         share, count = attainment(seen, objectives, seen.window_s)
         if share is None or count < LEAST_SAMPLES:
@@ -257,8 +257,8 @@ class Planner:
             self._next_plan = seen.at + SOON_S
             return present, (), False, ["too little is known of arrivals"]
         self._debt.take(seen, self.objectives)
-        owed = self._debt.owed(self.objectives.target)
-        self._margin = SHRINK_MARGIN * (1 - (1 - INDEBTED) * owed)
+        due = self._debt.due(self.objectives.target)
+        self._margin = SHRINK_MARGIN * (1 - (1 - INDEBTED) * due)
         level = self.level(seen)
 
         def path(dispersion: float) -> NDArray[np.float64]:

@@ -20,9 +20,9 @@ SURE = 2.0  # standard deviations of answers by chance
 HOUR_S, ENDED_S = 3600.0, 30.0
 """What misses are made good in, and how old arrivals are whose answers are counted for that."""
 LEAST_ANSWERS = 100
-"""Fewer owe nothing."""
+"""Fewer make no debt."""
 NEARLY = 0.9
-"""of the misses that the target allows: from there on good answers are owed, all at the target."""
+"""of the misses that the target allows: from there on there is a debt, a full one at the target."""
 SURELY_MORE = 3.0  # of arrivals: they are looked at some hundred times an hour
 
 
@@ -62,7 +62,7 @@ def attainment(
 
 
 class Debt:
-    """What the last hour owes: its misses, as far as they near what the target allows."""
+    """Misses of the last hour, as far as they near what the target allows."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, int, int]] = deque()  # when; good answers, of how many
@@ -84,9 +84,9 @@ class Debt:
         while self._parts[0][0] < until - HOUR_S:
             self._parts.popleft()
 
-    def owed(self, target: float) -> float:
-        """From 0, nothing, to 1. What an hour of good answers could not make good is not owed:
-        that is lost, and engines bring it back no more."""
+    def due(self, target: float) -> float:
+        """From 0, nothing, to 1. Nothing is due of more than an hour of good answers could make
+        good: that is lost, and engines bring it back no more."""
         count = sum(answers for _, _, answers in self._parts)
         if count < LEAST_ANSWERS:
             return 0.0

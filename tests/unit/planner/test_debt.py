@@ -32,32 +32,32 @@ def debt_after(*late: int) -> Debt:
     return debt
 
 
-def test_misses_near_what_the_target_allows_are_owed_as_long_as_they_can_be_made_good() -> None:
-    assert debt_after(8).owed(0.95) == 0
-    assert debt_after(11).owed(0.95) == 1
-    assert 0 < debt_after(19, 0).owed(0.95) < 1
-    assert debt_after(11, 0).owed(0.95) == 0
-    assert debt_after(40).owed(0.95) == 0  # an hour of good answers brings that back no more
-    assert debt_after(40, 0).owed(0.95) == 1
+def test_misses_near_what_the_target_allows_are_due_as_long_as_they_can_be_made_good() -> None:
+    assert debt_after(8).due(0.95) == 0
+    assert debt_after(11).due(0.95) == 1
+    assert 0 < debt_after(19, 0).due(0.95) < 1
+    assert debt_after(11, 0).due(0.95) == 0
+    assert debt_after(40).due(0.95) == 0  # an hour of good answers brings that back no more
+    assert debt_after(40, 0).due(0.95) == 1
     debt = debt_after(11)
     later = 1000.0 + 3700
     debt.take(observation(later, 0.0, 1, requests=answers(later, 0)), OBJECTIVES)
-    assert debt.owed(0.95) == 0
+    assert debt.due(0.95) == 0
 
 
 def test_a_clock_that_goes_back_leaves_no_debt() -> None:
     debt = debt_after(11)
     debt.take(observation(500.0, 0.0, 1, requests=answers(500.0, 0)), OBJECTIVES)
-    assert debt.owed(0.95) == 0
+    assert debt.due(0.95) == 0
 
 
 def indebted(planner: Planner) -> Planner:
-    """Of a window with as many late answers as are owed, which is over."""
+    """Of a window with as many late answers as make a debt, which is over."""
     planner.observe(observation(900.0, 0.0, 3, requests=answers(900.0, 130, 2000)))
     return planner
 
 
-def test_while_answers_are_owed_a_fleet_shrinks_to_what_keeps_more(
+def test_while_there_is_a_debt_a_fleet_shrinks_to_what_keeps_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge_by(monkeypatch, [0.97])
@@ -67,7 +67,7 @@ def test_while_answers_are_owed_a_fleet_shrinks_to_what_keeps_more(
     assert decide(indebted(new_planner()), 2.0, 3).after.aggregated == 2
 
 
-def test_what_a_window_kept_beyond_the_target_is_not_spent_while_answers_are_owed() -> None:
+def test_what_a_window_kept_beyond_the_target_is_not_spent_while_there_is_a_debt() -> None:
     good = observation(1000.0, 2.0, 3)
     assert new_planner().level(good) == pytest.approx(0.5)
     assert indebted(new_planner()).level(good) == OBJECTIVES.confidence
