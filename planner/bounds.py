@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..bench.simulation import SampledTrace
 from .candidates import Roles, neighbours, ordered, roles_of
@@ -91,10 +92,18 @@ class Needs:
             return self._smallest(), 0, 0
         found: dict[Fleet, int] = {}
         target = self._objectives.target * (high - low)
+        start = max(0.0, first_s - LEAD_S)
+        first, _ = self._day.between(start, first_s)
+        trace = SampledTrace(
+            self._day.requests[first:high],
+            self._day.arrivals_s[first:high] - start,
+            block_size=self._model.engine.block_size,
+            trace_block_size=self._day.block_size,
+        )
 
         def good(fleet: Fleet) -> int:
             if fleet not in found:
-                found[fleet] = self._good(first_s, fleet)
+                found[fleet] = int(self._good(trace, fleet)[low - first :].sum())
             return found[fleet]
 
         current, costs = guess, self._constraints.costs
@@ -119,16 +128,8 @@ class Needs:
                 return current, good(current), high - low
             current = field[0]
 
-    def _good(self, first_s: float, fleet: Fleet) -> int:
-        """Good answers of the minute, on a fleet that is there."""
-        start = max(0.0, first_s - LEAD_S)
-        low, high = self._day.between(start, first_s + MINUTE_S)
-        trace = SampledTrace(
-            self._day.requests[low:high],
-            self._day.arrivals_s[low:high] - start,
-            block_size=self._model.engine.block_size,
-            trace_block_size=self._day.block_size,
-        )
+    def _good(self, trace: SampledTrace, fleet: Fleet) -> NDArray[np.bool_]:
+        """Which answers are good, on a fleet that is there."""
         simulation = self._model.simulation(trace, fleet)
         engines = simulation.engines
         assert engines is not None
@@ -136,9 +137,8 @@ class Needs:
             for _ in range(count):
                 engines.start(role, 0.0, 0.0)
         log = simulation.run(control=_NoChange())
-        outputs = np.array([each.output_tokens for each in self._day.requests[low:high]], np.int64)
-        answers = self._objectives.good(*latencies(log, outputs))
-        return int(answers[self._day.arrivals_s[low:high] >= first_s].sum())
+        outputs = np.array([each.output_length for each in trace.requests], np.int64)
+        return self._objectives.good(*latencies(log, outputs))
 
 
 class _NoChange:

@@ -43,6 +43,19 @@ class DayTrace:
     arrivals_s: NDArray[np.float64]
     block_size: int  # of the ids
     ids: list[tuple[int, ...]]
+    _traces: dict[int, SampledTrace] = field(default_factory=dict, repr=False, compare=False)
+
+    def trace(self, block_size: int) -> SampledTrace:
+        """For simulations with engines of such blocks: hashed once for all policies."""
+        found = self._traces.get(block_size)
+        if found is None:
+            found = self._traces[block_size] = SampledTrace(
+                self.requests,
+                self.arrivals_s,
+                block_size=block_size,
+                trace_block_size=self.block_size,
+            )
+        return found
 
     @property
     def end_s(self) -> float:
@@ -257,13 +270,7 @@ def run_day(
     """The day under a policy, from a fleet that serves at once. `model` is what the engines are
     really like, `places` the most engines of each role at a time. HopelessError once more than
     `most_missed` answers were not good."""
-    trace = SampledTrace(
-        day.requests,
-        day.arrivals_s,
-        block_size=model.engine.block_size,
-        trace_block_size=day.block_size,
-    )
-    simulation = model.simulation(trace, places)
+    simulation = model.simulation(day.trace(model.engine.block_size), places)
     engines = simulation.engines
     assert engines is not None
     for role, count in start:

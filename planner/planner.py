@@ -24,8 +24,8 @@ from .forecast import LONGEST_STRETCH, ONE_RATE_S, ArrivalForecast
 from .objectives import Objectives
 from .observation import Observation, choose_victims
 from .planning import CpuBudget, Oracle, PlanningConfig
-from .rules import alarms, attainment
-from .search import BIN_S, SHRINK_MARGIN, Problem, Proposal, Search
+from .rules import Debt, alarms, attainment
+from .search import BIN_S, Problem, Proposal, Search
 from .what_if import EngineModel
 
 WARM_UP_REQUESTS = 5
@@ -49,6 +49,9 @@ ALIKE = 1.1
 """times as fast, or as slow: plans with other engines than the model has by now do not count."""
 TRIED_S = 300.0
 """that a fleet has served, from when on what it was seen to miss says more than plans do."""
+SHRINK_MARGIN, INDEBTED = 0.7, 0.5
+"""of the misses that the target allows are enough for a fleet that shrinks; and of those, while
+the last hour has a debt."""
 SETTLED_MARGIN = 0.3
 """of the misses that the target allows, at the rate of an hour: bursts of that hour miss more."""
 LEAST_BINS, KNOWN_BINS = 4, 8
@@ -112,6 +115,7 @@ class Planner:
         self._choices: deque[Fleet] = deque(maxlen=MOST_AGREEING)
         self._trials: deque[_Trial] = deque(maxlen=MOST_TRIALS)
         self._agreeing, self._regret_at = AGREEING_PLANS, -math.inf
+        self._debt, self._margin = Debt(), SHRINK_MARGIN
         self._dispersion = 1.0  # of arrivals, as the last plan found
         self._enough: Fleet | None = None  # by the last plan, if engines may be removed
         self._number = self._plans = 0
@@ -224,8 +228,11 @@ class Planner:
 
     def level(self, seen: Observation) -> float:
         """The forecast's quantile that is planned for: the wanted chance, and less where the past
-        window has kept more than the target. What was kept beyond it is there to be spent."""
+        window has kept more than the target, without a debt of the last hour. What was kept beyond
+        the target is there to be spent."""
         objectives = self.objectives
+        if self._debt.due(objectives.target):
+            return objectives.confidence
         share, count = attainment(seen, objectives, seen.window_s)
         if share is None or count < LEAST_SAMPLES:
             return objectives.confidence
@@ -249,6 +256,9 @@ class Planner:
         if self.forecast.seen < LEAST_BINS and not alarmed:
             self._next_plan = seen.at + SOON_S
             return present, (), False, ["too little is known of arrivals"]
+        self._debt.take(seen, self.objectives)
+        due = self._debt.due(self.objectives.target)
+        self._margin = SHRINK_MARGIN * (1 - (1 - INDEBTED) * due)
         level = self.level(seen)
 
         def path(dispersion: float) -> NDArray[np.float64]:
@@ -263,6 +273,7 @@ class Planner:
             proposals=self._proposals,
             path=path,
             level=level,
+            margin=self._margin,
             capacity=dict(self.capacity),
             oracle=self._oracle,
             number=self._seed * 7919 + self._plans * 31,
@@ -289,15 +300,18 @@ class Planner:
             self._agreeing, self._regret_at = self._agreeing // 2, seen.at
         wanted, may_remove = chosen, not self.mismatch and not self._bins.trouble
         if chosen.cost(self.constraints.costs) < present.cost(self.constraints.costs):
+            # An engine that is started anew costs a start-up: it stays for as long as that.
+            dwelling = 1 + round(self.config.start_up_s / self.config.plan_every_s)
+            agreeing = min(MOST_AGREEING, max(self._agreeing, dwelling))
             shrunk = chosen
-            for each in [*self._choices][-self._agreeing :]:
+            for each in [*self._choices][-agreeing:]:
                 shrunk = shrunk.highest(each.lowest(present))
-            if len(self._choices) < self._agreeing:
+            if len(self._choices) < agreeing:
                 shrunk = present
-            if shrunk == present and self._agreeing == AGREEING_PLANS:
+            if shrunk == present and agreeing == AGREEING_PLANS:
                 self._next_plan = seen.at + self.config.plan_every_s / AGREEING_PLANS
             if shrunk != chosen:
-                why.append(f"{chosen} is enough: {self._agreeing} plans have to find that")
+                why.append(f"{chosen} is enough: {agreeing} plans have to find that")
             wanted = shrunk
         steady = self._of_steady_load(seen, present, chosen, wanted, search, steady_s)
         if steady != wanted:
@@ -350,7 +364,7 @@ class Planner:
         enough = [
             fleet
             for fleet in kept
-            if missed[fleet] <= SHRINK_MARGIN * allowed and fleet.lowest(chosen) == chosen
+            if missed[fleet] <= self._margin * allowed and fleet.lowest(chosen) == chosen
         ]
         return min(enough, key=lambda each: (each.cost(costs), str(each)), default=present)
 

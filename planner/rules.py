@@ -1,7 +1,12 @@
 """Rules between plans: what is seen without a simulation. They add engines and remove none."""
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from operator import attrgetter
 from typing import NamedTuple
+
+import numpy as np
 
 from .fleet import Fleet, Role
 from .objectives import Objectives
@@ -12,6 +17,12 @@ RECENT_S = 15.0
 LEAST_REQUESTS = 8
 """Answers to fewer requests raise no alarm."""
 SURE = 2.0  # standard deviations of answers by chance
+HOUR_S, ENDED_S = 3600.0, 30.0
+"""What misses are made good in, and how old arrivals are whose answers are counted for that."""
+LEAST_ANSWERS = 100
+"""Fewer make no debt."""
+NEARLY = 0.9
+"""of the misses that the target allows: from there on there is a debt, a full one at the target."""
 SURELY_MORE = 3.0  # of arrivals: they are looked at some hundred times an hour
 
 
@@ -21,6 +32,9 @@ class Alarm(NamedTuple):
     role: Role
     least: int
     reason: str
+
+
+_ARRIVAL = attrgetter("arrival_s")
 
 
 def is_good(request: ObservedRequest, now: float, objectives: Objectives) -> bool | None:
@@ -41,13 +55,44 @@ def attainment(
     """The share of good answers to requests of the last seconds, of how many; None: none known."""
     if seen.requests is None:
         return None, 0
-    found = [
-        good
-        for each in seen.requests
-        if each.arrival_s >= seen.at - last_s
-        and (good := is_good(each, seen.at, objectives)) is not None
-    ]
+    last = seen.requests[bisect_left(seen.requests, seen.at - last_s, key=_ARRIVAL) :]
+    judged = [is_good(each, seen.at, objectives) for each in last]
+    found = [each for each in judged if each is not None]
     return (sum(found) / len(found), len(found)) if found else (None, 0)
+
+
+class Debt:
+    """Misses of the last hour, as far as they near what the target allows."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, int, int]] = deque()  # when; good answers, of how many
+        self._counted_s = -math.inf
+
+    def take(self, seen: Observation, objectives: Objectives) -> None:
+        """Count the answers to what has come since the last time."""
+        until = seen.at - ENDED_S
+        if seen.requests is None:
+            return
+        if until < self._counted_s:  # the clock went back
+            self._parts.clear()
+            self._counted_s = -math.inf
+        first = bisect_right(seen.requests, self._counted_s, key=_ARRIVAL)
+        new = seen.requests[first : bisect_right(seen.requests, until, key=_ARRIVAL)]
+        judged = [is_good(each, seen.at, objectives) for each in new]
+        self._parts.append((until, judged.count(True), len(new) - judged.count(None)))
+        self._counted_s = until
+        while self._parts[0][0] < until - HOUR_S:
+            self._parts.popleft()
+
+    def due(self, target: float) -> float:
+        """From 0, nothing, to 1. Nothing is due of more than an hour of good answers could make
+        good: that is lost, and engines bring it back no more."""
+        count = sum(answers for _, _, answers in self._parts)
+        if count < LEAST_ANSWERS:
+            return 0.0
+        missed = 1 - sum(good for _, good, _ in self._parts) / count
+        spent = missed / max(1e-9, 1 - target)
+        return 0.0 if spent > 2 else float(np.interp(spent, (NEARLY, 1.0), (0.0, 1.0)))
 
 
 def alarms(
@@ -66,7 +111,8 @@ def alarms(
     found: list[Alarm] = []
     if seen.requests is None:
         return found
-    recent = sum(each.arrival_s > seen.at - RECENT_S for each in seen.requests)
+    since = bisect_right(seen.requests, seen.at - RECENT_S, key=_ARRIVAL)
+    recent = len(seen.requests) - since
     sure = max(0.0, recent - SURELY_MORE * math.sqrt(dispersion * recent)) / RECENT_S
     for role, rate in capacity.items():
         least = math.ceil(sure / rate - 1e-9) if rate > 0 else 0

@@ -39,8 +39,6 @@ LAST_SHARE = 0.1
 """of the CPU: with less no first simulation is tried again."""
 LEAST_COMING = 20
 """Requests to come in a scenario, at least: fewer say nothing."""
-SHRINK_MARGIN = 0.7
-"""of the misses that the target allows are enough for a fleet that shrinks."""
 FAR_OFF = 0.5
 """Attainment below which engines are tried by more than one."""
 WORTH = 1.15
@@ -52,8 +50,9 @@ Proposal = Callable[[Observation], Fleet | None]
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What a plan is searched for with. `path`: counts of the coming bins, as they are planned for,
-    by the dispersion of arrivals; `level`: the forecast's quantile that they are; `capacity`:
-    requests a second that an engine is known to serve well; `number`: of all that is random."""
+    by the dispersion of arrivals; `level`: the forecast's quantile that they are; `margin`: of the
+    misses that the target allows, as many are enough for a fleet that shrinks; `capacity`: requests
+    a second that an engine is known to serve well; `number`: of all that is random."""
 
     config: PlanningConfig
     model: EngineModel
@@ -62,6 +61,7 @@ class Problem:
     proposals: Mapping[str, Proposal]
     path: Callable[[float], NDArray[np.float64]]
     level: float
+    margin: float
     capacity: Mapping[Role, float]
     oracle: Oracle | None
     number: int
@@ -338,7 +338,7 @@ class Search:
 
     def _is_ample(self, fleet: Fleet) -> bool:
         """Whether it keeps more than the target."""
-        allowed = SHRINK_MARGIN * (1 - self._problem.objectives.target)
+        allowed = self._problem.margin * (1 - self._problem.objectives.target)
         return self._outcome(fleet).attainment >= 1 - allowed
 
     def _scarce(self, fleet: Fleet) -> Role:
@@ -400,6 +400,8 @@ class Search:
                 self.excerpt,
                 problem.level,
                 number,
+                problem.model.engine.block_size,
+                problem.model.trace_block_size,
             )
         return self._scenario
 

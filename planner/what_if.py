@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -104,11 +105,13 @@ class Excerpt(NamedTuple):
         return kept, begins[bins[kept]] + within[kept]
 
 
-class Scenario(NamedTuple):
+@dataclass(frozen=True)
+class Scenario:
     """What is simulated: requests and their times, in seconds from now, as the excerpt has them;
     past ones are below 0. `horizon_s` is the true one.
 
-    `probability` is the forecast's quantile that the arrivals are of.
+    `probability` is the forecast's quantile that the arrivals are of. `block_size` is an engine's,
+    `trace_block_size` that of the requests' ids.
     """
 
     requests: Sequence[SampledRequest]
@@ -117,6 +120,23 @@ class Scenario(NamedTuple):
     excerpt: Excerpt
     probability: float
     seed: int
+    block_size: int
+    trace_block_size: int
+
+    @cached_property
+    def lead_s(self) -> float:
+        """What is simulated before now."""
+        return -float(min(0.0, self.arrivals_s.min(initial=0.0)))
+
+    @cached_property
+    def trace(self) -> SampledTrace:
+        """Its requests for a simulation: made once, and their hashes too, for all candidates."""
+        return SampledTrace(
+            self.requests,
+            self.arrivals_s + self.lead_s,
+            block_size=self.block_size,
+            trace_block_size=self.trace_block_size,
+        )
 
 
 class Outcome(NamedTuple):
@@ -214,21 +234,14 @@ def simulate_candidate(
         return Outcome(1.0, 1.0, 0.0, 0.0, seconds, none, none)
     start_up_s = scenario.excerpt.at(model.start_up_s)
     horizon_s = scenario.excerpt.at(scenario.horizon_s)
-    lead_s = -float(min(0.0, scenario.arrivals_s.min(initial=0.0)))
-    times = scenario.arrivals_s + lead_s
-    trace = SampledTrace(
-        scenario.requests,
-        times,
-        block_size=model.engine.block_size,
-        trace_block_size=model.trace_block_size,
-    )
+    lead_s = scenario.lead_s
     there = Fleet(*(sum(each.role == role for each in workers) for role in ROLES))
     most = there.highest(target)
     added = Fleet(*(max(0, target.count(role) - _staying(workers, role)) for role in ROLES))
     most = Fleet(*(there.count(role) + count for role, count in added)).highest(most)
     if bool(most.prefill) != bool(most.decode):  # roles need each other, places at least
         most = most.highest(Fleet(prefill=1, decode=1))
-    simulation = model.simulation(trace, most, seed=scenario.seed)
+    simulation = model.simulation(scenario.trace, most, seed=scenario.seed)
     engines = simulation.engines
     assert engines is not None
     for each in workers:

@@ -328,37 +328,31 @@ class Simulation:
 
     def _settle(self) -> int:
         """Tell the router what the engines have answered; how many answers that were."""
-        clock = self._clock
+        clock, handoffs = self._clock, self._handoffs
         emissions = self.fleet.take_emissions()
-        handoffs, answers = self._handoffs, np.ones(len(emissions.times), np.bool_)
-        cached_tokens = emissions.cached_tokens
-        for i, time, place, kind, cached in zip(
-            range(len(answers)),
+        for time, place, kind, cached, preemptions in zip(
             emissions.times.tolist(),
             emissions.requests.tolist(),
             emissions.kinds.tolist(),
             emissions.cached_tokens.tolist(),
+            emissions.preemptions.tolist(),
             strict=True,
         ):
             clock.time, router = time, self._router_of(place)
             if handoffs is not None:
                 if handoffs.on_answer(place, kind, cached, time):
-                    answers[i] = False
                     continue
                 if handoffs.remote[place]:
-                    cached = cached_tokens[i] = int(handoffs.cached[place])
+                    cached = int(handoffs.cached[place])
             if kind & 1:
                 router.mark_prefill_complete(str(place), cached_tokens=cached)
+                self._first[place] = time
             if kind & 2:
                 router.free(str(place), output_tokens=self._trace.output_tokens(place))
+                self._last[place], self._cached[place] = time, cached
+                self._preemptions[place] = preemptions
                 self._call_follower(place, time)
-        firsts = answers & (emissions.kinds & 1).astype(bool)
-        lasts = answers & (emissions.kinds & 2).astype(bool)
-        self._first[emissions.requests[firsts]] = emissions.times[firsts]
-        self._last[emissions.requests[lasts]] = emissions.times[lasts]
-        self._cached[emissions.requests[lasts]] = cached_tokens[lasts]
-        self._preemptions[emissions.requests[lasts]] = emissions.preemptions[lasts]
-        return len(answers)
+        return len(emissions.times)
 
     def log(self) -> RequestLog:
         """The log as far as the run has come; its arrays go on to change."""
