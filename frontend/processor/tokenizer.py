@@ -50,6 +50,7 @@ class ModelText:
             pieces = PieceCache(0)
         self._encoder = Encoder(self._encode, rules, off_loop, pieces)
         self.encode_known, self.last_cut = self._encoder.encode_known, self._encoder.last_cut
+        self.encode_pieces = self._encoder.encode_pieces
         self.pieces, self.number = pieces, self._encoder.number
         """what keeps its ids, and a number that no other text there has"""
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
