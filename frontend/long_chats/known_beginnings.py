@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from ...server.dispatch import LONG_BYTES, RequestReader
 from ...transport.http1 import HttpCall
 from ...workers.dialects import pack_tokens, unpack_tokens
 from ..engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, PromptReader
-from ..openai import BAD_BODY, ApiError, ChatRequest
+from ..openai import BAD_BODY, ApiError, ChatApart, ChatRequest
 from ..origin import tenant_of
 from ..processor import (
     KEY_BYTES,
@@ -63,6 +63,7 @@ log = structlog.get_logger(__name__)
 
 Ids = npt.NDArray[np.uint32]
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _HASH_BYTES = 8
 
@@ -318,9 +319,8 @@ class KnownBeginnings:
         read: Callable[[bytes], T],
         chat_of: Callable[[T], ChatRequest],
     ) -> tuple[T, HashedPrompt] | None:
-        """What `read` reads of a call without its items, and its prompt; `chat_of` has the chat of
-        that. None: the call is to be read as a whole, as an error in its items comes before
-        others."""
+        """As `read_call`. None: the call is to be read as a whole, as an error in its items comes
+        before others."""
         if call.items is None:
             return None
         try:
@@ -497,6 +497,30 @@ class KnownBeginnings:
         if chars > MAX_RENDERED_CHARS:
             return True
         return characters is not None and -(-chars // characters) > most
+
+
+class ReadChat(Protocol[T_co]):
+    """Reads a body, its chat as a request of this kind."""
+
+    def __call__(self, body: bytes, kind: type[ChatRequest] = ...) -> T_co: ...
+
+
+async def read_call(
+    call: HttpCall,
+    prompts: PromptReader,
+    beginnings: KnownBeginnings | None,
+    read: ReadChat[T],
+    chat_of: Callable[[T], ChatRequest],
+) -> tuple[T, HashedPrompt | None]:
+    """What `read` reads of a call, and its prompt if a beginning of it may be known: then without
+    its items. `chat_of` has the chat of that."""
+    if beginnings is not None:
+        apart = partial(read, kind=ChatApart)
+        if (known := await beginnings.of_call(call, prompts, apart, chat_of)) is not None:
+            return known
+    found = await prompts.read_by(read, call.body)
+    chat_of(found)
+    return found, None
 
 
 def _key(given: Given, lead: Messages) -> bytes:

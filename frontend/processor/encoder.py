@@ -51,8 +51,8 @@ EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
 
 _SECRET = urandom(KEY_BYTES)
 """In the keys of pieces. Two texts with one key would be given each other's ids, within a cache
-namespace: of 10 million pieces that comes once in 10**24 times, and nobody who does not know this
-can look for such texts."""
+namespace: of 10 million pieces that comes once in 10**24 times, and no caller knows this, to look
+for such texts."""
 _numbers = count()
 
 
@@ -160,6 +160,9 @@ class Encoder:
         if self._cutter is None or len(text) < 2 * self._least:
             ids = await self.encode(text, tenant, add_special_tokens=False, most=most)
             return [EncodedPiece(ids.tobytes(), None)]
+        if tenant.namespace is None and (known := self.encode_known(text)) is not None:
+            _check_count(len(known) // ID_BYTES, most)
+            return [EncodedPiece(known, None)]
         return await self._encode_pieces(text, tenant, most, keep=False)
 
     async def _encode_pieces(

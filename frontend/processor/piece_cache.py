@@ -6,7 +6,7 @@ by themselves only where no beginning has them.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -64,7 +64,7 @@ class _Share:
         self.size = self.used = 0
         self.parts: dict[object, _Share] = {}
         self.by_size: dict[int, OrderedDict[object, _Share]] = {}
-        self.pieces: OrderedDict[bytes, Sized] = OrderedDict()
+        self.pieces: OrderedDict[bytes, bytes | Whole] = OrderedDict()
 
     def part(self, name: object) -> "_Share":
         found = self.parts.get(name)
@@ -182,7 +182,7 @@ class PieceCache:
             self._forget_all()
             raise
 
-    def put(self, key: bytes, ids: Sized, tenant: Tenant) -> None:
+    def put(self, key: bytes, ids: bytes | Whole, tenant: Tenant) -> None:
         """Keep the ids of a piece, as engines get them, or what has its bytes as its length, for
         the account."""
         size = len(ids) + OVERHEAD
