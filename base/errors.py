@@ -31,11 +31,13 @@ class ConfigError(RouterError):
 
 
 class InvalidRequestError(RouterError):
-    """The caller's request can never succeed as it is; `field` names the part at fault."""
+    """The caller's request can never succeed as it is; `field` names the part at fault, and
+    `request_id` the request if it was read that far."""
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str | None = None, request_id: str = "") -> None:
         super().__init__(message)
         self.field = field
+        self.request_id = request_id
 
 
 class NoWorkersError(RouterError):

@@ -9,14 +9,14 @@ class OutageLog:
     def __init__(self, log: Any, away: str, back: str) -> None:
         """`log` is a logger of structlog; `away` and `back` are what the lines say."""
         self._log, self._away, self._back = log, away, back
-        self._is_away = False
+        self._failures = 0  # in a row
 
     def on_failed(self, **values: object) -> None:
-        if not self._is_away:
+        if not self._failures:
             self._log.warning(self._away, **values)
-        self._is_away = True
+        self._failures += 1
 
     def on_well(self, **values: object) -> None:
-        if self._is_away:
-            self._log.info(self._back, **values)
-        self._is_away = False
+        if self._failures:
+            self._log.info(self._back, failures=self._failures, **values)
+        self._failures = 0

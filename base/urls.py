@@ -42,6 +42,11 @@ def is_printable(url: str) -> bool:
     return url.isprintable() and " " not in url
 
 
+def joined(host: str, port: int | str) -> str:
+    """HOST:PORT, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def user_of(url: str) -> str:
     """The user that an address names; empty if it names none."""
     return _split(url).username or ""

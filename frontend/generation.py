@@ -339,7 +339,7 @@ class ChoiceMessages:
             delta = self._show(message)
         if delta is not None and delta.finish_reason is not None and delta.stop_reason is not None:
             # The engine may not know of the stop string; no client would read the rest.
-            await self._workers.dispatcher.abort(*self._of_caller)
+            await self._workers.dispatcher.finish(*self._of_caller)
 
     def _show(self, message: bytes) -> "Delta | None":
         if (leader := self._part.leads) is not None:

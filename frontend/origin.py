@@ -106,8 +106,7 @@ def origin_of(
     nvext = request.nvext
     given: dict[str, str | bytes] = {} if nvext is None else dict(nvext.headers)
     if not ALIASES.keys().isdisjoint(headers):
-        given.update((ALIASES[name], value) for name, value in headers.items() if name in ALIASES)
-        headers = {name: value for name, value in headers.items() if name not in ALIASES}
+        headers = _without_aliases(headers)
     given.update(headers)
     if not HANDOFF_KEYS.isdisjoint(given):
         name = min(HANDOFF_KEYS.intersection(given))
@@ -139,6 +138,19 @@ def origin_of(
         extras,
         received,
     )
+
+
+def _without_aliases(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers under our own names; ApiError 400 if two names of one thing have different values."""
+    kept = {name: value for name, value in headers.items() if name not in ALIASES}
+    named_by = dict(zip(kept, kept, strict=True))
+    for name, ours in ALIASES.items():
+        if (value := headers.get(name)) is None:
+            continue
+        other = named_by.setdefault(ours, name)
+        if kept.setdefault(ours, value) != value:
+            raise ApiError(400, f"{name} and {other} have different values", param=name)
+    return kept
 
 
 def new_answer_id(prefix: str, request_id: str) -> str:

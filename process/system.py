@@ -10,14 +10,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from ..base.errors import ConfigError
 from ..base.urls import WILDCARDS
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def reachable_host(host: str) -> str:
-    """The address under which others reach a server that listens on `host`."""
-    return socket.gethostbyname(socket.gethostname()) if host in WILDCARDS else host
+    """The address under which others reach a server that listens on `host`. ConfigError if that is
+    everywhere, and this machine's name has no address."""
+    if host not in WILDCARDS:
+        return host
+    name = socket.gethostname()
+    family = socket.AF_INET if host == "0.0.0.0" else socket.AF_UNSPEC
+    try:
+        found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
+    except OSError as error:
+        text = f"host: {host} is every address, and our name {name!r} has none: {error.strerror}"
+        raise ConfigError(text, key="host") from None
+    # What listens on all of IPv6 listens on IPv4 too, which more peers reach.
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def allow_open_files(wanted: int) -> int:

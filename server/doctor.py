@@ -17,7 +17,7 @@ from typing import Any
 
 from ..base.errors import ConfigError
 from ..base.package_version import package_version
-from ..base.urls import DEFAULT_NATS_URL, redact_url, split_nats_url
+from ..base.urls import DEFAULT_NATS_URL, joined, redact_url, split_nats_url
 from ..indexer.source import SourceState
 from ..process.settings import with_value
 from ..process.system import allow_open_files
@@ -77,7 +77,7 @@ async def check_ports(config: ServeConfig, more: dict[str, int | None]) -> list[
             continue
         host = config.host if key != "admin_port" else config.admin_host or "127.0.0.1"
         why = _why_taken(host, port)
-        name, at = f"port {key}", f"{host}:{port}"
+        name, at = f"port {key}", joined(host, port)
         if why is None:
             findings.append(Finding(name, OK, f"{at} is free"))
         elif ours:

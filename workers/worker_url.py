@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..base.errors import ConfigError
 from ..base.identity import MAX_DP_RANK, MAX_WORKER_ID, address_worker_id
-from ..base.urls import is_printable, redact_url
+from ..base.urls import is_printable, joined, redact_url
 from .registry import MAX_RANKS, check_weight
 from .transfer_facts import BOOTSTRAP, MOONCAKE, NIXL, NIXL_PUSH, TransferFacts
 
@@ -85,7 +85,7 @@ class WorkerName:
     def worker_at(self, ip: str) -> WorkerUrl:
         """The worker at one of the name's addresses."""
         return WorkerUrl(
-            _joined(ip, self.port),
+            joined(ip, self.port),
             None,
             self.dp_size,
             self.dp_start,
@@ -95,7 +95,7 @@ class WorkerName:
         )
 
     def __str__(self) -> str:
-        return f"{'grpcs' if self.tls else 'grpc'}+dns://{_joined(self.host, self.port)}"
+        return f"{'grpcs' if self.tls else 'grpc'}+dns://{joined(self.host, self.port)}"
 
 
 def parse_worker_url(url: str) -> WorkerUrl:
@@ -148,7 +148,7 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
     if dns:
         return WorkerName(parts.hostname, port, tls, dp_size, dp_start, weight, family)
     transfer = _transfer(shown, parts.hostname, connector, engine_ids, numbers, dialect)
-    address = _joined(parts.hostname, port)
+    address = joined(parts.hostname, port)
     worker_id = numbers.get("id")
     return WorkerUrl(
         address,
@@ -163,10 +163,6 @@ def parse_worker(url: str) -> WorkerUrl | WorkerName:
         transfer=transfer,
         parallel=(numbers.get("tp", 0), numbers.get("pp", 0)),
     )
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _read_claims(shown: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...base.errors import ConfigError
+from ...base.urls import joined
 from ...transport.http1 import (
     Application,
     HttpCall,
@@ -56,7 +57,7 @@ class FaultApi:
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. ConfigError if it cannot be had."""
         taken = await self._listener.start(host, port, key="fault_port")
-        self.address = f"{host}:{taken}"
+        self.address = joined(host, taken)
 
     async def close(self) -> None:
         await self._listener.close()

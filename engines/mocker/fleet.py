@@ -137,7 +137,9 @@ async def run_mocker(config: MockerConfig) -> None:
         metrics = MetricsPage(fleet.metrics.text)
         with StopSignals() as signals:
             try:
-                await fleet.start()
+                await run_until(asyncio.create_task(fleet.start()), signals.drain)
+                if signals.drain.is_set():
+                    return
                 if (text := lacks_tokenizer(config)) is not None:
                     print_line(text)
                 for index, engine in enumerate(fleet.engines):

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ...base.errors import InvalidRequestError, WorkerError
+from ...base.urls import joined
 from ...runtime.components import EndpointName, Instance
 from ...runtime.request_planes import RequestContext, RequestServer, annotated
 from ...workers.cache_clearing import CLEAR_ENDPOINT, CLEARED
@@ -71,8 +72,7 @@ class DynamoEndpoints:
         path = f"{self._worker_id:x}/{name.namespace}/{name.component}/{name.endpoint}"
         self._server.add(path, handler)
         self._paths.append(path)
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        address = f"{shown}:{self._server.port}/{path}"
+        address = f"{joined(self._host, self._server.port)}/{path}"
         return Instance(name, self._worker_id, "tcp", address, "msgpack")
 
     async def _generate(self, body: Any, context: RequestContext) -> AsyncGenerator[object, None]:

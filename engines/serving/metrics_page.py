@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...base.urls import joined
 from ...runtime.request_planes import RequestServer
 from ...transport.http1 import Application, HttpCall, HttpListener, answer_whole, plain_error
 
@@ -25,7 +26,7 @@ class MetricsPage:
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. ConfigError if it cannot be had."""
         taken = await self._listener.start(host, port, key="metrics_port")
-        self.address = f"{host}:{taken}"
+        self.address = joined(host, taken)
 
     async def close(self) -> None:
         """Idempotent."""

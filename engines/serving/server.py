@@ -9,6 +9,8 @@ from functools import partial
 from ...base.clock import Clock, SystemClock
 from ...base.errors import ConfigError
 from ...base.identity import address_worker_id
+from ...base.urls import joined
+from ...process.system import why_cannot_listen
 from ...runtime.event_planes import EventPlane
 from ...transport.grpc_methods import Methods, served_plainly
 from ...transport.http2 import Http2Server, ServerLimits
@@ -80,10 +82,11 @@ class EngineServer:
             port = server.bind(config.host, config.port)
         except OSError:
             await server.stop(0.0)
-            wanted = f"{config.host}:{config.port}"
-            raise ConfigError(f"cannot listen on {wanted}: is it in use?", key="port") from None
+            key, reason = why_cannot_listen(config.host, config.port)
+            wanted = joined(config.host, config.port)
+            raise ConfigError(f"cannot listen on {wanted}: {reason}", key=key) from None
         try:
-            self.address = f"{_advertised_host(config)}:{port}"
+            self.address = joined(_advertised_host(config), port)
             await self.engine.start(self._on_events)
             await self._begin(server, first_event_id)
         except BaseException:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from ...base import unreadable
+from ...base.urls import joined
 from ...workers.records import DiscoveredWorker
 from ...workers.worker_url import OPENAI, WorkerUrl
 from ..pods_config import DECODE, MOST_PORTS, PREFILL, PodsConfig
@@ -113,12 +114,12 @@ class PodView:
         self.aggregated.update(whole)
 
     def _url(self, ip: str, port: int, rank: int) -> WorkerUrl:
-        host, config = f"[{ip}]" if ":" in ip else ip, self._config
+        config = self._config
         events, replay = (
-            None if first is None else f"tcp://{host}:{first + rank}"
+            None if first is None else f"tcp://{joined(ip, first + rank)}"
             for first in (config.events_port, config.events_replay_port)
         )
-        return WorkerUrl(f"{host}:{port}", events=events, replay=replay, dialect=OPENAI)
+        return WorkerUrl(joined(ip, port), events=events, replay=replay, dialect=OPENAI)
 
 
 def read_pool(found: Any) -> PoolSpec:

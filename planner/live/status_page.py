@@ -6,6 +6,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ...base.urls import joined
 from ...server.metrics import (
     MetricsPage,
     build_metrics,
@@ -41,7 +42,7 @@ class StatusPage:
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. ConfigError if it cannot be had."""
         taken = await self._listener.start(host, port, key="port")
-        self.address = f"{host}:{taken}"
+        self.address = joined(host, taken)
 
     async def close(self) -> None:
         """Idempotent."""

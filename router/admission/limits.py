@@ -275,8 +275,8 @@ class LoadLimits:
     ) -> ShedBound | None:
         """Beyond what a request with so long a prompt is refused; None: it is not.
 
-        A tenant that has less than its share in the engines is refused later by as much. No request
-        is refused that is to see whether it must be.
+        A tenant that has less than its share in the engines is refused later by as much, one that
+        has more sooner. No request is refused that is to see whether it must be.
         """
         config = self._config
         names_ttft = asked.ttft_ms is not None and not asked.is_default_ttft
@@ -286,7 +286,8 @@ class LoadLimits:
         counts_itl = config.shed or config.slo_itl_ms is not None
         ttft_s, is_possible = self._ttft_to_shed_s(isl, asked)
         missed_share = share if counts_itl else math.inf
-        return ShedBound(ttft_s * share - waited_s, missed_share, is_possible, tenant)
+        has_more = self.tenants.has_more(tenant, now)
+        return ShedBound(ttft_s * share - waited_s, missed_share, is_possible, tenant, has_more)
 
     def _ttft_to_shed_s(self, isl: int, asked: Objectives) -> tuple[float, bool]:
         """Seconds from its arrival within which a request is to have its first token, or is

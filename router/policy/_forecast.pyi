@@ -86,7 +86,8 @@ class Forecast:
 
     @property
     def least_missed(self) -> float:
-        """ITL objectives that the last prompt scored would cost where it costs the fewest.
+        """ITL objectives that the last prompt scored would cost where it costs the fewest, with the
+        prompts that are computed there now.
 
         0 where a worker that may take it has no request, and before enough answers have ended.
         """

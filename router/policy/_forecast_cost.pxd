@@ -40,6 +40,7 @@ cdef extern from *:
     #define FORECAST_MOST_HELD 4.0
     #define FORECAST_MOST_COUNTED 4.0
     #define FORECAST_IDLE_MISS 6.0
+    #define FORECAST_LEAST_TOKENS 0.05
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -53,6 +54,7 @@ cdef extern from *:
     const double MOST_HELD "FORECAST_MOST_HELD" # usual answers that one under way is taken to have
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
     const double IDLE_MISS "FORECAST_IDLE_MISS"   # times more that one counts where engines have time over
+    const double LEAST_TOKENS "FORECAST_LEAST_TOKENS"   # in the time of a decode step, however many prompts come
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
     const double MANY "FORECAST_MANY"   # requests of a worker, which leave no engine time over
 
@@ -188,13 +190,13 @@ cdef inline void estimate_fleet(
     """Fill `costs`, INFINITY where a worker is not eligible, or every worker's `estimates`.
 
     The other one is NULL. With the costs go the least of the eligible workers' times to first token
-    and of their `missed`, and `soonest_s`, of `foreseen_s`. The former are 0 for a worker without requests: it has none to spare, and
+    and of `missed_now`, and `soonest_s`, of `foreseen_s`. The former are 0 for a worker without requests: it has none to spare, and
     what it can do would never show. There is one loop for both, so that the compiler inlines the
     estimate: a call for each worker would make it a sixth slower in large fleets.
     """
     cdef Py_ssize_t number
     cdef Estimate estimate
-    cdef double slowness
+    cdef double slowness, missed
     for number in range(n):
         if costs != NULL:
             costs[number] = INFINITY
@@ -210,7 +212,8 @@ cdef inline void estimate_fleet(
             costs[number] = estimate.cost
             soonest_s[0] = min(soonest_s[0], foreseen_s(&estimate))
             if timelines[number].requests > 0.0:
-                least_missed[0] = min(least_missed[0], estimate.missed)
+                missed = missed_now(&timelines[number], model, slowness, prompt.isl, estimate.work_s)
+                least_missed[0] = min(least_missed[0], missed)
                 least_ttft[0] = min(least_ttft[0], ttft_s(&estimate))
             else:
                 least_missed[0] = least_ttft[0] = 0.0
@@ -407,6 +410,29 @@ cdef inline double missed_objectives(
         model, token * decode_step_s(&model.speed, timeline.requests + 1.0, timeline.context + isl)
     )
     return min(MOST_COUNTED, timeline.requests * (after - before) + after)
+
+
+cdef inline double missed_now(
+    const EngineTimeline* timeline, const Model* model, double slowness, int64_t isl, double work_s
+) noexcept nogil:
+    """The same for a refusal: as tokens come with the prompts that are computed there now, with
+    `work_s` in which those that decode there stand still, and without a limit.
+
+    What answers were stretched by is known when they have ended, which is late where a flood comes.
+    Where the objective is missed already each token that takes longer counts as much as at the
+    objective, or the more there are that miss it, the less one more would seem to cost.
+    """
+    cdef double requests = timeline.requests, objective = model.itl_objective
+    cdef double step = slowness * decode_step_s(&model.speed, requests, timeline.context)
+    cdef double longer = slowness * decode_step_s(&model.speed, requests + 1.0, timeline.context + isl)
+    cdef double tokens = timeline.step_rate * longer + 1.0 - timeline.computing  # in the time of a step
+    cdef double stretch = max(model.stretch, 1.0 / max(tokens, LEAST_TOKENS))
+    cdef double before = stretch * step
+    cdef double after = stretch * longer + work_s / max(1.0, model.output)
+    cdef double chance = miss_chance(model, after)
+    if after > objective:
+        return requests * min(1.0, (after - before) / (4.0 * ITL_SPREAD * objective)) + chance
+    return requests * (chance - miss_chance(model, before)) + chance
 
 
 cdef inline double miss_chance(const Model* model, double itl_s) noexcept nogil:

@@ -27,6 +27,12 @@ from ._speed cimport (
 cdef enum:
     NO_BOOKING = 0xFFFFFFFF
 
+cdef extern from *:
+    """
+    #define FORECAST_LATELY_S 1.5
+    """
+    const double LATELY_S "FORECAST_LATELY_S"   # seconds over which `computing` and `step_rate` are
+
 cdef struct Booking:            # a request in flight
     int64_t end                 # position in the stream behind its last prompt token
     int64_t tokens              # prompt tokens to compute, by the forecast
@@ -83,6 +89,8 @@ cdef struct EngineTimeline:
     double context_s            # tokens of context that decode x seconds
     double requests_s           # requests that decode x seconds
     double prefill_s            # seconds in which a step with prompt tokens ran
+    double computing            # share of the last LATELY_S in which one did, old ones faded,
+    double step_rate            # and how many of them that is a second
     double seen_s               # seconds that prefills took, old ones faded,
     double computed[4]          # and what they computed, as samples of the fit of prefills
     double lately               # times what was expected that the last of them took
@@ -197,11 +205,17 @@ cdef inline double stream_attended(
 
 cdef inline void timeline_integrate(EngineTimeline* timeline, double now) noexcept nogil:
     cdef double passed = now - timeline.integrated_to
+    cdef double newest
     if passed > 0.0:
         timeline.context_s += (timeline.context - timeline.queued_context) * passed
         timeline.requests_s += (timeline.requests - timeline.queued) * passed
+        newest = passed / (LATELY_S + passed)
+        timeline.computing -= newest * timeline.computing
+        timeline.step_rate -= newest * timeline.step_rate
         if timeline.running > 0:
             timeline.prefill_s += passed
+            timeline.computing += newest
+            timeline.step_rate += newest / (timeline.ends - timeline.began)
         timeline.integrated_to = now
 
 

@@ -29,6 +29,8 @@ class ShedBound(NamedTuple):
     """whether an idle engine with nothing cached would meet its TTFT objective"""
     tenant: str = ""
     """whose it is"""
+    has_more: bool = False
+    """whether that tenant has more in the engines than its share, while others are about"""
 
 
 class Candidates:

@@ -37,8 +37,10 @@ ATTENDED_TOKENS = 8.192e7  # and of prompt tokens times the context they attend 
 ORDER_PENALTY = 20.0  # times the seconds that it takes may a prompt wait for shorter ones
 MOST_UNSAVED = 2  # blocks' time that a prompt may wait for transfers and still count as computing
 MOST_MISSED = 0.7  # objectives that a request may cost where what is too much is shed
-MORE_UNMISSED = 2.0  # and more while hardly an answer missed its own of late:
-FEW_MISSED = 0.05  # where this share of them did, 1/e of that more
+MORE_UNMISSED = 6.0  # and more while hardly an answer missed its own of late:
+MANY_MISSED = 0.2  # where this share of them did, 1/e of that more
+OVER_SHARE = 3.0  # times stricter for a tenant that has more in the engines than its share
+FEW_MISSED = 0.05  # share up to which what no engine computes in time is served
 LATE_WEIGHT = 4.0  # answers that a request counts as whose first token is foreseen too late
 LATE_RECENT = 0.02  # share of the newest request in the share of those
 FORGOTTEN_SHARE = 1e-3  # of those that is as good as none
@@ -203,9 +205,12 @@ class ForecastPolicy(Policy):
 
     def _most_missed(self, bound: ShedBound) -> float:
         """Objectives that a request may cost. What is foreseen of answers is the engine as it is
-        now; where next to none of them was late in the end, it was too much. Where first tokens are
-        late, memory is short, and fewer answers help."""
-        more = MORE_UNMISSED * math.exp(-self._missed_share(bound) / FEW_MISSED)
+        now; where few of them were late in the end it was a peak. Where first tokens are late,
+        memory is short, and fewer answers help. A flood has no answer that has ended yet: it is
+        seen by its tenant, while others are about."""
+        strict = OVER_SHARE if bound.has_more else 1.0
+        share = strict * self._missed_share(bound)
+        more = MORE_UNMISSED / strict * math.exp(-share / MANY_MISSED)
         return (MOST_MISSED + more) * bound.missed_share
 
     def _excess_s(self, bound: ShedBound, late: bool) -> float:

@@ -8,6 +8,7 @@ from structlog import get_logger
 
 from ...base.backoff import Backoff
 from ...base.clock import Clock, SystemClock
+from ...base.outage_log import OutageLog
 from ...process.supervised import stopped, supervise
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, LeaseLostError, StoreError
 from .lease_keep_alive import LeaseKeepAlive, LeaseStep, renew_lease
@@ -52,7 +53,8 @@ class Registrations:
         self._missing: dict[tuple[str, str], Registration] = {}
         self._registering: set[tuple[str, str]] = set()  # whose first write is under way
         self._looked_at = 0  # place of the next key to look at
-        self._failures = 0  # in a row, of the store
+        away, back = "registrations wait for the store", "the store takes registrations again"
+        self._outage = OutageLog(log, away, back)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_lost: list[Callable[[], None]] = []
@@ -83,7 +85,9 @@ class Registrations:
                 late = end is not None and self._clock.now() + delay >= end
                 if late or not error.transient:
                     raise
+                self._outage.on_failed(error=str(error))
                 await asyncio.sleep(delay)
+        self._outage.on_well()
         self._task = supervise("lease", self._keep)
 
     async def register(self, bucket: str, key: str, value: bytes) -> None:
@@ -144,22 +148,12 @@ class Registrations:
                 missing = self._to_write()
                 await self._write_all(missing)
             except StoreError as error:
-                self._on_away(error)
+                self._outage.on_failed(error=str(error))
                 retry = self._clock.now() + backoff.next()
             else:
                 if asked or missing:
-                    self._on_answered()
+                    self._outage.on_well()
                     backoff.reset()
-
-    def _on_away(self, error: StoreError) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            log.warning("registrations wait for the store", error=str(error))
-
-    def _on_answered(self) -> None:
-        failures, self._failures = self._failures, 0
-        if failures:
-            log.info("the store takes registrations again", failures=failures)
 
     async def _take_step(self) -> None:
         """Grant or renew. StoreError if that failed; the keep-alive knows."""

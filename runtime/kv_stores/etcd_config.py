@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ...base.urls import redact_url
+from ...base.urls import joined, redact_url
 from ...process.settings import bad_setting
 from ...transport.security import read_file
 from .store import LEASE_TTL_S
@@ -87,8 +87,7 @@ def split_endpoint(endpoint: str) -> tuple[str, str]:
         parts = urlsplit(f"//{rest}")
         fits = scheme in ("http", "https") if found else not scheme
         if fits and parts.hostname and "@" not in rest and not parts.path.strip("/"):
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return scheme, f"{host}:{parts.port or DEFAULT_PORT}"
+            return scheme, joined(parts.hostname, parts.port or DEFAULT_PORT)
     except ValueError:
         pass
     text = f"{redact_url(endpoint)!r} is not the address of an etcd: expected http://HOST:PORT"

@@ -69,8 +69,8 @@ class BucketSubjects:
         )
 
     def why_other(self, config: StreamConfig) -> str:
-        """Why a stream of these settings is no bucket of ours; empty: it is. Its bounds, replicas
-        and storage are its operator's."""
+        """Why a stream of these settings is no bucket of ours; empty: it is. Its bounds in bytes,
+        replicas and storage are its operator's."""
         if self.all not in (config.subjects or ()):
             return f"is of {', '.join(config.subjects or ()) or 'nothing'}, not of {self.all}"
         if not config.allow_msg_ttl or not config.subject_delete_marker_ttl:
@@ -78,6 +78,9 @@ class BucketSubjects:
         if config.retention != RetentionPolicy.LIMITS:
             kind = getattr(config.retention, "value", config.retention)
             return f"has retention {kind}, not limits: it keeps no keys"
+        if config.max_age:
+            # A key is written once and lives by its lease, which alone is written again.
+            return f"forgets keys after {config.max_age:g} s (max_age)"
         if config.no_ack:
             return "acknowledges no write (no_ack)"
         if config.discard_new_per_subject:

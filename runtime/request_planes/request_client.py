@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
+from ...base.urls import joined
 from ...transport.acceptor import BACKLOG
 from .answer import Answer, AnswerListener, AnswerTimeouts
 from .answer_queue import AnswerQueue
@@ -59,8 +60,7 @@ class RequestClient:
         self._listener = await loop.create_server(
             lambda: CallHomeLine(self), host, port, backlog=BACKLOG
         )
-        shown = f"[{host}]" if ":" in host else host
-        self._address = f"{shown}:{self._listener.sockets[0].getsockname()[1]}"
+        self._address = joined(host, self._listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Give up all answers and close all connections. Idempotent."""

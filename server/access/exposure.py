@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ...base.urls import joined
 from .loopback import is_loopback
 
 
@@ -21,7 +22,7 @@ def open_to_others(
     without TLS although it was asked for.
     """
     lines = []
-    grpc, http, admin_at = f"{host}:{port}", f"{host}:{http_port}", f"{admin[0]}:{admin[1]}"
+    grpc, http, admin_at = joined(host, port), joined(host, http_port), joined(*admin)
     if not is_loopback(host):
         if not identified:
             lines.append(

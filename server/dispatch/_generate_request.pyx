@@ -186,6 +186,14 @@ def without_tokens(bytes body not None):
     return rest
 
 
+cdef str readable_id(const Facts* facts, uint64_t most):
+    """At most so many bytes of a refused request's id, whatever is in it."""
+    if facts.request_id == NULL:
+        return ""
+    cdef uint64_t size = min(facts.request_id_size, most)
+    return (<const char*>facts.request_id)[:size].decode("utf-8", "replace")
+
+
 def parse_generate(
     bytes body not None, uint64_t max_tokens=0xFFFFFFFF, uint64_t max_id=0xFFFFFFFF
 ):
@@ -193,8 +201,9 @@ def parse_generate(
     cache_salt_id | None, has media, streaming, has retention, has a phase) of a serialized request;
     ValueError if it is none.
 
-    OverflowError, with what is too long and by what it is measured, before any of it is decoded: an
-    id of more than `max_id` bytes, more than `max_tokens` tokens. Works outside the GIL.
+    OverflowError, with what is too long, by what it is measured and the request's id, before any of
+    it is decoded: an id of more than `max_id` bytes (of which it has as many), more than `max_tokens`
+    tokens. Works outside the GIL.
     """
     cdef Facts facts
     cdef ByteReader reader
@@ -214,9 +223,9 @@ def parse_generate(
     if not good:
         raise ValueError("not a GenerateRequest")
     if facts.request_id_size > max_id:
-        raise OverflowError("max_id_bytes", facts.request_id_size)
+        raise OverflowError("max_id_bytes", facts.request_id_size, readable_id(&facts, max_id))
     if facts.n_tokens > max_tokens:
-        raise OverflowError("max_prompt_tokens", facts.n_tokens)
+        raise OverflowError("max_prompt_tokens", facts.n_tokens, readable_id(&facts, max_id))
     tokens = np.empty(facts.n_tokens, np.uint32)
     if facts.n_tokens:
         PyObject_GetBuffer(tokens, &view, PyBUF_WRITABLE)

@@ -36,6 +36,7 @@ from ..handoff import Handoffs, PrefillLeg, SharedRequest
 from ..prefetch import Prefetcher
 from ..request_limits import DispatchLimits
 from .engine_calls import ABORT_TIMEOUT_S, EngineCalls
+from .generate_answer import is_whole
 from .generate_request import (
     GenerateFacts,
     ReadRequest,
@@ -49,7 +50,18 @@ from .migrations import Migrations
 from .observers import DispatchObserver, NoObserver, OtherCall
 from .plain_calls import PlainCalls
 from .relay import Relay
-from .request import GENERATE, NO_TRACE, Attempt, Carrier, Put, Reply, Request, Tracing, Write
+from .request import (
+    GENERATE,
+    NO_TRACE,
+    Aborted,
+    Attempt,
+    Carrier,
+    Put,
+    Reply,
+    Request,
+    Tracing,
+    Write,
+)
 from .request_reader import RequestReader
 from .retries import FailedAttempts, RetryBudget
 from .status import ClientGoneError, RequestAbortedError, RequestTimeoutError, status_of
@@ -173,7 +185,7 @@ class Dispatcher:
         hit the wrong one of the two. A request without an id is given one, which the answers carry.
         """
         request = facts = None
-        code, details = StatusCode.OK, ""
+        code, details, given = StatusCode.OK, "", ""
         tracing = self._tracing
         trace = NO_TRACE if tracing is NO_TRACE else tracing.begin(metadata)
         try:
@@ -256,6 +268,8 @@ class Dispatcher:
             raise RequestTimeoutError(why.text) from error
         except BaseException as error:
             code, details = status_of(error)
+            if isinstance(error, InvalidRequestError):
+                given = error.request_id
             if (
                 isinstance(error, ClientGoneError)
                 and request is not None
@@ -271,7 +285,7 @@ class Dispatcher:
             finally:
                 other = None
                 if request is None:
-                    given = "" if facts is None else facts.request_id
+                    given = given if facts is None else facts.request_id
                     other = OtherCall(GENERATE, given, details)
                 self._observer.on_end(request, code, other)
                 if trace is not NO_TRACE:
@@ -291,7 +305,7 @@ class Dispatcher:
         request = self._requests.get(generation_id(caller, request_id))
         if request is None:
             return False, f"request {request_id} not found"
-        request.aborted = True
+        request.aborted = request.aborted or Aborted.ON_DEMAND
         self._hedging.drop(request)
         attempt = request.attempt
         if attempt is None or attempt.client is None or attempt.call is None:
@@ -306,6 +320,13 @@ class Dispatcher:
             if attempt.call is not None:
                 attempt.call.cancel()
             return True, f"cancelled; its worker did not answer: {shortened(error.public)}"
+
+    async def finish(self, request_id: str, caller: Caller) -> None:
+        """Stop a request of which the client has all that it wants: it ended well, whatever its
+        worker makes of that."""
+        if (request := self._requests.get(generation_id(caller, request_id))) is not None:
+            request.aborted = Aborted.READ
+            await self.abort(request_id, caller)
 
     def set_limits(self, limits: DispatchLimits) -> None:
         """Use other limits from now on, also for requests in flight."""
@@ -385,6 +406,11 @@ class Dispatcher:
                         self._sessions.bind(session, hedge.decision.worker)
                     attempt = hedge
             if failure is None:
+                return attempt.pair
+            if request.aborted is Aborted.READ or (
+                attempt.messages and request.facts.sequences == 1 and is_whole(request.last_message)
+            ):
+                self._ledger.on_finished(request)
                 return attempt.pair
             request.check_aborted()
             if request.stream is not None and attempt.messages:

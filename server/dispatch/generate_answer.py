@@ -6,9 +6,21 @@ nothing here.
 
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from ...workers.finish_reasons import ABORTED, SHOWN_REASONS
+from ...workers.trtllm_proto import pb
 from ._generate_answer import cached_tokens_of, check_finish, parse_answer
 
-__all__ = ["BLANK_BYTES", "Usage", "cached_tokens_of", "check_finish", "is_blank", "usage_of"]
+__all__ = [
+    "BLANK_BYTES",
+    "Usage",
+    "cached_tokens_of",
+    "check_finish",
+    "is_blank",
+    "is_whole",
+    "usage_of",
+]
 
 BLANK_BYTES = 512
 """A longer message has something in it."""
@@ -34,6 +46,16 @@ def is_blank(message: bytes) -> bool:
         return False
     _, tokens, completion_tokens, _ = _read(message)
     return not tokens and not completion_tokens
+
+
+def is_whole(message: bytes) -> bool:
+    """Whether it ends an answer of one sequence that came to its end."""
+    try:
+        response = pb.GenerateResponse.FromString(message)
+    except DecodeError:
+        return False
+    reason: str = response.complete.finish_reason
+    return bool(response.HasField("complete")) and SHOWN_REASONS.get(reason, reason) != ABORTED
 
 
 def _read(message: bytes) -> tuple[bool | None, int, int, int]:

@@ -59,18 +59,21 @@ def read_generate(
 ) -> GenerateFacts:
     """Read a serialized GenerateRequest, its prompt in blocks of `block_size` tokens.
 
-    Raises InvalidRequestError if it is none or has no prompt; OverflowError(limit, found), before
-    anything is decoded, if it is longer than that.
+    Raises InvalidRequestError if it is none or has no prompt; OverflowError(limit, found, id),
+    before anything is decoded, if it is longer than that.
     """
+    request_id = ""
     try:
         facts = parse_generate(body, max_tokens, max_id_bytes)
+        request_id = facts[0]
         pb.GenerateRequest.FromString(without_tokens(body))  # or its engine finds that it is none
     except (ValueError, DecodeError):
-        raise InvalidRequestError(_NO_REQUEST) from None
+        raise InvalidRequestError(_NO_REQUEST, request_id=request_id) from None
     request_id, tokens, largest, max_tokens, sequences, task, salt = facts[:7]
     media, streaming, retains, has_phase = facts[7:]
     if not len(tokens):
-        raise InvalidRequestError("empty prompt: tokenized.input_token_ids has no token id")
+        text = "empty prompt: tokenized.input_token_ids has no token id"
+        raise InvalidRequestError(text, request_id=request_id)
     namespace = None if salt is None else str(salt)
     content = Content(
         None if task is None else str(task),

@@ -163,7 +163,8 @@ class AttemptLedger:
             self._reports.succeeded(worker_id, waited)
 
     def on_finished(self, request: Request) -> None:
-        """Its worker failed when only the last message was missing: no other one is asked."""
+        """Its worker failed when only the last message was missing, or nothing that its client
+        wants: no other one is asked."""
         self._settle(request, served=False)
 
     def on_cancelled(self, request: Request, attempt: Attempt, *, late: bool) -> None:

@@ -225,6 +225,15 @@ class Hedge(msgspec.Struct):
     """the request does not need it any more"""
 
 
+class Aborted(enum.Enum):
+    """Why a request is stopped while its worker has it."""
+
+    ON_DEMAND = "on demand"
+    """its client asked for that"""
+    READ = "read"
+    """its client has all that it wants of the answer"""
+
+
 class Request(msgspec.Struct):
     """One request in flight and its newest attempt. Times are of the dispatcher's clock."""
 
@@ -253,8 +262,8 @@ class Request(msgspec.Struct):
     hedge: Hedge | None = None
     retrying: bool = False
     """it is counted by the retry budget"""
-    aborted: bool = False
-    """its client asked to abort it"""
+    aborted: Aborted | None = None
+    """why its worker is asked to abort it"""
     first_message_at: float | None = None
     last_message: bytes = b""
     last_message_at: float = 0.0

@@ -213,10 +213,11 @@ class RequestReader:
         return InvalidRequestError(UNREADABLE_MESSAGE)
 
     def _too_long(self, error: OverflowError) -> InvalidRequestError:
-        limit, found = error.args
+        limit, found, *request_id = error.args
         self.hits.hit(limit)
         text = f"{limit}: {found} is more than {self._most(limit)}"
-        return InvalidRequestError(text, field=limit if limit == PROMPT_LIMIT else None)
+        field = limit if limit == PROMPT_LIMIT else None
+        return InvalidRequestError(text, field=field, request_id="".join(request_id))
 
     def _most(self, limit: str) -> int:
         if limit == "decoded_bytes":

@@ -12,7 +12,7 @@ import structlog
 
 from ...base.clock import SystemClock
 from ...base.errors import ConfigError
-from ...base.urls import DEFAULT_NATS_URL
+from ...base.urls import DEFAULT_NATS_URL, joined
 from ...process.settings import SettingsSource, options_of, values_of
 from ...process.supervised import stopped, supervise
 from ...process.system import why_cannot_listen
@@ -223,6 +223,6 @@ def take_port(host: str, port: int, key: str) -> socket.socket:
         taken.close()
         at_fault, _ = why_cannot_listen(host, port)
         key = key if at_fault == "port" else at_fault
-        text = f"{key}: cannot listen on {host}:{port}: {error.strerror}"
+        text = f"{key}: cannot listen on {joined(host, port)}: {error.strerror}"
         raise ConfigError(text, key=key) from None
     return taken

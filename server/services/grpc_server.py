@@ -9,6 +9,7 @@ from grpc_health.v1 import health
 
 from ...base.errors import ConfigError
 from ...base.limit_hits import LimitHits
+from ...base.urls import joined
 from ...process.logs import UNLIMITED
 from ...process.system import why_cannot_listen
 from ...transport.grpc_methods import Method, Methods
@@ -100,7 +101,7 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self.port}"
+        return joined(self._host, self.port)
 
     @property
     def description(self) -> str:
@@ -113,10 +114,10 @@ class GrpcServer:
         try:
             self.port = self._listener.bind(host, port, shared=self._reuse_port)
         except (OSError, UnicodeError):
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             key, reason = why_cannot_listen(host, port)
             key = self._key if key == "port" else key
-            raise ConfigError(f"{key}: cannot listen on {where}: {reason}", key=key) from None
+            text = f"{key}: cannot listen on {joined(host, port)}: {reason}"
+            raise ConfigError(text, key=key) from None
 
     async def start(self) -> None:
         for name in self._always:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ...base.urls import joined
 from ...transport.http1 import (
     Application,
     ErrorForm,
@@ -85,12 +86,12 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self.port}"
+        return joined(self._host, self.port)
 
     @property
     def description(self) -> str:
         """Its part of the ready line."""
-        admin = "" if self.admin is None else f" admin {self.admin.host}:{self.admin.port}"
+        admin = "" if self.admin is None else f" admin {joined(*self.admin)}"
         return f"{self._name} {self.address}{admin}"
 
     async def listen(self) -> None:

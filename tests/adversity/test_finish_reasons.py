@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from support.adversity.one_engine import (
     KINDS,
@@ -15,8 +16,10 @@ from support.adversity.one_engine import (
     one_engine,
 )
 from support.fake_engine import FakeEngine, chunk, complete
+from support.polling import until
 from support.servers.openai_serving import openai_serving
 
+Code = grpc.StatusCode
 ALL = {**LISTENERS, "responses": ask_responses, "messages": ask_messages}
 
 
@@ -95,3 +98,42 @@ async def test_another_engine_answers_where_nothing_was_sent_yet() -> None:
             shown = await ask_completions(served, bool(turn % 2))
             assert shown.startswith("200") and '"finish_reason":"length"' in shown, shown
         assert engines[0].requests  # it was asked, too
+
+
+@pytest.mark.parametrize("code", [Code.CANCELLED, Code.UNAVAILABLE, Code.INTERNAL])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_an_engine_does_after_a_stop_string_ends_no_answer(
+    code: Any, streamed: bool
+) -> None:
+    """The frontend has found the stop string and told the engine, which fails instead of ending."""
+
+    async def stopped(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield chunk(request, 11, 12)
+        await until(lambda: engine.aborted)
+        await context.abort(code, "as you wish")
+
+    async with openai_serving(FakeEngine(stopped)) as served:
+        stop = (await served.post("/detokenize", {"tokens": [12]}))[1]["prompt"]
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 50, "stop": stop, "stream": streamed}
+        async with served.session.post(f"{served.url}/v1/completions", json=body) as found:
+            shown = await found.text()
+        assert found.status == 200 and '"finish_reason":"stop"' in shown, shown
+        assert '"error"' not in shown and shown.endswith("data: [DONE]\n\n") == streamed, shown
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.INTERNAL])
+@pytest.mark.parametrize("listener", ["completions", "chat", "grpc"])
+async def test_an_engine_that_fails_behind_its_last_word_has_answered(
+    listener: str, code: Any
+) -> None:
+    async def falls(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.streaming:
+            yield chunk(request, 11)
+        yield complete(request, 11)
+        await context.abort(code, "too late")
+
+    async with openai_serving(FakeEngine(falls)) as served:
+        for streamed in (False, True):
+            shown = await ALL[listener](served, streamed)
+            assert shown.startswith("200"), shown
+            assert '"error"' not in shown and "too late" not in shown, shown

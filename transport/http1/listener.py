@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from ...base.urls import joined
 from ...process.settings import bad_setting
 from ..acceptor import Acceptor
 from ..security import certificate_names
@@ -85,7 +86,7 @@ class HttpListener:
             taken = acceptor.bind(host, port, shared=reuse_port)
         except OSError as error:
             await self.close()
-            text = f"cannot listen on {host}:{port}: {error.strerror or error}"
+            text = f"cannot listen on {joined(host, port)}: {error.strerror or error}"
             raise bad_setting(key, text) from None
         acceptor.start()
         self._acceptors.append(acceptor)

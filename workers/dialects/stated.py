@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ...base.urls import joined
 from ..channels import ConnectionPolicy
 from ..engine_facts import EngineFacts
 from ..failures import EngineCallError, Origin
@@ -36,8 +37,7 @@ async def with_stated(
         ids = stated.engine_ids or known.engine_ids
         transfer = replace(known, host=stated.host, port=stated.port, engine_ids=ids)
     if transfer.connector == MOONCAKE:
-        host = f"[{transfer.host}]" if ":" in transfer.host else transfer.host
-        bootstrap = EngineHttp(f"{host}:{transfer.port}", policy)
+        bootstrap = EngineHttp(joined(transfer.host, transfer.port), policy)
         try:
             answer = await bootstrap.ask("GET", "/query", timeout=timeout)
             transfer = replace(transfer, engine_ids=mooncake_ids(answer))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ....base.backoff import Backoff
+from ....base.urls import joined
 from .connection_monitor import RENEW_S, Connection, ConnectionMonitor
 from .multipart import FRAMES, MOST_BYTES, encode_multipart
 
@@ -58,9 +59,9 @@ class Outlet:
             (zmq.IPV6, 1),
         ):
             self._socket.setsockopt(option, value)
-        _placed(self._socket, self._socket.bind, f"tcp://{_bracketed(host)}:*")
+        _placed(self._socket, self._socket.bind, f"tcp://{joined(host, '*')}")
         port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        self.address = f"tcp://{_bracketed(advertised)}:{port}"
+        self.address = f"tcp://{joined(advertised, port)}"
         self.sequences: dict[str, int] = {}  # by topic, where messages have no number of their own
 
     def send(self, topic: str, publisher_id: int, sequence: int, payload: bytes) -> None:
@@ -211,10 +212,6 @@ class Inlet:
             else:
                 frames.append(b"")
         return frames if len(frames) <= FRAMES else None
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _socket(context: Any, kind: int) -> Any:

@@ -143,7 +143,7 @@ async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         async with worker(tmp_path / "a", None, "--port", port) as engine:
             assert await engine.ended() == 2
-            assert f"cannot listen on 127.0.0.1:{port}: is it in use?" in engine.text
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in engine.text
 
 
 @pytest.mark.skipif(find_spec("tensorrt_llm") is not None, reason="the real library is here")

@@ -46,6 +46,25 @@ async def test_a_header_goes_before(served: Served, header: str) -> None:
     assert told["nvext"]["worker_id"]["decode_worker_id"] == SECOND
 
 
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        (("x-worker-instance-id", "x-dynamo-worker-instance-id"), FIRST),
+        (("x-data-parallel-rank", "x-dp-rank"), 0),
+        (("x-dynamo-request-priority", "x-dynamo-priority"), 1),
+    ],
+)
+async def test_two_names_of_a_header_say_the_same(
+    served: Served, names: tuple[str, str], value: int
+) -> None:
+    worker = {"x-dynamo-worker-instance-id": str(FIRST)}
+    same = worker | dict.fromkeys(names, str(value))
+    assert (await complete(served, same))[0] == 200
+    status, told = await complete(served, same | {names[0]: str(value + 1)})
+    assert status == 400
+    assert told["error"]["message"] == f"{names[0]} and {names[1]} have different values"
+
+
 async def test_what_is_asked_for_comes_back_and_nothing_else(served: Served) -> None:
     _, told = await complete(served, nvext={"extra_fields": ["timing", "decision"]})
     nvext = told["nvext"]

@@ -13,6 +13,7 @@ from support.serving import serving
 
 from dynamo_router.base.clock import SystemClock
 from dynamo_router.process.logs import UNLIMITED
+from dynamo_router.server.caller_limits import CallerLimits
 from dynamo_router.server.dispatch import AccessLog
 from dynamo_router.server.dispatch.observers import NoObserver
 from dynamo_router.server.observability import ObservabilityConfig
@@ -96,6 +97,19 @@ async def test_an_access_log_has_a_line_for_each_request() -> None:
     assert (bad["status"], "request_id" in bad) == ("INVALID_ARGUMENT", False)
     assert bad["route"] == f"/{SERVICE}/Generate" and bad["error"]
     assert good[UNLIMITED] and bad[UNLIMITED]
+
+
+async def test_what_the_reader_refuses_has_its_id_in_the_access_log() -> None:
+    access = AccessLog(SystemClock(), NoObserver())
+    # field 4, a message of its own that is cut off inside
+    garbled = prompt("garbled").SerializeToString() + b"\x22\x02\x0a\x05"
+    async with Rig(FakeEngine(), observer=access) as rig:
+        rig.dispatcher.reader.limits = CallerLimits(max_prompt_tokens=100, max_id_bytes=8)
+        with capture_logs() as logs:
+            for refused in (prompt("empty", 0), prompt("long", 101), prompt("abcdefghi"), garbled):
+                assert (await rig.refusal(refused))[0] is Code.INVALID_ARGUMENT
+    ids = [line["request_id"] for line in named(logs, "request ended")]
+    assert ids == ["empty", "long", "abcdefgh", "garbled"]
 
 
 async def test_the_access_log_is_off_unless_asked_for() -> None:

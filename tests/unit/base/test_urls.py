@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.base.errors import ConfigError
-from dynamo_router.base.urls import redact_text, redact_url, split_nats_url
+from dynamo_router.base.urls import joined, redact_text, redact_url, split_nats_url
 from dynamo_router.process.settings import bad_setting
 
 
@@ -94,3 +94,9 @@ def test_what_is_no_address_is_told_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match="is not the address of a NATS server") as caught:
         split_nats_url(url)
     assert "S3cret" not in str(caught.value)
+
+
+def test_an_address_of_ipv6_is_in_brackets_before_a_port() -> None:
+    hosts = ("127.0.0.1", "a.b", "::1", "[::1]", "fe80::1%eth0")
+    shown = ["127.0.0.1:7", "a.b:7", "[::1]:7", "[::1]:7", "[fe80::1%eth0]:7"]
+    assert [joined(host, 7) for host in hosts] == shown

@@ -183,7 +183,7 @@ async def test_what_is_nested_too_deep_to_be_written_is_read_as_a_whole(
 ) -> None:
     model = Model(tmp_path / "m", TEMPLATES["plain"], off_loop)
     deep: Any = 1
-    for _ in range(2000):
+    for _ in range(100_000):
         deep = {"a": deep}
     assert await model.say() is not None
     assert await model.say(Given(variables={"a": 1})) is not None

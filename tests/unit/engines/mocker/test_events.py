@@ -228,5 +228,5 @@ async def test_the_command_names_a_port_that_is_in_use():
         async with command("--port", port) as second:
             _, err = await asyncio.wait_for(second.communicate(), 60)
             assert second.returncode == 2
-            assert f"cannot listen on 127.0.0.1:{port}: is it in use?" in err.decode()
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in err.decode()
             assert "Traceback" not in err.decode()

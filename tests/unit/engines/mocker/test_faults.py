@@ -180,7 +180,7 @@ async def test_a_crashed_engine_whose_port_was_taken_says_so(house):
     thief = MockFleet(MockerConfig(port=port, engine=ENGINE))
     await thief.start()
     status, said = await house.call("DELETE", "/engines/0/fault")
-    assert status == 409 and f"127.0.0.1:{port}: is it in use?" in said["error"]
+    assert status == 409 and f"127.0.0.1:{port}: Address already in use" in said["error"]
     await thief.stop()
     status, _ = await house.call("DELETE", "/engines/0/fault")
     assert status == 200

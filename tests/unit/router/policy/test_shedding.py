@@ -124,6 +124,40 @@ def test_once_answers_are_late_fewer_are() -> None:
     assert refused_beside_five(router)
 
 
+def test_prompts_that_come_are_too_many_before_an_answer_of_theirs_has_ended() -> None:
+    """What answers were slowed down by is learnt at their ends: a flood's have none yet."""
+    router, clock = taught(sheds=True, itl_s=0.01)
+    for turn in range(20):
+        router.decide(TOKENS, f"beside {turn}", pinned_worker=0)
+        clock.advance(0.02)
+        router.mark_prefill_complete(f"beside {turn}")
+    gone = 0
+    with pytest.raises(NoWorkersError, match="theirs of ITL"):
+        for gone in range(40):
+            router.decide(list(range(gone * 2000, (gone + 1) * 2000)), f"flood {gone}")
+            clock.advance(0.06)
+    assert gone > 5
+    (candidate,) = router.explain(TOKENS).candidates
+    assert candidate.policy_terms["missed"] < 0.1  # by what answers were slowed down by so far
+
+
+@pytest.mark.parametrize(("tenant", "is_refused"), [("loud", True), ("quiet", False)])
+def test_who_has_more_than_its_share_is_refused_for_fewer_answers(
+    tenant: str, is_refused: bool
+) -> None:
+    router, clock = taught(sheds=True, itl_s=0.024)
+    for turn in range(5):
+        loud = router.prompt(list(range(turn * 160, (turn + 1) * 160)))
+        router.place(Placement(loud, f"loud {turn}", clock.now(), tenant="loud"))
+    router.place(Placement(router.prompt(TOKENS[:32]), "quiet", clock.now(), tenant="quiet"))
+    long = Placement(router.prompt(list(range(12_000))), "one", clock.now(), tenant=tenant)
+    if is_refused:
+        with pytest.raises(NoWorkersError, match="theirs of ITL"):
+            router.place(long)
+    else:
+        router.place(long)
+
+
 def test_where_first_tokens_are_late_a_request_is_refused_for_fewer_answers() -> None:
     """Though no answer was late: memory is what first tokens wait for."""
     router, clock = taught(sheds=True, itl_s=0.024)

@@ -125,6 +125,7 @@ async def test_a_process_takes_a_bucket_as_its_operator_has_changed_it(
         ({"retention": RetentionPolicy.INTEREST}, "has retention interest, not limits"),
         ({"retention": RetentionPolicy.WORK_QUEUE}, "has retention workqueue, not limits"),
         ({"no_ack": True}, "acknowledges no write"),
+        ({"max_age": 3600.0}, "forgets keys after 3600 s (max_age)"),
         (
             {"discard": DiscardPolicy.NEW, "discard_new_per_subject": True},
             "lets no key change",
