@@ -5,7 +5,7 @@ A request is made a chat, and answered as one: within the same limits, by the sa
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..transport.http1 import ErrorForm, Handler, HttpCall, answer_json
 from .answer_form import AnswerKind
@@ -19,8 +19,8 @@ from .anthropic import (
     read_messages,
 )
 from .engine_requests import HashedPrompt, PromptReader
-from .long_chats import MESSAGES_ITEMS, RESPONSES_ITEMS, KnownBeginnings
-from .openai import ApiError, ChatApart, ChatRequest, error_answer, errors_named
+from .long_chats import MESSAGES_ITEMS, RESPONSES_ITEMS, KnownBeginnings, ReadChat, read_call
+from .openai import ApiError, ChatRequest, error_answer, errors_named
 from .origin import tenant_of
 from .parsers import ModelParsers
 from .processor import ModelText
@@ -41,11 +41,6 @@ AGENT_ROUTES = tuple(AGENT_FORMS)
 AnswerChat = Callable[[HttpCall, ChatRequest, AnswerKind, HashedPrompt | None], Awaitable[None]]
 """Has a chat answered, in the shape of an API; with its prompt, if it is made already."""
 Read = TypeVar("Read", ReadMessages, ReadResponses)
-Read_co = TypeVar("Read_co", covariant=True)
-
-
-class _Reader(Protocol[Read_co]):
-    def __call__(self, body: bytes, kind: type[ChatRequest] = ChatRequest) -> Read_co: ...
 
 
 MESSAGES = AnswerKind("msg_", MessagesAnswer)
@@ -100,18 +95,9 @@ class AgentRoutes:
             await answer_json(call, {"input_tokens": count})
 
     async def _read(
-        self, call: HttpCall, read: _Reader[Read], chat_of: Callable[[Read], ChatRequest]
+        self, call: HttpCall, read: ReadChat[Read], chat_of: Callable[[Read], ChatRequest]
     ) -> tuple[Read, HashedPrompt | None]:
-        """A request, and its prompt, if a beginning of it may be known."""
-        if self._beginnings is not None:
-            known = await self._beginnings.of_call(
-                call, self._prompts, partial(read, kind=ChatApart), chat_of
-            )
-            if known is not None:
-                return known
-        found = await self._prompts.read_by(read, call.body)
-        chat_of(found)
-        return found, None
+        return await read_call(call, self._prompts, self._beginnings, read, chat_of)
 
     def _thinking_chat(self, read: ReadMessages) -> ChatRequest:
         """The chat, with thinking as it is asked for."""

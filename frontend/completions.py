@@ -35,10 +35,9 @@ from .engine_requests import (
     Tokens,
 )
 from .generation import Workers, answer
-from .long_chats import CHAT_ITEMS, ItemForm, KnownBeginnings
+from .long_chats import CHAT_ITEMS, ItemForm, KnownBeginnings, read_call
 from .openai import (
     ApiError,
-    ChatApart,
     ChatRequest,
     CompletionRequest,
     Delta,
@@ -226,14 +225,9 @@ class Completions:
         return self._any_chat(call) if plain is None else plain
 
     async def _any_chat(self, call: HttpCall) -> None:
-        if self._beginnings is not None:
-            read = partial(read_request, kind=ChatApart)
-            known = await self._beginnings.of_call(call, self._prompts, read, _same)
-            if known is not None:
-                await self._answer_chat(call, known[0], CHAT, known[1])
-                return
-        request: ChatRequest = await self._prompts.request(call.body, ChatRequest)
-        await self._answer_chat(call, request, CHAT)
+        read = partial(read_request, kind=ChatRequest)
+        found = await read_call(call, self._prompts, self._beginnings, read, _same)
+        await self._answer_chat(call, found[0], CHAT, found[1])
 
     async def _answer_chat(
         self,

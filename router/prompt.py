@@ -62,33 +62,11 @@ class Prompt:
         self._packed: tuple[bytes, bytes] | None = None
 
     @classmethod
-    def of_hashes(
-        cls,
-        isl: int,
-        block_size: int,
-        local_hashes: Hashes,
-        sequence_hashes: Hashes,
-        content: Content = NO_CONTENT,
-    ) -> Self:
-        """A prompt of `isl` tokens whose full blocks have been hashed already, with that content.
-
-        ValueError if these are not as many hashes as it has full blocks.
-        """
-        if not isl // block_size == len(local_hashes) == len(sequence_hashes):
-            raise ValueError(
-                f"{len(local_hashes)} and {len(sequence_hashes)} hashes for {isl} tokens in blocks"
-                f" of {block_size}"
-            )
-        prompt = cls(range(isl), block_size, content)
-        prompt._token_ids = ()
-        prompt._local_hashes, prompt._sequence_hashes = local_hashes, sequence_hashes
-        return prompt
-
-    @classmethod
     def of_packed(
         cls, isl: int, block_size: int, packed: tuple[bytes, bytes], content: Content = NO_CONTENT
     ) -> Self:
-        """The same, with hashes as `packed_hashes` has them."""
+        """A prompt of `isl` tokens with that content, whose full blocks have been hashed already,
+        as `packed_hashes` has them. ValueError if those are not as many as it has full blocks."""
         if not isl // block_size * 8 == len(packed[0]) == len(packed[1]):
             sizes = f"{len(packed[0])} and {len(packed[1])} bytes of hashes"
             raise ValueError(f"{sizes} for {isl} tokens in blocks of {block_size}")

@@ -89,8 +89,8 @@ class SimulatedTrace:
         """The prompt as a router takes it, hashed already."""
         length = self.requests[place].input_length
         blocks = length // self.block_size
-        local, sequence = self.hashes(place)
-        return Prompt.of_hashes(length, self.block_size, local[:blocks], sequence[:blocks])
+        local, sequence = (hashes[:blocks].tobytes() for hashes in self.hashes(place))
+        return Prompt.of_packed(length, self.block_size, (local, sequence))
 
     def hashes(self, place: int) -> tuple[Hashes, Hashes]:
         """Local and sequence hashes of every full block of prompt and output."""

@@ -8,4 +8,4 @@ from .chat_items import (
     ItemsApart,
     items_apart,
 )
-from .known_beginnings import KnownBeginnings
+from .known_beginnings import KnownBeginnings, ReadChat, read_call

@@ -19,8 +19,9 @@ from ..responses import add_item
 
 MOST_BYTES = 1 << 20
 """Of a body that is read in one turn of the event loop."""
-MOST_REST = 128 << 10
-"""Of what such a body has beside its items: an agent's tools."""
+MOST_REST = 512 << 10
+"""Of what such a body has beside its items, as an agent's tools: it is read in one step, which
+holds the interpreter for a millisecond."""
 MOST_ITEMS, MOST_STEPS = 1024, 128 << 10
 
 Messages = list[dict[str, Any]]

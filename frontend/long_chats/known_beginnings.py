@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,11 +26,21 @@ from ...indexer.hashing import packed_hashes
 from ...router.prompt import NO_CONTENT, Content, Prompt
 from ...server.dispatch import LONG_BYTES, RequestReader
 from ...transport.http1 import HttpCall
-from ...workers.dialects import pack_tokens
+from ...workers.dialects import pack_tokens, unpack_tokens
 from ..engine_requests import FEW, SECONDS_PER_BYTE, Given, HashedPrompt, PromptReader
-from ..openai import BAD_BODY, ApiError, ChatRequest
+from ..openai import BAD_BODY, ApiError, ChatApart, ChatRequest
 from ..origin import tenant_of
-from ..processor import MAX_RENDERED_CHARS, ChatTemplate, Grown, ModelText, Point, Tenant
+from ..processor import (
+    KEY_BYTES,
+    MAX_RENDERED_CHARS,
+    PART_OVERHEAD,
+    ChatTemplate,
+    EncodedPiece,
+    Grown,
+    ModelText,
+    Point,
+    Tenant,
+)
 from .chat_items import NOTHING_KNOWN, ChatItems, ItemsApart, KnownItems, Messages
 
 SECONDS_PER_MESSAGE = 2e-5
@@ -40,7 +50,7 @@ FEW_OBJECTS = 256
 event loop."""
 LEAST_NEW_CHARS = 1024
 """Behind a beginning that is kept: what adds less is made again with the next turn."""
-OVERHEAD = 1000
+OVERHEAD = 1200
 """Bytes that a beginning takes beside its numbers, its text and its point."""
 ID_BYTES = 4
 
@@ -53,6 +63,7 @@ log = structlog.get_logger(__name__)
 
 Ids = npt.NDArray[np.uint32]
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _NO_IDS: Ids = np.empty(0, np.uint32)
 _HASH_BYTES = 8
 
@@ -75,7 +86,8 @@ class Beginning:
 
     __slots__ = (
         "_bytes", "behind", "calls", "chars", "digest", "is_open", "largest", "last_hash", "left",
-        "local", "number", "packed", "parent", "point", "sequence", "starts", "tail", "tokens",
+        "local", "number", "packed", "parent", "part_keys", "places", "point", "sequence",
+        "starts", "tail", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: bytes | None, point: Point | None, chars: int, tail: str) -> None:
@@ -94,6 +106,10 @@ class Beginning:
         """of its own text, by which it is compared"""
         self.packed = b""
         """ids as requests to engines have them"""
+        self.part_keys = b""
+        """of pieces of its text whose ids these are"""
+        self.places = array("I")
+        """where those of each begin in `packed`, and end"""
         self.tokens = self.largest = 0
         """how many ids there are, those of the parents among them, and the largest"""
         self.left = b""
@@ -104,13 +120,16 @@ class Beginning:
         """of the sequence up to there"""
         self._bytes = 0
 
-    def add_ids(self, before: "Beginning", ids: Ids, prompt: Prompt, block_size: int) -> None:
-        """Its own ids, behind those of its parent, as `prompt` has them hashed."""
+    def add_ids(
+        self, before: "Beginning", pieces: Sequence[EncodedPiece], prompt: Prompt, block_size: int
+    ) -> None:
+        """Its own ids, those of `pieces`, behind those of its parent; `prompt` has them hashed."""
         self.behind = before.number
-        self.packed, largest = pack_tokens(ids)
-        self.tokens, self.largest = before.tokens + len(ids), max(before.largest, largest)
+        ids = b"".join([each.ids for each in pieces])
+        self._pack(pieces, before.largest)
+        self.tokens = before.tokens + len(ids) // ID_BYTES
         begun, end = before.tokens // block_size, self.tokens // block_size
-        behind = b"".join((before.left, ids.data))
+        behind = before.left + ids
         self.left = behind[(end - begun) * block_size * ID_BYTES :]
         own = slice(begun * _HASH_BYTES, end * _HASH_BYTES)
         self.local, self.sequence = (hashes[own] for hashes in prompt.packed_hashes())
@@ -119,6 +138,7 @@ class Beginning:
             self.last_hash = int.from_bytes(self.sequence[-_HASH_BYTES:], sys.byteorder)
         numbers = len(self.local) + len(self.sequence) + len(self.left)
         numbers += len(self.packed) + self.tail.__sizeof__() + 2 * len(self.starts)
+        numbers += len(self.part_keys) // KEY_BYTES * PART_OVERHEAD
         numbers += sum(map(len, self.calls)) + CALL_BYTES * len(self.calls)
         point = self.point
         assert point is not None
@@ -126,6 +146,26 @@ class Beginning:
             without_head=before.point is not None and before.point.head is point.head
         )
         self._bytes = OVERHEAD + numbers
+
+    def _pack(self, pieces: Sequence[EncodedPiece], largest: int) -> None:
+        packed, keys, size = [], [], 0
+        for ids, key in pieces:
+            part, most = pack_tokens(np.frombuffer(ids, np.uint32))
+            largest = max(largest, most)
+            if key is not None:
+                keys.append(key)
+                self.places.extend((size, size + len(part)))
+            packed.append(part)
+            size += len(part)
+        self.packed, self.part_keys, self.largest = b"".join(packed), b"".join(keys), largest
+
+    def part(self, key: bytes) -> bytes:
+        """The ids of a piece with one of `part_keys`, as numbers of 32 bits."""
+        at = self.part_keys.index(key)
+        while at % KEY_BYTES:
+            at = self.part_keys.index(key, at + 1)
+        nth = 2 * at // KEY_BYTES
+        return unpack_tokens(self.packed, self.places[nth], self.places[nth + 1])
 
     def __len__(self) -> int:
         """Bytes that it takes, about: they stay the same once it has its ids."""
@@ -279,9 +319,8 @@ class KnownBeginnings:
         read: Callable[[bytes], T],
         chat_of: Callable[[T], ChatRequest],
     ) -> tuple[T, HashedPrompt] | None:
-        """What `read` reads of a call without its items, and its prompt; `chat_of` has the chat of
-        that. None: the call is to be read as a whole, as an error in its items comes before
-        others."""
+        """As `read_call`. None: the call is to be read as a whole, as an error in its items comes
+        before others."""
         if call.items is None:
             return None
         try:
@@ -424,15 +463,16 @@ class KnownBeginnings:
         if cut < LEAST_NEW_CHARS:
             cut = 0
         most = self._reader.limits.max_prompt_tokens
+        pieces: list[EncodedPiece] = []
+        rest = _NO_IDS
         try:
-            first, rest = [
-                await text.encode(each, tenant, add_special_tokens=False, most=most)
-                if each
-                else _NO_IDS
-                for each in (whole[:cut], whole[cut:])
-            ]
+            if cut:
+                pieces = await text.encode_pieces(whole[:cut], tenant, most)
+            if cut < len(whole):
+                rest = await text.encode(whole[cut:], tenant, add_special_tokens=False, most=most)
         except (InvalidRequestError, OverflowError):
             return None
+        first = np.frombuffer(b"".join([each.ids for each in pieces]), np.uint32)
         text.pieces.found_chars += encoded
         if not 0 < before.tokens + len(first) + len(rest) <= most:
             return None
@@ -445,10 +485,10 @@ class KnownBeginnings:
         kept.starts = array("H", items.starts[len(at_point.starts) :])
         kept.calls = _NO_CALLS.union(items.calls, *(part.calls for part in known.parts[used:]))
         kept.is_open = items.is_open
-        kept.add_ids(before, first, made, self._block_size)
+        kept.add_ids(before, pieces, made, self._block_size)
         if key in known.keys[used:] and text.pieces.get(key) is not None:
             text.pieces.forget(key)  # it was left in another way
-        text.pieces.put(key, kept, tenant)
+        text.pieces.put_whole(key, kept, tenant)
         return HashedPrompt(rest, made, (*at_point.packed, kept.packed), kept.largest)
 
     def _is_too_long(self, chars: int) -> bool:
@@ -457,6 +497,30 @@ class KnownBeginnings:
         if chars > MAX_RENDERED_CHARS:
             return True
         return characters is not None and -(-chars // characters) > most
+
+
+class ReadChat(Protocol[T_co]):
+    """Reads a body, its chat as a request of this kind."""
+
+    def __call__(self, body: bytes, kind: type[ChatRequest] = ...) -> T_co: ...
+
+
+async def read_call(
+    call: HttpCall,
+    prompts: PromptReader,
+    beginnings: KnownBeginnings | None,
+    read: ReadChat[T],
+    chat_of: Callable[[T], ChatRequest],
+) -> tuple[T, HashedPrompt | None]:
+    """What `read` reads of a call, and its prompt if a beginning of it may be known: then without
+    its items. `chat_of` has the chat of that."""
+    if beginnings is not None:
+        apart = partial(read, kind=ChatApart)
+        if (known := await beginnings.of_call(call, prompts, apart, chat_of)) is not None:
+            return known
+    found = await prompts.read_by(read, call.body)
+    chat_of(found)
+    return found, None
 
 
 def _key(given: Given, lead: Messages) -> bytes:

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...base.errors import ConfigError, InvalidRequestError
 from .conversation import Conversation
 from .growing_template import GrowingTemplate, Grown, Point
-from .template_loop import FOUND, cut_loop
+from .template_loop import FOUND, cut_loop, draws
 from .template_pieces import TemplatePieces, messages_in, passes_contents_on
 from .template_text import EDGES
 
@@ -53,7 +53,9 @@ class ChatTemplate:
         all_text = "".join((text, *self._special_tokens.values()))
         if not any(edge in all_text for edge in EDGES) and passes_contents_on(tree):
             self.pieces = TemplatePieces(self._rendered_plain)
-        self.growing = _growing(text)
+        self.draws = draws(tree)
+        """whether it may write another text each time"""
+        self.growing = None if self.draws else _growing(text)
         """how it goes on with a conversation that grew; None: it is to be asked for all of it"""
 
     def render(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
+from os import urandom
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,11 @@ import numpy.typing as npt
 
 from ...base.errors import InvalidRequestError
 from ...process.off_loop import OffLoop
+from ...workers.dialects import pack_tokens
 from ._cuts import Cutter
 from ._words import WordIds
 from .cut_rules import CutRules
-from .piece_cache import PieceCache, Tenant
+from .piece_cache import KEY_BYTES, PieceCache, Tenant
 
 LEAST_CHARS = 1024
 MOST_CHARS = 4096
@@ -47,7 +49,18 @@ the text as it is, so that one of odd words costs little more than without table
 EncodeTexts = Callable[[list[str], bool, int | None], list[bytes]]
 """The ids of texts, with special tokens or without, as numbers of 32 bits. InvalidRequestError."""
 
+_SECRET = urandom(KEY_BYTES)
+"""In the keys of pieces. Two texts with one key would be given each other's ids, within a cache
+namespace: of 10 million pieces that comes once in 10**24 times, and no caller knows this, to look
+for such texts."""
 _numbers = count()
+
+
+class EncodedPiece(NamedTuple):
+    """The ids of a piece, as numbers of 32 bits, and its key; None: it has none."""
+
+    ids: bytes
+    key: bytes | None
 
 
 class _Missing(NamedTuple):
@@ -135,15 +148,30 @@ class Encoder:
             if add_special_tokens:
                 found = [around[0], *found, around[1]]
         else:
-            found = await self._encode_pieces(text, tenant, most)
-            found = [around[0], *found, around[1]]
+            pieces = await self._encode_pieces(text, tenant, most, keep=True)
+            found = [around[0], *(each.ids for each in pieces), around[1]]
         return np.frombuffer(found[0] if len(found) == 1 else b"".join(found), np.uint32)
 
-    async def _encode_pieces(self, text: str, tenant: Tenant, most: int | None) -> list[bytes]:
+    async def encode_pieces(
+        self, text: str, tenant: Tenant, most: int | None = None
+    ) -> list[EncodedPiece]:
+        """The same without special tokens, for who keeps its pieces: those that are new are not
+        kept."""
+        if self._cutter is None or len(text) < 2 * self._least:
+            ids = await self.encode(text, tenant, add_special_tokens=False, most=most)
+            return [EncodedPiece(ids.tobytes(), None)]
+        if tenant.namespace is None and (known := self.encode_known(text)) is not None:
+            _check_count(len(known) // ID_BYTES, most)
+            return [EncodedPiece(known, None)]
+        return await self._encode_pieces(text, tenant, most, keep=False)
+
+    async def _encode_pieces(
+        self, text: str, tenant: Tenant, most: int | None, *, keep: bool
+    ) -> list[EncodedPiece]:
         cutter, cache, least = self._cutter, self._cache, self._least
         assert cutter is not None
-        salt = f"{self.number} {tenant.namespace}:".encode()
-        pieces: list[bytes] = []
+        salt = b"%b%d %b:" % (_SECRET, self.number, str(tenant.namespace).encode())
+        pieces: list[EncodedPiece] = []
         missing: list[_Missing] = []
         begin = size = missed = 0
         for at in range(0, len(text), STEP_CHARS):
@@ -157,17 +185,15 @@ class Encoder:
                 key = ids = None
                 if end - begin >= least:
                     if end - begin <= STEP_CHARS:
-                        key = sha256(salt + _bytes(text[begin:end])).digest()
+                        key = sha256(salt + _bytes(text[begin:end])).digest()[:KEY_BYTES]
                     else:
                         key = await _long_key(salt, text, begin, end)
-                    ids = cache.get(key)
-                if ids is not None:
-                    ids = _wide(ids)
-                else:
+                    ids = cache.ids(key)
+                if ids is None:
                     missing.append(_Missing(len(pieces), begin, end, key))
                     missed += end - begin
                     ids = b""
-                pieces.append(ids)
+                pieces.append(EncodedPiece(ids, key))
                 size += len(ids)
                 begin = end
         cache.found_chars += len(text) - missed
@@ -181,9 +207,9 @@ class Encoder:
             cache.encoded_chars += sum(each.end - each.begin for each in batch)
             size += sum(map(len, found))
             for each, ids in zip(batch, found, strict=True):
-                pieces[each.nth] = ids
-                if each.key is not None:
-                    cache.put(each.key, _narrow(ids), tenant)
+                pieces[each.nth] = EncodedPiece(ids, each.key)
+                if keep and each.key is not None:
+                    cache.put(each.key, pack_tokens(np.frombuffer(ids, np.uint32))[0], tenant)
         _check_count(size // ID_BYTES, most)
         return pieces
 
@@ -249,31 +275,6 @@ def _filled(
     return b"".join(parts)
 
 
-def _narrow(ids: bytes) -> bytes:
-    """Ids with two or three bytes for each, if that is enough for all; the last byte is how many
-    they have."""
-    numbers = np.frombuffer(ids, np.uint32)
-    largest = int(numbers.max(initial=0))
-    if largest >= 1 << 24:
-        return ids + b"\4"
-    low = numbers.astype(np.uint16).tobytes()
-    if largest < 1 << 16:
-        return low + b"\2"
-    return b"%b%b\3" % (low, (numbers >> 16).astype(np.uint8).tobytes())
-
-
-def _wide(kept: bytes) -> bytes:
-    """Ids as they were."""
-    size = kept[-1]
-    if size == ID_BYTES:
-        return kept[:-1]
-    count = len(kept) // size
-    wide = np.frombuffer(kept, np.uint16, count).astype(np.uint32)
-    if size == 3:
-        wide |= np.frombuffer(kept, np.uint8, count, 2 * count).astype(np.uint32) << 16
-    return wide.tobytes()
-
-
 def _check_count(ids: int, most: int | None) -> None:
     if most is not None and ids > most:
         raise OverflowError(ids)
@@ -294,7 +295,7 @@ async def _long_key(salt: bytes, text: str, begin: int, end: int) -> bytes:
         if at > begin:
             await asyncio.sleep(0)
         key.update(_bytes(text[at : min(at + STEP_CHARS, end)]))
-    return key.digest()
+    return key.digest()[:KEY_BYTES]
 
 
 def _batches(missing: list[_Missing]) -> Iterator[list[_Missing]]:

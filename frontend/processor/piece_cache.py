@@ -1,13 +1,23 @@
 """What was made of pieces of texts, as their ids, kept within a number of bytes and shared fairly
-among tenants."""
+among tenants.
+
+A beginning of a conversation is made of pieces, and has their ids: they are found there, and kept
+by themselves only where no beginning has them.
+"""
 
 from collections import OrderedDict
-from collections.abc import Sized
+from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from ...workers.dialects import unpack_tokens
 
 OVERHEAD = 400
 """Bytes that a piece takes beside its ids: its key, places in tables, heads of objects."""
+PART_OVERHEAD = 150
+"""The same of one whose ids are a part of something else."""
+KEY_BYTES = 16
+"""Of the key of a piece."""
 SHARE_OVERHEAD = 2000
 """Bytes that a namespace of an account takes beside its pieces."""
 
@@ -28,6 +38,19 @@ class Tenant(NamedTuple):
 NO_TENANT = Tenant()
 
 
+class Whole(Protocol):
+    """What has ids of pieces. Its length is in bytes."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def part_keys(self) -> bytes:
+        """Keys of these pieces, one behind the other."""
+
+    def part(self, key: bytes) -> bytes:
+        """The ids of one of them, as numbers of 32 bits."""
+
+
 class _Share:
     """What an account has, or of it a namespace: pieces, or shares of its own. The oldest first.
 
@@ -41,7 +64,7 @@ class _Share:
         self.size = self.used = 0
         self.parts: dict[object, _Share] = {}
         self.by_size: dict[int, OrderedDict[object, _Share]] = {}
-        self.pieces: OrderedDict[bytes, Sized] = OrderedDict()
+        self.pieces: OrderedDict[bytes, bytes | Whole] = OrderedDict()
 
     def part(self, name: object) -> "_Share":
         found = self.parts.get(name)
@@ -91,6 +114,11 @@ class _Share:
             del self.by_size[power]
 
 
+def _keys(whole: Whole) -> Iterator[bytes]:
+    keys = whole.part_keys
+    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+
+
 _used, _size = attrgetter("used"), attrgetter("size")
 
 
@@ -107,6 +135,8 @@ class PieceCache:
         """turns of long chats that were written as a whole, too, by what came of it"""
         self._root = _Share(None, None)
         self._shares: dict[bytes, _Share] = {}
+        self._wholes: dict[bytes, bytes] = {}
+        """of pieces that are parts, the key of what has them: what was kept last"""
         self._last_used: _Share | None = None
         self._uses = 0
 
@@ -129,8 +159,32 @@ class PieceCache:
         pieces.move_to_end(key)
         return pieces[key]
 
-    def put(self, key: bytes, ids: Sized, tenant: Tenant) -> None:
-        """Keep the ids of a piece, or what has its bytes as its length, for the account."""
+    def ids(self, key: bytes) -> bytes | None:
+        """The ids of a piece as numbers of 32 bits, wherever they are; None: they are not kept."""
+        if (whole := self._wholes.get(key)) is not None:
+            made: bytes = self.get(whole).part(key)
+            return made
+        packed = self.get(key)
+        return None if packed is None else unpack_tokens(packed, 0, len(packed))
+
+    def put_whole(self, key: bytes, whole: Whole, tenant: Tenant) -> None:
+        """Keep it, for the account; its parts are then found in it, and go with it."""
+        self.put(key, whole, tenant)
+        share = self._shares.get(key)
+        if share is None or share.pieces[key] is not whole:
+            return
+        try:
+            for part in _keys(whole):
+                if self._shares.get(part) is share:
+                    self.forget(part)
+                self._wholes[part] = key
+        except BaseException:  # as in `put`
+            self._forget_all()
+            raise
+
+    def put(self, key: bytes, ids: bytes | Whole, tenant: Tenant) -> None:
+        """Keep the ids of a piece, as engines get them, or what has its bytes as its length, for
+        the account."""
         size = len(ids) + OVERHEAD
         if key in self._shares or size + SHARE_OVERHEAD > self.most_bytes:
             return
@@ -155,11 +209,17 @@ class PieceCache:
         root.by_size.clear()
         root.size = 0
         self._shares.clear()
+        self._wholes.clear()
 
     def forget(self, key: bytes) -> None:
         """What is kept under a key is of no use any more."""
         share = self._shares.pop(key)
-        size = len(share.pieces.pop(key)) + OVERHEAD
+        kept = share.pieces.pop(key)
+        size = len(kept) + OVERHEAD
+        if not isinstance(kept, bytes):
+            for part in _keys(kept):
+                if self._wholes.get(part) == key:
+                    del self._wholes[part]
         share.add(-size - (0 if share.pieces else SHARE_OVERHEAD))
         self._last_used = None  # it lost its place
 

@@ -26,7 +26,7 @@ _REFUSED = (
     nodes.EvalContextModifier,
 )  # fmt: skip
 NOW = "strftime_now"
-_VARIES = frozenset((NOW, "lipsum"))
+_MADE_UP = "lipsum"
 _MIRRORED = {"gt": "lt", "gteq": "lteq", "lt": "gt", "lteq": "gteq"}
 SomeNode = TypeVar("SomeNode", bound=nodes.Node)
 Key = tuple[str, str]
@@ -71,7 +71,7 @@ def cut_loop(tree: nodes.Template, is_messages: IsMessages) -> LoopParts | None:
     if any(next(_all(loop.body, kind), None) for kind in (nodes.Macro, nodes.CallBlock)):
         return None
     seen = [*loop.body, *_macros_of(tree, loop.body)]
-    if _vary(seen):
+    if _dated(seen):
         return None
     parts = LoopParts(_compared(seen), [], [])
     changes = _Changes(parts, is_messages)
@@ -98,7 +98,7 @@ def _cut_beginning(
         count += 1
     before, behind = tree.body[:count], tree.body[count:]
     rest = [*(each for each in before if isinstance(each, nodes.Macro)), *behind]
-    if len(before) == len(rest) - len(behind) or _vary(before, _VARIES - {NOW}):
+    if len(before) == len(rest) - len(behind):
         return []
     macros = {each.name for each in rest if isinstance(each, nodes.Macro)}
     if any(each.name in macros and each.ctx != "load" for each in tree.find_all(nodes.Name)):
@@ -218,11 +218,25 @@ def _macros_of(tree: nodes.Template, body: Sequence[nodes.Node]) -> list[nodes.M
     return found
 
 
-def _vary(body: Sequence[nodes.Node], names: frozenset[str] = _VARIES) -> bool:
-    """Whether what is made there may be another each time, by one of these names or at random."""
-    return any(each.name in names for each in _all(body, nodes.Name)) or any(
-        each.name == "random" for each in _all(body, nodes.Filter)
-    )
+def draws(tree: nodes.Template) -> bool:
+    """Whether a template may draw at random: by Jinja's filter for that, also if `map` is given its
+    name, or by its made-up text."""
+    if any(each.name == _MADE_UP for each in tree.find_all(nodes.Name)):
+        return True
+    return any(each.name == "random" or _maps_any(each) for each in tree.find_all(nodes.Filter))
+
+
+def _maps_any(node: nodes.Filter) -> bool:
+    """Whether it is `map` by `random`, or by a filter whose name is not seen."""
+    if node.name != "map" or not (node.args or node.dyn_args):
+        return False
+    name = node.args[0] if node.args else None
+    return not isinstance(name, nodes.Const) or name.value == "random"
+
+
+def _dated(body: Sequence[nodes.Node]) -> bool:
+    """Whether the time is asked for there."""
+    return any(each.name == NOW for each in _all(body, nodes.Name))
 
 
 def _compared(body: Sequence[nodes.Node]) -> frozenset[Key]:
@@ -397,7 +411,7 @@ def _conditions(test: nodes.Expr) -> Iterator[nodes.Expr]:
 def _asks_each(test: nodes.Node, target: str) -> bool:
     """Whether an expression is about one message alone."""
     names = {each.name for each in _all([test], nodes.Name)}
-    return names == {target} and not _vary([test])
+    return names == {target}
 
 
 def _is_number(node: nodes.Node | None) -> bool:

@@ -50,6 +50,7 @@ class ModelText:
             pieces = PieceCache(0)
         self._encoder = Encoder(self._encode, rules, off_loop, pieces)
         self.encode_known, self.last_cut = self._encoder.encode_known, self._encoder.last_cut
+        self.encode_pieces = self._encoder.encode_pieces
         self.pieces, self.number = pieces, self._encoder.number
         """what keeps its ids, and a number that no other text there has"""
         self.token_cache = f"off: {self._encoder.reason}" if self._encoder.reason else "on"
@@ -73,6 +74,8 @@ class ModelText:
     def _long_chats(self) -> str:
         if self.template is None:
             return "off: there is no chat template"
+        if self.template.draws:
+            return "off: the chat template draws at random"
         if self.template.growing is None:
             return "off: the chat template has no loop over messages that can begin within them"
         return "on" if self.token_cache == "on" else "off: without token_cache"
@@ -140,13 +143,21 @@ def encode_texts(
             found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
         else:
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=special)
-    except Exception as error:
+    except BaseException as error:
+        if not _is_fault(error):
+            raise
         raise InvalidRequestError(f"the text cannot be tokenized: {error}") from None
     count = sum(map(len, found))
     if most is not None and count > most:
         del found  # the error's traceback would keep it, and lists of it take long to make
         raise OverflowError(count)
     return [array("I", encoding.ids).tobytes() for encoding in found]
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether it is one of the library's: what ends a thread of it comes as a class that no module
+    has and that is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Decoding:
@@ -313,7 +324,9 @@ def _read_tokenizer(path: Path) -> tuple[Tokenizer, CutRules]:
     try:
         raw = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(raw)
-    except Exception as error:
+    except BaseException as error:
+        if not _is_fault(error):
+            raise
         raise ConfigError(f"{path} is no tokenizer: {error}", key="model_path") from None
     # Settings of its training, which would cut prompts short.
     tokenizer.no_truncation()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...base.lazy_names import lazy_names
 from ..channels import EngineCall
 from ._plain_chunk import plain_chunk, plain_end
-from ._token_ids import encode_generate, pack_tokens, split_tokens
+from ._token_ids import encode_generate, pack_tokens, split_tokens, unpack_tokens
 
 if TYPE_CHECKING:
     from .dynamo_client import DynamoClient

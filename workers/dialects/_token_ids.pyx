@@ -17,6 +17,7 @@ from ...base.native._protobuf cimport (
     put_number,
     put_varint,
     read_field,
+    read_short_varint,
     varint_size,
 )
 
@@ -191,6 +192,31 @@ def pack_tokens(const uint32_t[::1] tokens not None):
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>packed_size(tokens, &largest))
     put_tokens(<uint8_t*><char*>out, tokens)
     return out, largest
+
+
+def unpack_tokens(bytes packed not None, Py_ssize_t begin, Py_ssize_t end):
+    """Token ids, as numbers of 32 bits, of what `pack_tokens` made: of its bytes from `begin` to
+    `end`, which are whole numbers. ValueError if they are not."""
+    cdef ByteReader reader
+    cdef Py_ssize_t at
+    cdef Py_ssize_t count = 0
+    cdef uint64_t token = 0
+    cdef const uint8_t* start = <const uint8_t*><const char*>packed
+    cdef uint32_t* made
+    cdef bytes out
+    if not 0 <= begin <= end <= len(packed):
+        raise ValueError("not of these bytes")
+    for at in range(begin, end):
+        count += start[at] < 0x80
+    out = PyBytes_FromStringAndSize(NULL, 4 * count)
+    made = <uint32_t*><char*>out
+    reader.at, reader.end = start + begin, start + end
+    for at in range(count):
+        read_short_varint(&reader, &token)
+        made[at] = <uint32_t>token
+    if reader.at != reader.end:
+        raise ValueError("not whole numbers")
+    return out
 
 
 cdef size_t packed_size(const uint32_t[::1] tokens, uint32_t* largest) noexcept nogil:

@@ -12,6 +12,7 @@ from support.chats.templates import GROUPED
 from support.fake_engine import FakeEngine
 from support.observability.exposition import families, values_of
 from support.servers.openai_serving import Served, openai_serving
+from tokenizers import AddedToken, Tokenizer
 
 from dynamo_router.bench.load.chat_bodies import APIS, Turn
 from dynamo_router.engines.mocker import OWN_MODEL
@@ -61,6 +62,24 @@ async def test_pools_say_whether_it_is_on(served: Served) -> None:
     async with openai_serving(FakeEngine(), frontend=config) as other:
         _, seen = await other.get("/pools")
         assert [pool["token_cache"] for pool in seen["pools"]] == ["off: token_cache_bytes is 0"]
+
+
+async def test_a_panic_of_the_tokenizer_is_its_callers(tmp_path: Path) -> None:
+    """It is no Exception to Python; the connection and the server go on."""
+    folder = tmp_path / "model"
+    shutil.copytree(OWN_MODEL, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("<r>", rstrip=True), AddedToken("\n\n", lstrip=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = FrontendConfig(http_frontend=0, model_path=str(folder))
+    async with openai_serving(FakeEngine(), frontend=config, context=CONTEXT) as served:
+        for text in ("", TEXT * 20):  # a plain chat, and a long one
+            chat = {"model": "tiny", "messages": [{"role": "user", "content": f"{text}<r> \n\n b"}]}
+            status, answer = await served.post("/v1/chat/completions", chat)
+            assert status == 400 and "the text cannot be tokenized" in answer["error"]["message"]
+            chat["messages"] = [{"role": "user", "content": f"{text}of"}]
+            status, answer = await served.post("/v1/chat/completions", chat)
+            assert status == 200, answer
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The prompt of a chat of which a beginning is known is that of the whole chat, made anew."""
 
 import asyncio
+import itertools
 import json
+import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,26 +236,35 @@ def body_of(messages: list[dict[str, str]], **more: Any) -> bytes:
 def seen(text: ModelText, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long texts are that are asked the tokenizer, or the cache, for."""
     found: list[int] = []
-    encode = text.encode
 
-    async def noted(each: str, *given: Any, **more: Any) -> Any:
-        found.append(len(each))
-        return await encode(each, *given, **more)
+    def noting(encode: Any) -> Any:
+        async def noted(each: str, *given: Any, **more: Any) -> Any:
+            found.append(len(each))
+            return await encode(each, *given, **more)
 
-    monkeypatch.setattr(text, "encode", noted)
+        return noted
+
+    wrap_encoding(monkeypatch, text, noting)
     return found
 
 
-def dropping(text: ModelText) -> Callable[..., Awaitable[Any]]:
-    """Its `encode`, while which all that is kept of texts goes."""
-    encode = text.encode
+def wrap_encoding(patched: pytest.MonkeyPatch, text: ModelText, wrap: Any) -> None:
+    for name in ("encode", "encode_pieces"):
+        patched.setattr(text, name, wrap(getattr(text, name)))
 
-    async def drops(*given: Any, **more: Any) -> Any:
-        while len(text.pieces):
-            text.pieces._drop()
-        return await encode(*given, **more)
 
-    return drops
+def drop_meanwhile(patched: pytest.MonkeyPatch, text: ModelText) -> None:
+    """While a text is encoded, all that is kept of texts goes."""
+
+    def dropping(encode: Any) -> Any:
+        async def drops(*given: Any, **more: Any) -> Any:
+            while len(text.pieces):
+                text.pieces._drop()
+            return await encode(*given, **more)
+
+        return drops
+
+    wrap_encoding(patched, text, dropping)
 
 
 async def test_a_turn_costs_what_is_new(
@@ -359,23 +370,50 @@ async def test_what_it_takes_is_counted_and_bounded(texts: dict[str, ModelText])
         cache.most_bytes = 1 << 20
 
 
+async def test_its_pieces_are_found_in_it_and_kept_once(
+    texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that begins in another way finds what it has in common with one that is known;
+    what was kept by itself goes when a beginning has it."""
+    text, talk = texts["stripped"], conversation(4)
+    cache, draw = text.pieces, random.Random(0)
+    while len(cache):
+        cache._drop()
+    shared = " ".join("".join(draw.choices("abcdeé", k=5)) for _ in range(5_000))
+    talk[1] = {"role": "user", "content": shared}
+    await text.encode(f"of {shared}", add_special_tokens=False)
+    alone = len(cache)
+    assert alone > 5
+    for count in (2, 4, 6):
+        await check(text, body_of(talk[:count]))
+    assert len(cache) <= 3 + 2
+    talk[0] = {"role": "system", "content": "you and the other words"}
+    before = cache.encoded_chars
+    await check(text, body_of(talk[:2]))
+    assert cache.encoded_chars < before + len(shared) // 3
+    while len(cache):
+        cache._drop()
+    assert cache.size == 0 and not cache._wholes
+
+
 async def test_cancelled_in_the_middle_it_keeps_nothing_half_made(
     texts: dict[str, ModelText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, talk = texts["stripped"], conversation(3)
     await check(text, body_of(talk[:3]))
     for stop in range(4):  # at each step that waits
-        calls, encode = 0, text.encode
+        calls = itertools.count()
 
-        async def stops(*given: Any, **more: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > stop:  # noqa: B023
-                raise asyncio.CancelledError
-            return await encode(*given, **more)  # noqa: B023
+        def stopping(encode: Any, stop: int = stop, calls: Any = calls) -> Any:
+            async def stops(*given: Any, **more: Any) -> Any:
+                if next(calls) >= stop:
+                    raise asyncio.CancelledError
+                return await encode(*given, **more)
+
+            return stops
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(text, "encode", stops)
+            wrap_encoding(patched, text, stopping)
             if stop < 2:
                 with pytest.raises(asyncio.CancelledError):
                     await known(text, body_of(talk[:5]))
@@ -392,7 +430,7 @@ async def test_a_repeated_turn_that_was_dropped_meanwhile_is_no_circle(
     text, body = texts["plain"], body_of(conversation(1))
     await check(text, body)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text, "encode", dropping(text))
+        drop_meanwhile(patched, text)
         patched.setattr(text, "last_cut", lambda whole, end: end - 1)
         await known(text, body)
     async with asyncio.timeout(10):
@@ -473,7 +511,7 @@ async def test_what_was_left_in_another_way_may_be_dropped_meanwhile(
     await check(text, body)
     day[0] = "Tuesday"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(text, "encode", dropping(text))
+        drop_meanwhile(patched, text)
         await check(text, body)
     await check(text, body)
 

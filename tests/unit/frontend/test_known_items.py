@@ -377,17 +377,20 @@ async def test_a_turn_costs_what_is_new(
     monkeypatch.setattr(TemplateChecks, "is_due", lambda self: False)
     text, items, step = texts[name], agents_turns(api, 60), 2 if api == "messages" else 3
     read, seen = [0], list[int]()
-    encode = text.encode
 
-    async def noted(each: str, *given: Any, **more: Any) -> Any:
-        seen.append(len(each))
-        return await encode(each, *given, **more)
+    def noting(encode: Any) -> Any:
+        async def noted(each: str, *given: Any, **more: Any) -> Any:
+            seen.append(len(each))
+            return await encode(each, *given, **more)
+
+        return noted
 
     def counted(turns: Any, at: int, raw: bytes) -> None:
         read[0] += 1
         FORMS[api].form.add(turns, at, raw)
 
-    monkeypatch.setattr(text, "encode", noted)
+    for each in ("encode", "encode_pieces"):
+        monkeypatch.setattr(text, each, noting(getattr(text, each)))
     form = FORMS[api].form._replace(add=counted)
     here = FORMS[api]._replace(form=form)
 

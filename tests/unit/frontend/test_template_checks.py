@@ -25,7 +25,7 @@ TEMPLATES = {
     "plain": LOOP,
     "dated": "{{ strftime_now('%A') }}" + LOOP,
     "dated behind": LOOP + "{{ strftime_now('%A') }}",
-    "drawn": LOOP + "{{ range(99999) | random }}" * 4,
+    "timed": LOOP + "{{ strftime_now('%f') }}",
 }
 
 
@@ -62,7 +62,7 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    ("name", "counted"), [("plain", "same"), ("dated", "same"), ("drawn", "unsure")]
+    ("name", "counted"), [("plain", "same"), ("dated", "same"), ("timed", "unsure")]
 )
 async def test_a_template_that_goes_on_as_it_should(
     tmp_path: Path, off_loop: OffLoop, monkeypatch: pytest.MonkeyPatch, name: str, counted: str
@@ -73,6 +73,25 @@ async def test_a_template_that_goes_on_as_it_should(
         assert await model.say() is not None
     assert model.text.long_chats == "on"
     assert {key: n for key, n in model.text.pieces.checks.items() if n} == {counted: 3}
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "{{ range(3) | random }}",
+        "{{ [[1, 2, 3]] | map('random') | first }}",
+        "{% set name = 'random' %}{{ [[1, 2, 3]] | map(name) | first }}",
+        "{{ lipsum(n=1) }}",
+        "{% filter random %}123{% endfilter %}",
+    ],
+)
+async def test_a_template_that_draws_at_random_is_known_when_it_is_read(
+    tmp_path: Path, off_loop: OffLoop, drawn: str
+) -> None:
+    """Its turns are not taken for faults where two draws are the same by chance."""
+    model = Model(tmp_path / "m", LOOP + drawn, off_loop)
+    assert model.text.long_chats == "off: the chat template draws at random"
+    assert await model.say() is None and sum(model.text.pieces.checks.values()) == 0
 
 
 @pytest.mark.parametrize("name", ["dated", "dated behind"])

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from dynamo_router.base.errors import ConfigError
+from dynamo_router.base.errors import ConfigError, InvalidRequestError
 from dynamo_router.engines.mocker import OWN_MODEL
-from dynamo_router.frontend.processor import Detokenizer, ModelText
+from dynamo_router.frontend.processor import Detokenizer, ModelText, PieceCache
 from dynamo_router.frontend.processor.tokenizer import Decoding
 from dynamo_router.process.off_loop import OffLoop
 
@@ -183,3 +183,23 @@ def test_a_template_in_the_configuration(folder: Path, off_loop: OffLoop, templa
 def test_a_model_without_a_template(folder: Path, off_loop: OffLoop) -> None:
     (folder / "chat_template.jinja").unlink()
     assert ModelText(folder, off_loop).template is None
+
+
+def test_a_text_that_ends_a_thread_of_the_library_is_refused(
+    tmp_path: Path, off_loop: OffLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where a token takes the white space behind it, and white space that is a token what is before
+    it, the library has a place twice: its error is no Exception. Then all is as it was."""
+    folder = tmp_path / "model"
+    shutil.copytree(OWN_MODEL, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("<r>", rstrip=True), AddedToken("\n\n", lstrip=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = ModelText(folder, off_loop, PieceCache(1 << 20))
+    before = encode(text, "the of")
+    for longer in ("", "the of " * 200, "the of " * 2000):  # on the loop, and in two ways off it
+        with pytest.raises(InvalidRequestError, match="cannot be tokenized: AddedVocabulary"):
+            encode(text, f"{longer}a <r> \n\n b")
+        assert encode(text, f"{longer}a <r> b")
+    assert encode(text, "the of") == before
+    assert "panicked" in capfd.readouterr().err

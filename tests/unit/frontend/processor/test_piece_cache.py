@@ -1,14 +1,16 @@
 """What the token cache keeps, within its bytes, and at whose cost."""
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_router.frontend.processor import NO_TENANT, PieceCache, Tenant
-from dynamo_router.frontend.processor.encoder import _narrow, _wide
 from dynamo_router.frontend.processor.piece_cache import OVERHEAD, SHARE_OVERHEAD
+from dynamo_router.workers.dialects import pack_tokens, unpack_tokens
 
 IDS = b"x" * 600
 PIECE = len(IDS) + OVERHEAD
@@ -91,10 +93,85 @@ def test_sizes_are_those_of_what_is_kept(puts: list[tuple[int, int, int, int]]) 
     assert cache.size == pieces + SHARE_OVERHEAD * len(shares) <= cache.most_bytes
 
 
-@given(st.lists(st.integers(0, (1 << 32) - 1)), st.sampled_from([14, 16, 17, 24, 32]))
-def test_kept_ids_are_the_same_in_fewer_bytes(ids: list[int], bits: int) -> None:
+class Parts:
+    """What has pieces of these names, whose ids say what they are found in."""
+
+    def __init__(self, names: frozenset[int], number: int) -> None:
+        self.names, self.number = sorted(names), number
+
+    def __len__(self) -> int:
+        return 100 * len(self.names)
+
+    @property
+    def part_keys(self) -> bytes:
+        return b"".join(map(key_of, self.names))
+
+    def part(self, key: bytes) -> bytes:
+        assert key in map(key_of, self.names)
+        return packed_of(self.number)[1]
+
+
+def key_of(name: int) -> bytes:
+    return b"%016d" % name
+
+
+def packed_of(number: int) -> tuple[bytes, bytes]:
+    ids = np.array([number, 1 << 20], np.uint32)
+    return pack_tokens(ids)[0], ids.tobytes()
+
+
+NAMES = st.integers(0, 12)
+PUT = st.tuples(st.just("put"), NAMES, st.integers(0, 2))
+PUT_WHOLE = st.tuples(st.just("whole"), st.frozensets(NAMES, max_size=5), st.integers(0, 2))
+DROP = st.tuples(st.just("drop"), st.integers(1, 3), st.none())
+
+
+@given(st.lists(st.one_of(PUT, PUT_WHOLE, DROP), max_size=60), st.integers(4000, 20_000))
+def test_pieces_are_found_where_they_are_kept(steps: list[Any], most: int) -> None:
+    """In what has them, as long as that is there, or by themselves; and once in each account."""
+    cache, made = PieceCache(most), {}
+    for number, (kind, what, account) in enumerate(steps):
+        tenant = Tenant(str(account), None)
+        if kind == "put":
+            if cache.ids(key_of(what)) is None:
+                cache.put(key_of(what), packed_of(number)[0], tenant)
+        elif kind == "whole":
+            whole = made[b"%d" % number] = Parts(what, number)
+            cache.put_whole(b"%d" % number, whole, tenant)
+        else:
+            for _ in range(min(what, len(cache))):
+                cache._drop()
+        there = {key: each for key, each in made.items() if key in cache._shares}
+        of_wholes = {key_of(name) for whole in there.values() for name in whole.names}
+        assert set(cache._wholes) <= of_wholes and set(cache._wholes.values()) <= set(there)
+        if kind == "whole" and b"%d" % number in there:
+            found = {cache.ids(key_of(name)) for name in what}
+            assert found <= {packed_of(number)[1]}
+            assert not any(
+                cache._shares[key_of(name)] is cache._shares[b"%d" % number]
+                for name in what
+                if key_of(name) in cache._shares
+            )
+        sizes = sum(
+            len(each) + OVERHEAD
+            for share in {*cache._shares.values()}
+            for each in share.pieces.values()
+        )
+        assert cache.size == sizes + SHARE_OVERHEAD * len({*cache._shares.values()}) <= most
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1)), st.sampled_from([7, 14, 17, 21, 32]), st.data())
+def test_ids_are_those_that_were_packed(ids: list[int], bits: int, data: st.DataObject) -> None:
     ids = [each % (1 << bits) for each in ids]
-    raw = np.asarray(ids, np.uint32).tobytes()
-    kept = _narrow(raw)
-    assert _wide(kept) == raw
-    assert len(kept) <= (2 if bits <= 16 else 3 if bits <= 24 else 4) * len(ids) + 1
+    cut = data.draw(st.integers(0, len(ids)))
+    parts = [pack_tokens(np.asarray(each, np.uint32))[0] for each in (ids[:cut], ids[cut:])]
+    packed = b"".join(parts)
+    assert len(packed) <= (bits + 6) // 7 * len(ids)
+    for begin, end, wanted in ((0, len(packed), ids), (len(parts[0]), len(packed), ids[cut:])):
+        assert np.frombuffer(unpack_tokens(packed, begin, end), np.uint32).tolist() == wanted
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (2, 1), (0, 5), (0, 1)])
+def test_what_no_ids_end_at_is_refused(begin: int, end: int) -> None:
+    with pytest.raises(ValueError, match="not"):
+        unpack_tokens(pack_tokens(np.array([300, 300], np.uint32))[0], begin, end)
