@@ -41,6 +41,7 @@ cdef extern from *:
     #define FORECAST_MOST_COUNTED 4.0
     #define FORECAST_IDLE_MISS 6.0
     #define FORECAST_LEAST_TOKENS 0.05
+    #define FORECAST_LEAST_CACHED 4.0
     """
     const double LATE_SHARE "FORECAST_LATE_SHARE"   # of a first token's delay so far, yet to come
     const double CROWDED "FORECAST_CROWDED"     # share of a cache that is as good as full
@@ -55,6 +56,7 @@ cdef extern from *:
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
     const double IDLE_MISS "FORECAST_IDLE_MISS"   # times more that one counts where engines have time over
     const double LEAST_TOKENS "FORECAST_LEAST_TOKENS"   # in the time of a decode step, however many prompts come
+    const double LEAST_CACHED "FORECAST_LEAST_CACHED"   # a prompt's part from which on it counts on an idle worker
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
     const double MANY "FORECAST_MANY"   # requests of a worker, which leave no engine time over
 
@@ -136,8 +138,13 @@ cdef inline double estimate_seconds(
 
     Takes its timeline to `now`. Returns its slowness. `cost` is that without missed objectives,
     which add to it: no worker costs less.
+
+    While workers are idle less than a quarter of a prompt counts as none: with what all prompts begin with,
+    a block of it, all would go to the worker that had it first, and evict each other there.
     """
     cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
+    if timeline.requests == 0.0 and prompt.paid < 1.0 and cached * LEAST_CACHED < prompt.isl:
+        cached = 0
     cdef int64_t tokens = believed_tokens(model, timeline, prompt.isl, min(cached, prompt.isl))
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
     cdef double blocks = prompt.blocks[number] if prompt.blocks else 0.0

@@ -195,7 +195,10 @@ class ForecastMachine(RuleBasedStateMachine):
             self.objectives_are_missed(number, row, isl)
             self.memory_is_waited_for(number, row, blocks[number], in_use[number])
             if not any(worker == number for worker, _ in self.requests.values()):
-                self.is_idle(number, row, isl, isl - min(overlaps[number] * BLOCK_SIZE, isl - 1))
+                cached = overlaps[number] * BLOCK_SIZE
+                if len(self.requests) < 2 * len(self.workers) and cached * 4 < isl:
+                    cached = 0
+                self.is_idle(number, row, isl, isl - min(cached, isl - 1))
         eligible = np.array([number in self.workers for number in range(WORKERS)])
         costs = self.kernel.score(*given, overlap, block, in_use, eligible, self.now)
         for number in range(WORKERS):

@@ -45,7 +45,7 @@ def test_host_memory_beats_disk_and_the_device_beats_both(router: KvRouter) -> N
 
 def test_weights_can_be_given_per_router_and_per_request(router: KvRouter) -> None:
     cache(router, 10, 1, "external", 0, 6)
-    cache(router, 11, 1, "host_pinned", 0, 3)
+    cache(router, 11, 1, "host_pinned", 0, 4)
     assert router.best_worker(PROMPT)[0] == 11
     weights = {"host_cache_hit_weight": 0.25, "disk_cache_hit_weight": 0.5}
     assert router.best_worker(PROMPT, overrides=weights)[0] == 10

@@ -16,6 +16,7 @@ from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.candidates import WorkerLike
 from dynamo_router.router.policy._forecast import Forecast
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
+from dynamo_router.slots.table import SlotTable
 
 BLOCK = 16
 FACTS = {"total_kv_blocks": 1000, "max_num_batched_tokens": 512}
@@ -109,6 +110,32 @@ def test_equal_workers_stay_equal(router: KvRouter, clock: ManualClock) -> None:
     engines = Engines(router, clock, {0: 1e-4, 1: 1.05e-4})
     engines.serve(200, 200)
     assert min(engines.sent.values()) > 60
+
+
+def test_what_all_prompts_begin_with_does_not_bind_them_to_one_idle_worker() -> None:
+    """A block of a chat template is cached where the first conversation was; so all others would
+    follow it there, and evict each other beside empty caches."""
+    kernel, sent = Forecast(ForecastParams()), np.zeros(4, int)
+    for worker in range(4):
+        kernel.add_worker(worker, 8192, None)
+    eligible, slots = np.ones(4, np.bool_), SlotTable(BLOCK)
+    for worker in range(4):
+        slots.add_worker(worker)
+
+    def chosen(overlap: int, u: float) -> int:
+        overlaps = np.array([0, overlap, 0, 0], np.uint32)
+        hashes = np.zeros(0, np.uint64)
+        return kernel.choose(
+            1600, BLOCK, overlaps, slots.native, hashes, eligible, None, 0.0, 1.0, u
+        )
+
+    for u in np.linspace(0.0, 0.99, 40):
+        sent[chosen(24, u)] += 1
+        assert chosen(25, u) == 1
+    assert sent.tolist() == [10, 10, 10, 10]
+    for number in range(8):  # others pay for what is computed again
+        kernel.expect(f"{number}", number % 2 * 2, 10, 0.5)
+    assert {chosen(24, u) for u in np.linspace(0.0, 0.99, 40)} == {1}
 
 
 def test_a_stall_does_not_make_a_worker_slow(router: KvRouter, clock: ManualClock) -> None:
