@@ -214,13 +214,17 @@ class PieceCache:
     def forget(self, key: bytes) -> None:
         """What is kept under a key is of no use any more."""
         share = self._shares.pop(key)
-        kept = share.pieces.pop(key)
-        size = len(kept) + OVERHEAD
-        if not isinstance(kept, bytes):
-            for part in _keys(kept):
-                if self._wholes.get(part) == key:
-                    del self._wholes[part]
-        share.add(-size - (0 if share.pieces else SHARE_OVERHEAD))
+        try:
+            kept = share.pieces.pop(key)
+            size = len(kept) + OVERHEAD
+            if not isinstance(kept, bytes):
+                for part in _keys(kept):
+                    if self._wholes.get(part) == key:
+                        del self._wholes[part]
+            share.add(-size - (0 if share.pieces else SHARE_OVERHEAD))
+        except BaseException:  # as in `put`
+            self._forget_all()
+            raise
         self._last_used = None  # it lost its place
 
     def _use(self, share: _Share) -> None:

@@ -161,3 +161,49 @@ def test_a_cache_of_pieces_counts_what_it_keeps() -> None:
 
     fresh()
     assert fail_at_each(call, check)
+
+
+class Parts:
+    """What has the ids of three pieces."""
+
+    part_keys = b"".join(b"%016d" % number for number in range(3))
+
+    def __len__(self) -> int:
+        return 1000
+
+    def part(self, key: bytes) -> bytes:
+        return key
+
+
+@pytest.mark.parametrize("what", ["put_whole", "forget"])
+def test_no_piece_is_looked_for_where_it_is_no_more(what: str) -> None:
+    caches: list[PieceCache] = []
+    tenant, names = Tenant("one", 1), [b"%016d" % number for number in range(3)]
+
+    def call() -> Any:
+        if what == "forget":
+            caches[-1].forget(b"whole")
+        else:
+            caches[-1].put_whole(b"new", Parts(), tenant)
+        return True
+
+    def fresh() -> None:
+        cache = PieceCache(16384)
+        cache.put(names[1], b"\x01", tenant)
+        cache.put_whole(b"whole", Parts(), tenant)
+        cache.put(b"y", b"1234", Tenant("other", 1))
+        caches.append(cache)
+
+    def check(found: Any) -> None:
+        cache = caches[-1]
+        if found and what == "forget":
+            assert cache.get(b"whole") is None
+        assert {cache.ids(name) for name in names} <= {None, *names}
+        while len(cache):
+            cache._drop()
+        assert cache.size == 0 and not cache._root.parts and not cache._root.by_size
+        assert not cache._wholes
+        fresh()
+
+    fresh()
+    assert fail_at_each(call, check)
