@@ -25,8 +25,9 @@ def reachable_host(host: str) -> str:
     family = socket.AF_INET if host == "0.0.0.0" else socket.AF_UNSPEC
     try:
         found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
-    except OSError as error:
-        text = f"host: {host} is every address, and our name {name!r} has none: {error.strerror}"
+    except (OSError, UnicodeError) as error:  # a part of the name is longer than names may have
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = f"host: {host} is every address, and our name {name!r} has none: {why}"
         raise ConfigError(text, key="host") from None
     # What listens on all of IPv6 listens on IPv4 too, which more peers reach.
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

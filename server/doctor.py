@@ -283,6 +283,6 @@ def _why_taken(host: str, port: int) -> str | None:
         with socket.socket(family, kind, protocol) as attempt:
             attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             attempt.bind(address)
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
     return None

@@ -47,7 +47,10 @@ class Acceptor:
 
         `shared`: with other processes of this user, which get a part of the connections each.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except UnicodeError:  # a part of the name is empty, or too long
+            raise socket.gaierror(socket.EAI_NONAME, "it is no address or known name") from None
         missing: OSError | None = None
         before = len(self._sockets)
         for family, kind, protocol, _, address in dict.fromkeys(found):

@@ -209,7 +209,7 @@ def take_port(host: str, port: int, key: str) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
+    except (OSError, UnicodeError):
         raise ConfigError(f"host: {host} is no address or known name", key="host") from None
     family, kind, protocol, _, address = found[0]
     taken = socket.socket(family, kind, protocol)

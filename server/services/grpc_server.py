@@ -113,7 +113,7 @@ class GrpcServer:
         host, port = self._host, self._wanted_port
         try:
             self.port = self._listener.bind(host, port, shared=self._reuse_port)
-        except (OSError, UnicodeError):
+        except OSError:
             key, reason = why_cannot_listen(host, port)
             key = self._key if key == "port" else key
             text = f"{key}: cannot listen on {joined(host, port)}: {reason}"

@@ -38,3 +38,9 @@ def test_an_address_of_ours_that_others_reach(
     else:
         with pytest.raises(ConfigError, match="has none: Name or service not known"):
             reachable_host(host)
+
+
+def test_a_name_of_ours_that_is_too_long_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "x" * 64)
+    with pytest.raises(ConfigError, match="our name 'x+' has none: .*too long"):
+        reachable_host("0.0.0.0")

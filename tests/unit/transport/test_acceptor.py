@@ -88,3 +88,9 @@ async def test_a_name_may_have_an_address_of_a_family_that_the_system_does_not_h
             Acceptor(lambda accepted, host: accepted.close()).bind("localhost", 0)
     assert port
     acceptor.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_what_can_be_no_name_is_refused_as_a_name_that_is_not_known(host: str) -> None:
+    with pytest.raises(socket.gaierror, match="no address or known name"):
+        Acceptor(lambda accepted, host: accepted.close()).bind(host, 0)

@@ -181,7 +181,8 @@ async def test_a_port_is_taken_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"http_port: cannot listen on 127.0.0.1:{port}"):
         take_port("127.0.0.1", port, "http_port")
     held.close()
-    with pytest.raises(ConfigError, match="host: nowhere.invalid is no address"):
-        take_port("nowhere.invalid", 0, "port")
+    for host in ("nowhere.invalid", "a..b"):
+        with pytest.raises(ConfigError, match=f"host: {host} is no address"):
+            take_port(host, 0, "port")
     with pytest.raises(ConfigError, match="host: cannot listen on 192.0.2.1"):
         take_port("192.0.2.1", 0, "port")
