@@ -128,6 +128,8 @@ class Migrations:
         stream = request.stream
         if stream is None or not failure_moves([each.verdict for each in request.failures]):
             return RefusedMove.FAILURE
+        if stream.last:  # no client expects a second one
+            return RefusedMove.FAILURE
         if attempt.is_unanswered and request.failures.is_deadly:
             return RefusedMove.FAILURE
         if stream.moves >= self.limit:

@@ -162,6 +162,24 @@ async def test_what_does_not_move(fault: Fault, request_: Any, reason: RefusedMo
         await rig.settled()
 
 
+@pytest.mark.parametrize("reason", ["timeout", ""])
+async def test_an_answer_that_has_its_last_word_does_not_go_on(reason: str) -> None:
+    """Its client would get a second one."""
+
+    async def script(engine: FakeEngine, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield chunk(request, 4)
+        last = complete(request, 4)
+        last.complete.finish_reason = reason
+        yield last
+        await context.abort(Code.UNAVAILABLE, "no more")
+
+    async with migrating(FakeEngine(script), speaker()) as rig:
+        code, _ = await rig.refusal(asked())
+        assert code is Code.UNAVAILABLE and not rig.engines[1].requests
+        assert rig.dispatcher.migrations.refused == {RefusedMove.FAILURE: 1}
+        await rig.settled()
+
+
 async def test_a_request_that_named_its_worker_stays_there() -> None:
     async with migrating(speaker(dies), speaker()) as rig:
         worker = ("x-dynamo-worker-instance-id", str(rig.worker_id(rig.engines[0])))
