@@ -46,9 +46,11 @@ class Whole(Protocol):
     @property
     def part_keys(self) -> bytes:
         """Keys of these pieces, one behind the other."""
+        ...
 
     def part(self, key: bytes) -> bytes:
         """The ids of one of them, as numbers of 32 bits."""
+        ...
 
 
 class _Share:
