@@ -61,36 +61,57 @@ def attainment(
     return (sum(found) / len(found), len(found)) if found else (None, 0)
 
 
+class _Part(NamedTuple):
+    """Arrivals after `begin_s`, until `until_s`: requests that were seen, and their answers."""
+
+    begin_s: float
+    until_s: float
+    requests: int
+    good: int
+    answers: int
+
+
+def _part(seen: Observation, objectives: Objectives, begin_s: float, until_s: float) -> _Part:
+    requests = seen.requests or ()
+    first = bisect_right(requests, begin_s, key=_ARRIVAL)
+    found = requests[first : bisect_right(requests, until_s, key=_ARRIVAL)]
+    judged = [is_good(each, seen.at, objectives) for each in found]
+    good, answers = judged.count(True), len(found) - judged.count(None)
+    return _Part(begin_s, until_s, len(found), good, answers)
+
+
 class Debt:
     """Misses of the last hour, as far as they near what the target allows."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[float, int, int]] = deque()  # when; good answers, of how many
-        self._counted_s = -math.inf
+        self._parts: deque[_Part] = deque()
 
     def take(self, seen: Observation, objectives: Objectives) -> None:
-        """Count the answers to what has come since the last time."""
-        until = seen.at - ENDED_S
+        """Count the answers to what has come since the last time, and again where more requests
+        of the window are there by now: records come when answers end, those of slow ones last."""
         if seen.requests is None:
             return
-        if until < self._counted_s:  # the clock went back
+        until = seen.at - ENDED_S
+        begin = self._parts[-1].until_s if self._parts else -math.inf
+        if until < begin:  # the clock went back
             self._parts.clear()
-            self._counted_s = -math.inf
-        first = bisect_right(seen.requests, self._counted_s, key=_ARRIVAL)
-        new = seen.requests[first : bisect_right(seen.requests, until, key=_ARRIVAL)]
-        judged = [is_good(each, seen.at, objectives) for each in new]
-        self._parts.append((until, judged.count(True), len(new) - judged.count(None)))
-        self._counted_s = until
-        while self._parts[0][0] < until - HOUR_S:
+            begin = -math.inf
+        for n, (begin_s, until_s, requests, *_) in enumerate(self._parts):
+            if begin_s >= seen.at - seen.window_s:
+                found = _part(seen, objectives, begin_s, until_s)
+                if found.requests > requests:
+                    self._parts[n] = found
+        self._parts.append(_part(seen, objectives, begin, until))
+        while self._parts[0].until_s < until - HOUR_S:
             self._parts.popleft()
 
     def due(self, target: float) -> float:
         """From 0, nothing, to 1. Nothing is due of more than an hour of good answers could make
         good: that is lost, and engines bring it back no more."""
-        count = sum(answers for _, _, answers in self._parts)
+        count = sum(part.answers for part in self._parts)
         if count < LEAST_ANSWERS:
             return 0.0
-        missed = 1 - sum(good for _, good, _ in self._parts) / count
+        missed = 1 - sum(part.good for part in self._parts) / count
         spent = missed / max(1e-9, 1 - target)
         return 0.0 if spent > 2 else float(np.interp(spent, (NEARLY, 1.0), (0.0, 1.0)))
 

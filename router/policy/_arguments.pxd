@@ -35,6 +35,7 @@ cdef inline int read_prompt(
     prompt.isl = isl
     prompt.felt = felt_share(load)
     prompt.paid = paid_share(load)
+    prompt.spreads = False  # until workers were looked at
     prompt.cold = cold_s(model, isl)
     prompt.block_size = block_size
     prompt.overlaps = &overlaps[0] if overlaps is not None and n else NULL

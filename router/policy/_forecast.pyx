@@ -14,7 +14,8 @@ from ...slots._sequences cimport SequenceBook
 from ._arguments cimport read_prompt, require_length, require_time
 from ._choice cimport Candidate, Fleet, choose_cheapest, may_wait_for_memory
 from ._forecast_cost cimport Estimate, Prompt, estimate_fleet, filled_blocks, foresee
-from ._forecast_cost cimport foreseen_s, MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief, stay_s
+from ._forecast_cost cimport foreseen_s, MUCH_LATER, is_crowded, seconds_until_free, seconds_until_relief
+from ._forecast_cost cimport spreads_out, stay_s
 from ._model cimport MIN_SAMPLES, Model, begin_answer, believed_tokens, can_compare, cold_s
 from ._model cimport end_answer, fade_speeds, model_init
 from ._model cimport is_same_step, learn_cached, learn_decode, learn_first_token, learn_prefill
@@ -263,6 +264,7 @@ cdef class Forecast:
         self.soonest_s, self.soonest_at, self.soonest_isl = INFINITY, now, isl
         if n:
             costs = array
+            prompt.spreads = spreads_out(self.timelines, n, &eligible[0], self.load())
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
                 &eligible[0], &costs[0], &self.least_ttft, &self.least_missed, &self.soonest_s, NULL,
@@ -325,6 +327,7 @@ cdef class Forecast:
         if n == 0:
             return -1
         self.reserve(n)
+        prompt.spreads = spreads_out(self.timelines, n, eligible, self.load())
         fleet.n = n
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
         fleet.eligible, fleet.unheard, fleet.unheard_s = eligible, unheard, unheard_s
@@ -362,6 +365,8 @@ cdef class Forecast:
         if n:
             memory = new_array(n * sizeof(Estimate), UINT8)
             estimates = <Estimate*>&memory[0]
+            if only < 0:  # else it is not compared: what is foreseen there is as it will be
+                prompt.spreads = spreads_out(self.timelines, n, NULL, self.load())
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
                 NULL, NULL, NULL, NULL, NULL, estimates,

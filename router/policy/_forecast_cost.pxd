@@ -56,7 +56,7 @@ cdef extern from *:
     const double MOST_COUNTED "FORECAST_MOST_COUNTED"   # missed objectives that one request costs
     const double IDLE_MISS "FORECAST_IDLE_MISS"   # times more that one counts where engines have time over
     const double LEAST_TOKENS "FORECAST_LEAST_TOKENS"   # in the time of a decode step, however many prompts come
-    const double LEAST_CACHED "FORECAST_LEAST_CACHED"   # a prompt's part from which on it counts on an idle worker
+    const double LEAST_CACHED "FORECAST_LEAST_CACHED"   # a prompt's part from which on it counts while workers are idle
     const double EVENED_OUT "FORECAST_EVENED_OUT"   # of those who come, who go where it is calmer
     const double MANY "FORECAST_MANY"   # requests of a worker, which leave no engine time over
 
@@ -69,6 +69,7 @@ cdef struct Prompt:             # a request before the workers; arrays by worker
     double cold                 # see cold_s
     double felt                 # share of half an answer for which a choice is felt, see felt_share
     double paid                 # share of its computing that others pay for, see paid_share
+    bint spreads                # what little of it is cached binds it to no worker, see spreads_out
 
 cdef struct Estimate:           # of one candidate; times in seconds
     double wait_s               # until its prefill can begin
@@ -138,12 +139,9 @@ cdef inline double estimate_seconds(
 
     Takes its timeline to `now`. Returns its slowness. `cost` is that without missed objectives,
     which add to it: no worker costs less.
-
-    While workers are idle less than a quarter of a prompt counts as none: with what all prompts begin with,
-    a block of it, all would go to the worker that had it first, and evict each other there.
     """
     cdef int64_t cached = prompt.overlaps[number] * prompt.block_size if prompt.overlaps else 0
-    if timeline.requests == 0.0 and prompt.paid < 1.0 and cached * LEAST_CACHED < prompt.isl:
+    if prompt.spreads and cached * LEAST_CACHED < prompt.isl:
         cached = 0
     cdef int64_t tokens = believed_tokens(model, timeline, prompt.isl, min(cached, prompt.isl))
     cdef double slowness = timeline_advance(timeline, bookings, &model.speed, now)
@@ -385,6 +383,25 @@ cdef inline double paid_share(double load) noexcept nogil:
     request needs the engine's time: a session may well leave a busy worker for an idle one.
     """
     return min(1.0, load / MANY)
+
+
+cdef inline bint spreads_out(
+    const EngineTimeline* timelines, Py_ssize_t n, const uint8_t* eligible, double load
+) noexcept nogil:
+    """Whether less than a quarter of a prompt that is cached counts as none, on all workers: while
+    there are few requests, and one of those that may take it is idle.
+
+    With what all prompts begin with, a block of it, all would go to the worker that had it first,
+    and evict each other there. An idle one alone would then lose to a busy one that has as much.
+    """
+    cdef Py_ssize_t number
+    if load >= MANY:
+        return False
+    for number in range(n):
+        if timelines[number].present and timelines[number].requests == 0.0:
+            if eligible == NULL or eligible[number]:
+                return True
+    return False
 
 
 cdef inline double shared_decode_s(

@@ -51,6 +51,20 @@ def test_a_clock_that_goes_back_leaves_no_debt() -> None:
     assert debt.due(0.95) == 0
 
 
+def test_answers_that_take_long_count_when_their_records_come() -> None:
+    """A router records a request when its answer ends: slow ones are not there after 30 s yet."""
+    debt, there = Debt(), answers(1000.0, 0)
+    for at in (1000.0, 1100.0, 1200.0):
+        there += answers(at, 0) if at > 1000 else []
+        debt.take(observation(at, 0.0, 1, requests=there), OBJECTIVES)
+    assert debt.due(0.95) == 0
+    slow = [*there[:200], *answers(1100.0, 42), *there[200:]]
+    slow.sort(key=lambda each: each.arrival_s)
+    later = observation(1210.0, 0.0, 1, requests=slow, window_s=300.0)
+    debt.take(later, OBJECTIVES)
+    assert debt.due(0.95) == 1
+
+
 def indebted(planner: Planner) -> Planner:
     """Of a window with as many late answers as make a debt, which is over."""
     planner.observe(observation(900.0, 0.0, 3, requests=answers(900.0, 130, 2000)))

@@ -15,6 +15,7 @@ from dynamo_router.base.errors import ConfigError
 from dynamo_router.router.admission import AdmissionConfig
 from dynamo_router.router.candidates import WorkerLike
 from dynamo_router.router.policy._forecast import Forecast
+from dynamo_router.router.policy.dynamo_cost import Blocks, Floats, Mask
 from dynamo_router.router.policy.forecast import ForecastParams, ForecastPolicy
 from dynamo_router.slots.table import SlotTable
 
@@ -136,6 +137,26 @@ def test_what_all_prompts_begin_with_does_not_bind_them_to_one_idle_worker() -> 
     for number in range(8):  # others pay for what is computed again
         kernel.expect(f"{number}", number % 2 * 2, 10, 0.5)
     assert {chosen(24, u) for u in np.linspace(0.0, 0.99, 40)} == {1}
+
+
+def test_what_all_prompts_begin_with_draws_none_to_a_busy_worker() -> None:
+    """An idle one that has as much cached is no worse; what it takes is foreseen with that."""
+    kernel, isl, cached = Forecast(ForecastParams()), 32_000, 480
+    overlaps, eligible = np.full(2, cached, np.uint32), np.ones(2, np.bool_)
+    for worker in range(2):
+        kernel.add_worker(worker, 8192, None)
+    kernel.expect("decoding", 0, 10, 0.5)
+
+    def costs(overlaps: Blocks | None, eligible: Mask) -> Floats:
+        return kernel.score(isl, BLOCK, overlaps, None, None, eligible, 1.0)
+
+    assert costs(overlaps, eligible).argmin() == 1
+    busy = np.array([True, False])  # no idle one may take it: then it counts
+    assert costs(overlaps, busy)[0] < costs(None, busy)[0]
+    cold = kernel.explain(isl, BLOCK, None, None, None, 2, 1.0)[1]["prefill_s"]
+    assert kernel.explain(isl, BLOCK, overlaps, None, None, 2, 1.0)[1]["prefill_s"] == cold
+    alone = kernel.explain(isl, BLOCK, overlaps, None, None, 2, 1.0, 1)[1]
+    assert alone["prefill_s"] < 0.8 * cold
 
 
 def test_a_stall_does_not_make_a_worker_slow(router: KvRouter, clock: ManualClock) -> None:
