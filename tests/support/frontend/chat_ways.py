@@ -213,6 +213,8 @@ class ChatServer:
     def __init__(self, served: Served, way: str, taken: Taken, engines: list[FakeEngine]) -> None:
         self.served, self.server, self.way, self.taken = served, served.server, way, taken
         self.engines = engines
+        host, _, port = self.server.openai_address.rpartition(":")
+        self._address = host, int(port)
         self.counted: list[RequestRecord] = []
         count = self.server.parts.answers.counts.count
 
@@ -241,13 +243,12 @@ class ChatServer:
         """A client that asks. `buffer`: bytes that its system takes before it is read; `part`: so
         many bytes of the body are sent, and read, before the others."""
         data = json.dumps(body, ensure_ascii=False).encode()
-        host, _, port = self.server.openai_address.rpartition(":")
         made = socket.socket()
         if buffer:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         made.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(made, (host, int(port)))
+            await asyncio.get_running_loop().sock_connect(made, self._address)
         except ConnectionError:
             made.close()
             raise
