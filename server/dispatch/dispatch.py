@@ -408,7 +408,10 @@ class Dispatcher:
             if failure is None:
                 return attempt.pair
             if request.aborted is Aborted.READ or (
-                attempt.messages and request.facts.sequences == 1 and is_whole(request.last_message)
+                attempt.messages
+                and attempt.silent_since is not None  # its client has the last one
+                and request.facts.sequences == 1
+                and is_whole(request.last_message)
             ):
                 self._ledger.on_finished(request)
                 return attempt.pair

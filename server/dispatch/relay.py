@@ -70,11 +70,13 @@ class Relay:
                 self._on_first_message(request, attempt, message, at)
             attempt.messages += 1
             request.last_message, request.last_message_at = message, at
+            attempt.silent_since = None
             if put is not None:
                 rest = None if put(message) else message
             else:
                 rest = reply.take(message)
-            attempt.silent_since = at if rest is None else None
+            if rest is None:
+                attempt.silent_since = at
             return rest
 
         async def write(message: bytes) -> None:
