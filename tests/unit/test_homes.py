@@ -10,7 +10,7 @@ from support.places import ROOT
 SERVING = ("server", "frontend", "bench/simulation")
 SHARES = {
     "virtual": {"router/admission/turns.py"},
-    "has_more": {"router/admission/turns.py"},
+    "has_more": {"router/admission/turns.py", "router/admission/limits.py"},
     "most_waiting": {"router/admission/queue.py"},
     "below_share": {"router/admission/limits.py"},
 }

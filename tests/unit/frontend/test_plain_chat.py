@@ -68,7 +68,7 @@ class Engine:
     def _hashes(prompt: Any) -> Any:
         return prompt.local_hashes.tolist(), prompt.sequence_hashes.tolist()
 
-    async def abort(self, request_id: str, caller: Any) -> None: ...
+    async def finish(self, request_id: str, caller: Any) -> None: ...
 
 
 class Monitor:

@@ -47,7 +47,7 @@ class Engine:
                 await asyncio.sleep(0)
         return PairDecision(Decision(WorkerWithDpRank(1, 0), 0, 0, 1, 0))
 
-    async def abort(self, request_id: str, caller: Any) -> None: ...
+    async def finish(self, request_id: str, caller: Any) -> None: ...
 
 
 class Output:

@@ -336,7 +336,7 @@ async def test_a_port_in_use_is_an_error_and_leaves_nothing_running():
         taken.listen()
         port = taken.getsockname()[1]
         fleet = MockFleet(MockerConfig(port=0, engine=ENGINE), MockerConfig(port=port))
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: is it in use"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
             await fleet.start()
     await until(lambda: len(asyncio.all_tasks()) == 1)
     with pytest.raises(OSError):
