@@ -75,7 +75,7 @@ class TokenService:
         try:
             async for message in self.script(self, request, context):
                 yield message
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter while a message is written
             self.cancelled.append(request.request_id)
             raise
 
