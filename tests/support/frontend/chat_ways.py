@@ -213,8 +213,6 @@ class ChatServer:
     def __init__(self, served: Served, way: str, taken: Taken, engines: list[FakeEngine]) -> None:
         self.served, self.server, self.way, self.taken = served, served.server, way, taken
         self.engines = engines
-        host, _, port = self.server.openai_address.rpartition(":")
-        self._address = host, int(port)
         self.counted: list[RequestRecord] = []
         count = self.server.parts.answers.counts.count
 
@@ -248,7 +246,7 @@ class ChatServer:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         made.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(made, self._address)
+            await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", self.openai.port))
         except ConnectionError:
             made.close()
             raise
@@ -342,10 +340,13 @@ async def chat_server(way: str, *engines: FakeEngine, **config: Any) -> AsyncIte
                 engine.script = answer
 
             async def is_plain() -> bool:
-                """The words of a first one are not known, nor are the engines' caches at first."""
+                """The words of a first one are not known."""
                 assert (await chats.ask(chat())).text
                 return way == "long" or (taken.begun[-1] and taken.decided[-1:] == [True])
 
+            if way == "native":  # caches are predicted until they are known
+                entries = chats.server.router.registry.entries
+                await until(lambda: {each.event_source for each in entries()} == {"grpc"})
             await until(is_plain)
             await chats.settled()
             for engine, script in zip(engines, scripts, strict=True):
