@@ -6,7 +6,6 @@ by themselves only where no beginning has them.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -116,9 +115,10 @@ class _Share:
             del self.by_size[power]
 
 
-def _keys(whole: Whole) -> Iterator[bytes]:
+def _keys(whole: Whole) -> list[bytes]:
+    # No generator: CPython 3.13.0 crashes where it has no memory to begin one.
     keys = whole.part_keys
-    return (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
 
 _used, _size = attrgetter("used"), attrgetter("size")
