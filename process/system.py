@@ -6,9 +6,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from ..base.errors import ConfigError
 from ..base.urls import WILDCARDS
@@ -47,11 +47,23 @@ def allow_open_files(wanted: int) -> int:
     return soft
 
 
+Addresses = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
+
+
+def addresses_to_listen(host: str, port: int) -> Addresses:
+    """As `socket.getaddrinfo` has them, for a server. OSError if the host has none, also where it
+    can be no name, as a part of it is empty or too long."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "it is no address or known name") from None
+
+
 def why_cannot_listen(host: str, port: int) -> tuple[str, str]:
     """After listening there failed: which setting is at fault, host or port, and why."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
+        found = addresses_to_listen(host, port)
+    except OSError:
         return "host", "it is no address or known name"
     family, kind, protocol, _, address = found[0]
     try:

@@ -36,6 +36,15 @@ log = structlog.get_logger(__name__)
 C = TypeVar("C", bound=ServeConfig)
 
 
+def settle_memory() -> None:
+    """What is here now stays: the collector need not look at it again and again, and huge pages
+    hold it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    use_huge_pages()
+
+
 class Service(Protocol):
     """What a process serves, made but not started."""
 
@@ -132,11 +141,7 @@ async def serve_until_signal(make: Callable[[], Service], place: FrontPlace | No
         try:
             await run_until(asyncio.create_task(server.start()), signals.drain)
             if not signals.drain.is_set():
-                # What is here now stays: the collector need not look at it again and again.
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(*GC_THRESHOLDS)
-                use_huge_pages()
+                settle_memory()
                 print_line(server.ready_line)
                 await signals.drain.wait()
                 # Ctrl-C is a person's: no load balancer has to see it first.

@@ -20,7 +20,7 @@ from ..base.package_version import package_version
 from ..base.urls import DEFAULT_NATS_URL, joined, redact_url, split_nats_url
 from ..indexer.source import SourceState
 from ..process.settings import with_value
-from ..process.system import allow_open_files
+from ..process.system import addresses_to_listen, allow_open_files
 from ..router.views import WorkerView
 from ..runtime.event_planes import probe
 from ..runtime.kv_stores import EtcdConfig
@@ -232,7 +232,7 @@ async def _health(host: str, port: int) -> dict[str, Any] | None:
     if not port:
         return None
     local = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    _, body = await _get(f"[{local}]:{port}" if ":" in local else f"{local}:{port}", "/health")
+    _, body = await _get(joined(local, port), "/health")
     try:
         answer = json.loads(body)
     except ValueError:
@@ -278,11 +278,11 @@ async def _why_unreached(host: str, port: int) -> str | None:
 def _why_taken(host: str, port: int) -> str | None:
     """Why a server cannot listen there; None: it can."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = addresses_to_listen(host, port)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as attempt:
             attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             attempt.bind(address)
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        return error.strerror or str(error)
     return None

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ..process.system import addresses_to_listen
+
 BACKLOG = 4096
 """Connections that wait in the kernel, as far as it lets us."""
 ACCEPTED_AT_ONCE = 32
@@ -47,10 +49,7 @@ class Acceptor:
 
         `shared`: with other processes of this user, which get a part of the connections each.
         """
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except UnicodeError:  # a part of the name is empty, or too long
-            raise socket.gaierror(socket.EAI_NONAME, "it is no address or known name") from None
+        found = addresses_to_listen(host, port)
         missing: OSError | None = None
         before = len(self._sockets)
         for family, kind, protocol, _, address in dict.fromkeys(found):

@@ -6,7 +6,6 @@ killed.
 """
 
 import asyncio
-import gc
 import itertools
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ import grpc
 import uvloop
 from grpc import aio
 
-from ...process.huge_pages import use_huge_pages
-from ...server.command import GC_THRESHOLDS
+from ...server.command import settle_memory
 from ...transport.http2 import ClientChannel, Http2Server, ServerCall
 from ...workers.channels import MAX_MESSAGE_BYTES, WINDOW_BYTES
 from ...workers.trtllm_proto import SERVICE, pb
@@ -104,10 +102,7 @@ async def serve_copies(targets: str) -> None:
     server = Http2Server()
     port = server.bind("127.0.0.1", 0)
     await server.start({GENERATE: generate})
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    use_huge_pages()
+    settle_memory()
     print(f"127.0.0.1:{port}", flush=True)
     await asyncio.Event().wait()
 

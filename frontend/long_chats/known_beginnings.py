@@ -121,11 +121,15 @@ class Beginning:
         self._bytes = 0
 
     def add_ids(
-        self, before: "Beginning", pieces: Sequence[EncodedPiece], prompt: Prompt, block_size: int
+        self,
+        before: "Beginning",
+        pieces: Sequence[EncodedPiece],
+        ids: bytes,
+        prompt: Prompt,
+        block_size: int,
     ) -> None:
         """Its own ids, those of `pieces`, behind those of its parent; `prompt` has them hashed."""
         self.behind = before.number
-        ids = b"".join([each.ids for each in pieces])
         self._pack(pieces, before.largest)
         self.tokens = before.tokens + len(ids) // ID_BYTES
         begun, end = before.tokens // block_size, self.tokens // block_size
@@ -472,7 +476,8 @@ class KnownBeginnings:
                 rest = await text.encode(whole[cut:], tenant, add_special_tokens=False, most=most)
         except (InvalidRequestError, OverflowError):
             return None
-        first = np.frombuffer(b"".join([each.ids for each in pieces]), np.uint32)
+        ids = b"".join([each.ids for each in pieces])
+        first = np.frombuffer(ids, np.uint32)
         text.pieces.found_chars += encoded
         if not 0 < before.tokens + len(first) + len(rest) <= most:
             return None
@@ -485,7 +490,7 @@ class KnownBeginnings:
         kept.starts = array("H", items.starts[len(at_point.starts) :])
         kept.calls = _NO_CALLS.union(items.calls, *(part.calls for part in known.parts[used:]))
         kept.is_open = items.is_open
-        kept.add_ids(before, pieces, made, self._block_size)
+        kept.add_ids(before, pieces, ids, made, self._block_size)
         if key in known.keys[used:] and text.pieces.get(key) is not None:
             text.pieces.forget(key)  # it was left in another way
         text.pieces.put_whole(key, kept, tenant)

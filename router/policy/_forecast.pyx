@@ -264,7 +264,7 @@ cdef class Forecast:
         self.soonest_s, self.soonest_at, self.soonest_isl = INFINITY, now, isl
         if n:
             costs = array
-            prompt.spreads = spreads_out(self.timelines, n, &eligible[0], self.load())
+            prompt.spreads = spreads_out(&prompt, self.timelines, n, &eligible[0])
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
                 &eligible[0], &costs[0], &self.least_ttft, &self.least_missed, &self.soonest_s, NULL,
@@ -327,7 +327,7 @@ cdef class Forecast:
         if n == 0:
             return -1
         self.reserve(n)
-        prompt.spreads = spreads_out(self.timelines, n, eligible, self.load())
+        prompt.spreads = spreads_out(&prompt, self.timelines, n, eligible)
         fleet.n = n
         fleet.timelines, fleet.bookings = self.timelines, self.bookings
         fleet.eligible, fleet.unheard, fleet.unheard_s = eligible, unheard, unheard_s
@@ -366,7 +366,7 @@ cdef class Forecast:
             memory = new_array(n * sizeof(Estimate), UINT8)
             estimates = <Estimate*>&memory[0]
             if only < 0:  # else it is not compared: what is foreseen there is as it will be
-                prompt.spreads = spreads_out(self.timelines, n, NULL, self.load())
+                prompt.spreads = spreads_out(&prompt, self.timelines, n, NULL)
             estimate_fleet(
                 &prompt, self.timelines, n, self.bookings, &self.model, now,
                 NULL, NULL, NULL, NULL, NULL, estimates,

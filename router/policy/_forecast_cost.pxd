@@ -386,7 +386,7 @@ cdef inline double paid_share(double load) noexcept nogil:
 
 
 cdef inline bint spreads_out(
-    const EngineTimeline* timelines, Py_ssize_t n, const uint8_t* eligible, double load
+    const Prompt* prompt, const EngineTimeline* timelines, Py_ssize_t n, const uint8_t* eligible
 ) noexcept nogil:
     """Whether less than a quarter of a prompt that is cached counts as none, on all workers: while
     there are few requests, and one of those that may take it is idle.
@@ -395,7 +395,7 @@ cdef inline bint spreads_out(
     and evict each other there. An idle one alone would then lose to a busy one that has as much.
     """
     cdef Py_ssize_t number
-    if load >= MANY:
+    if prompt.paid >= 1.0:
         return False
     for number in range(n):
         if timelines[number].present and timelines[number].requests == 0.0:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from structlog import get_logger
 
 from ...base.errors import ConfigError
+from ...base.urls import joined
 from ..discovery import Registrations
 from ..kv_stores import LEASE_TTL_S, KeyValueStore, NatsAddress, StoreError
 from ..request_planes import (
@@ -222,9 +223,8 @@ class DistributedRuntime:
     async def serve(self, name: EndpointName, handler: Handler) -> Instance:
         """See Endpoint.serve: `handler` yields parts as they go over the wire."""
         id = self.instance_id
-        shown = f"[{self._host}]" if ":" in self._host else self._host
         path = path_of(name, id)
-        address = f"{shown}:{self._server.port}/{path}"
+        address = f"{joined(self._host, self._server.port)}/{path}"
         instance = Instance(name, id, "tcp", address, "msgpack")
         if self._over_nats and self._nats is not None:
             instance = Instance(name, id, "nats_tcp", subject_of(name, id), "msgpack")

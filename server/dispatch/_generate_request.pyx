@@ -187,7 +187,7 @@ def without_tokens(bytes body not None):
 
 
 cdef str readable_id(const Facts* facts, uint64_t most):
-    """At most so many bytes of a refused request's id, whatever is in it."""
+    """The id of a request that is refused, cut at `most` bytes; what is no UTF-8 is replaced."""
     if facts.request_id == NULL:
         return ""
     cdef uint64_t size = min(facts.request_id_size, most)

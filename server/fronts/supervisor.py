@@ -15,7 +15,7 @@ from ...base.errors import ConfigError
 from ...base.urls import DEFAULT_NATS_URL, joined
 from ...process.settings import SettingsSource, options_of, values_of
 from ...process.supervised import stopped, supervise
-from ...process.system import why_cannot_listen
+from ...process.system import addresses_to_listen, why_cannot_listen
 from ...runtime.event_planes import EmbeddedNats, probe
 from ..config import ServeConfig
 from ..mock_process import MockProcess
@@ -208,8 +208,8 @@ def take_port(host: str, port: int, key: str) -> socket.socket:
     ConfigError, naming the setting, if another process listens there.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
+        found = addresses_to_listen(host, port)
+    except OSError:
         raise ConfigError(f"host: {host} is no address or known name", key="host") from None
     family, kind, protocol, _, address = found[0]
     taken = socket.socket(family, kind, protocol)

@@ -7,6 +7,7 @@ of Dynamo's. Source: the documentation of each engine, and what its servers acce
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ...base.urls import joined
 from ..transfer_facts import (
     BOOTSTRAP,
     MOONCAKE,
@@ -94,7 +95,7 @@ def _mooncake(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
         **_TAKES,
         **shared,
         "remote_engine_id": _engine_id(source, meeting),
-        "remote_bootstrap_addr": f"http://{_in_url(source.host)}:{source.port}",
+        "remote_bootstrap_addr": f"http://{joined(source.host, source.port)}",
     }
     return {"kv_transfer_params": {**_SENDS, **shared}}, {"kv_transfer_params": takes}
 
@@ -130,10 +131,6 @@ def _contexts(source: TransferFacts, meeting: Meeting) -> tuple[Fields, Fields]:
 def _engine_id(source: TransferFacts, meeting: Meeting) -> str:
     """Of the rank that was chosen; one id may be that of all."""
     return source.engine_ids[meeting.rank % len(source.engine_ids)]
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 _SENDS = {"do_remote_decode": True, "do_remote_prefill": False}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....base.urls import joined
 from ....process.settings import bad_setting
 from .pod_identity import PodIdentity, container_mode, namespace_of
 
@@ -52,8 +53,7 @@ class KubernetesConfig:
         kubeconfig = given.get("KUBECONFIG") or None
         host, port = given.get("KUBERNETES_SERVICE_HOST"), given.get("KUBERNETES_SERVICE_PORT")
         if kubeconfig is None and host:
-            shown = f"[{host}]" if ":" in host else host
-            server = f"https://{shown}:{port or 443}"
+            server = f"https://{joined(host, port or 443)}"
             token, ca = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
         elif kubeconfig is None:
             default = Path(given.get("HOME") or Path.home()) / ".kube" / "config"
